@@ -1,0 +1,174 @@
+"""How close each sampled token was to being another one: the judge of the lossless contract.
+
+Knows one forward pass over whole sequences, on one device and without a cache, and NumPy in
+float64. Knows nothing of layouts, switches or the engine's sampling.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.models.policy import Params, Policy
+
+NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """One response looked at again: an entry for each of its tokens, given those before it."""
+
+    tokens: np.ndarray  # int[tokens], what the judge would have taken
+    logprobs: np.ndarray  # float64[tokens], of the tokens that were taken
+    margins: np.ndarray  # float64[tokens], of the choice: top two logits, or number to CDF boundary
+    filter_margins: np.ndarray  # float64[tokens], of which tokens the filters keep
+
+    @property
+    def is_near_tie(self) -> np.ndarray:
+        return np.minimum(self.margins, self.filter_margins) < NEAR_TIE
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts over many responses; tallies add up."""
+
+    responses: int = 0
+    tokens: int = 0  # of the static runs
+    compared: int = 0  # up to the first divergence of each response
+    near_ties: int = 0  # of the static runs' tokens
+    divergences: int = 0  # responses that differ from the static run's
+    unexplained: int = 0  # of these, the ones whose first difference is no near-tie
+    judge_disagrees: int = 0  # static tokens that the judge would not take, near-ties aside
+    max_logprob_difference: float = 0.0  # over the compared tokens
+    max_logprob_error: float = 0.0  # static run against the judge
+
+    def __add__(self, other: "Tally") -> "Tally":
+        def combined(name: str) -> Any:  # an integer or a number, like the field
+            pair = getattr(self, name), getattr(other, name)
+            return max(pair) if name.startswith("max_") else sum(pair)
+
+        return Tally(**{field.name: combined(field.name) for field in fields(Tally)})
+
+
+class Judge:
+    """Reconstructs every decision of a response from its tokens."""
+
+    def __init__(self, policy: Policy, params: Params, dtype: jnp.dtype, length: int):
+        """
+        Args:
+          length: at least prompt + response of any sequence; all are padded to it.
+        """
+        self.policy, self.length = policy, length
+        self.params = jax.device_put(params, jax.devices()[0])
+
+        def forward(params: Params, tokens: jax.Array) -> jax.Array:
+            positions = jnp.broadcast_to(jnp.arange(length)[None, :], tokens.shape)
+            model = policy.bind(params)
+            return model.logits(model(tokens, positions, dtype=dtype)[0])
+
+        def numbers(keys: jax.Array) -> jax.Array:
+            fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+            folded = jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(length))
+            return jax.vmap(jax.vmap(jax.random.uniform))(folded)
+
+        self._forward, self._numbers = jax.jit(forward), jax.jit(numbers)
+
+    def decisions(
+        self, requests: Sequence[Request], completions: Sequence[Completion]
+    ) -> list[Decisions]:
+        tokens = np.zeros((len(requests), self.length), np.int32)
+        for row, (request, done) in enumerate(zip(requests, completions, strict=True)):
+            known = [*request.tokens, *done.tokens]
+            tokens[row, : len(known)] = known
+        logits = np.asarray(self._forward(self.params, tokens), np.float64)
+        logits = logits[:, :, : self.policy.config.vocab_size]
+        key_data = jnp.asarray(np.stack([request.key for request in requests]))
+        keys = jax.random.wrap_key_data(key_data)
+        numbers = np.asarray(self._numbers(keys), np.float64)
+        decided = []
+        for row, (request, done) in enumerate(zip(requests, completions, strict=True)):
+            # The token at position p is drawn from the logits at p - 1 with the number of p.
+            at = slice(len(request.tokens), len(request.tokens) + len(done.tokens))
+            before = logits[row, at.start - 1 : at.stop - 1]
+            decided.append(decide(before, numbers[row, at], request, done.tokens))
+        return decided
+
+
+def decide(
+    logits: np.ndarray, numbers: np.ndarray, request: Request, taken: np.ndarray
+) -> Decisions:
+    """`request`'s sampling, from float64[tokens, vocab] logits and one number for each token."""
+    never = np.full(len(logits), np.inf)
+    if request.temperature <= 0:
+        top = np.sort(logits, axis=-1)
+        logprobs = _take(_log_softmax(logits), taken)
+        return Decisions(logits.argmax(-1), logprobs, top[:, -1] - top[:, -2], never)
+    scaled = logits / request.temperature
+    keep, filter_margins = _filters(scaled, request.top_k, request.top_p)
+    log_probs = _log_softmax(np.where(keep, scaled, -np.inf))
+    cdf = np.cumsum(np.exp(log_probs), axis=-1)
+    # The last kept token ends at 1, and no number lies beyond: that is no boundary.
+    is_boundary = keep & (cdf < 1 - 1e-9)
+    distance = np.abs(cdf - numbers[:, None])
+    margins = np.min(distance, axis=-1, where=is_boundary, initial=np.inf)
+    tokens = np.argmax(keep & (cdf > numbers[:, None]), axis=-1)
+    return Decisions(tokens, _take(log_probs, taken), margins, filter_margins)
+
+
+def _filters(scaled: np.ndarray, top_k: int, top_p: float) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens top-k and top-p keep, and how close they were to keeping others."""
+    num_tokens, vocab = scaled.shape
+    order = np.argsort(-scaled, axis=-1, kind="stable")
+    descending = np.take_along_axis(scaled, order, axis=-1)
+    margins = np.full(num_tokens, np.inf)
+    is_kept = np.ones(scaled.shape, bool)
+    if 0 < top_k < vocab:
+        margins = descending[:, top_k - 1] - descending[:, top_k]
+        is_kept = np.broadcast_to(np.arange(vocab) < top_k, scaled.shape)
+    if top_p < 1:
+        probs = np.exp(_log_softmax(np.where(is_kept, descending, -np.inf)))
+        mass_before = np.cumsum(probs, axis=-1) - probs
+        distance = np.min(np.abs(mass_before - top_p), axis=-1, where=is_kept, initial=np.inf)
+        margins = np.minimum(margins, distance)
+        is_kept = is_kept & (mass_before < top_p)
+    keep = np.zeros(scaled.shape, bool)
+    np.put_along_axis(keep, order, is_kept, axis=-1)
+    return keep, margins
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def _take(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(x, indices[:, None], axis=-1)[:, 0]
+
+
+def compare(static: Completion, other: Completion, decisions: Decisions) -> Tally:
+    """One response of a static run against the same sequence of another run."""
+    common = min(len(static.tokens), len(other.tokens))
+    differs = np.flatnonzero(static.tokens[:common] != other.tokens[:common])
+    is_same = not len(differs) and len(static.tokens) == len(other.tokens)
+    prefix = int(differs[0]) if len(differs) else common
+    # A filter at its boundary may keep one token more: same choice, other normalisation.
+    is_sure = decisions.filter_margins >= NEAR_TIE
+    gap = np.abs(static.logprobs[:prefix] - other.logprobs[:prefix])[is_sure[:prefix]]
+    error = np.abs(static.logprobs - decisions.logprobs)[is_sure]
+    is_explained = prefix < len(static.tokens) and bool(decisions.is_near_tie[prefix])
+    disagrees = (static.tokens != decisions.tokens) & ~decisions.is_near_tie
+    return Tally(
+        responses=1,
+        tokens=len(static.tokens),
+        compared=prefix,
+        near_ties=int(decisions.is_near_tie.sum()),
+        divergences=int(not is_same),
+        unexplained=int(not is_same and not is_explained),
+        judge_disagrees=int(disagrees.sum()),
+        max_logprob_difference=float(gap.max(initial=0.0)),
+        max_logprob_error=float(error.max(initial=0.0)),
+    )

@@ -1,0 +1,55 @@
+"""The shape of a model: one configuration that Llama, Qwen2.5 and Qwen3 specialise."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretching of low rotary frequencies (`rope_type: llama3` in config.json)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: (
+        str  # "llama", "qwen2" or "qwen3": the Hugging Face model type it is written back as
+    )
+    vocab_size: int
+    embed_dim: int
+    mlp_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6
+    attention_bias: bool = False  # Qwen2.5: biases on the query, key and value projections
+    qk_norm: bool = False  # Qwen3: RMS norm of each query and key head
+    tie_embeddings: bool = False
+    max_position: int = 32_768
+    vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}."
+            )
+
+    @property
+    def queries_per_kv(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values over all layers, at two bytes a number."""
+        return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim

@@ -1,0 +1,269 @@
+"""config.json of a Hugging Face checkpoint, read into a `ModelConfig` and written back.
+
+Knows which fields the supported architectures have. Does not know any tensor.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig, RopeScaling
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class _Family:
+    model_type: str  # `model_type` in config.json, `architecture` in ModelConfig
+    class_name: str
+    attention_bias: bool
+    qk_norm: bool
+
+
+_FAMILIES = (
+    _Family("llama", "LlamaForCausalLM", attention_bias=False, qk_norm=False),
+    _Family("qwen2", "Qwen2ForCausalLM", attention_bias=True, qk_norm=False),
+    _Family("qwen3", "Qwen3ForCausalLM", attention_bias=False, qk_norm=True),
+)
+
+# Fields that change what is computed, with the one value that is implemented. Absent means that value.
+_ONLY_VALUES: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """A JSON object whose fields are read with their type checked. JSON null counts as absent."""
+
+    values: Mapping[str, Any]
+    path: Path
+    prefix: str = ""
+
+    def error(self, name: str, expected: str, advice: str) -> UserError:
+        got = f"is {self.values[name]!r}" if name in self.values else "is missing"
+        return UserError(
+            f"{self.path}: field '{self.prefix}{name}' {got}, expected {expected}; {advice}."
+        )
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.values[name] if self.has(name) else default
+        if type(value) is not int or value < 1:
+            raise self.error(name, "a positive integer", "check the checkpoint's config.json")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.values[name] if self.has(name) else default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, "a number", "check the checkpoint's config.json")
+        if not 0 < value < math.inf:
+            raise self.error(name, "a positive number", "check the checkpoint's config.json")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.values[name] if self.has(name) else default
+        if type(value) is not bool:
+            raise self.error(name, "true or false", "check the checkpoint's config.json")
+        return value
+
+    def section(self, name: str) -> "_Fields":
+        value = self.values[name]
+        if not isinstance(value, dict):
+            raise self.error(name, "an object", "check the checkpoint's config.json")
+        return _Fields(value, self.path, f"{self.prefix}{name}.")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The one object of a JSON file; a file that is not one is a UserError naming the line."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}: line {error.lineno} is not valid JSON ({error.msg} at column {error.colno}), "
+            f"expected one JSON object; repair the file or download it again."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: byte {error.start} is not UTF-8 text, expected one JSON object; download the file again."
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path}: the file holds a JSON {type(content).__name__}, expected one JSON object; "
+            f"repair the file or download it again."
+        )
+    return content
+
+
+def read_config(directory: str | Path) -> ModelConfig:
+    """The model described by `directory/config.json`."""
+    path = Path(directory) / CONFIG_FILE
+    if not path.parent.is_dir():
+        raise UserError(
+            f"{path.parent}: there is no such directory, expected a Hugging Face checkpoint directory."
+        )
+    if not path.is_file():
+        raise UserError(
+            f"{path}: the file is missing, expected in every Hugging Face checkpoint directory; "
+            f"give the directory that holds config.json and the model's safetensors files."
+        )
+    fields = _Fields(read_json_object(path), path)
+    family = _family(fields)
+    _refuse_unsupported(fields, family)
+    rope_theta, rope_scaling = _rope(fields)
+    num_heads, num_kv_heads, head_dim = _heads(fields, family)
+    return ModelConfig(
+        architecture=family.model_type,
+        vocab_size=fields.integer("vocab_size"),
+        embed_dim=fields.integer("hidden_size"),
+        mlp_dim=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        attention_bias=family.attention_bias,
+        qk_norm=family.qk_norm,
+        tie_embeddings=fields.boolean("tie_word_embeddings", False),
+        max_position=fields.integer("max_position_embeddings"),
+    )
+
+
+def _family(fields: _Fields) -> _Family:
+    supported = ", ".join(family.class_name for family in _FAMILIES)
+    advice = "choose a checkpoint of one of these architectures"
+    if fields.has("architectures"):  # a bare config saved by transformers has only a model_type
+        for family in _FAMILIES:
+            if fields.values["architectures"] == [family.class_name]:
+                return family
+        raise fields.error("architectures", f"one of {supported}", advice)
+    for family in _FAMILIES:
+        if fields.values.get("model_type") == family.model_type:
+            return family
+    raise fields.error("model_type", f"the type of one of {supported}", advice)
+
+
+def _refuse_unsupported(fields: _Fields, family: _Family) -> None:
+    advice = "choose a checkpoint without it, as it is not implemented"
+    for name, only in _ONLY_VALUES.items():
+        if fields.has(name) and fields.values[name] != only:
+            raise fields.error(name, json.dumps(only), advice)
+    # Qwen2.5 has its biases whatever this field says; in Llama and Qwen3 it adds one to the output too.
+    if not family.attention_bias and fields.boolean("attention_bias", False):
+        raise fields.error("attention_bias", "false", advice)
+    layer_types = fields.values.get("layer_types") or []
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
+        raise fields.error("layer_types", "'full_attention' for every layer", advice)
+
+
+def _heads(fields: _Fields, family: _Family) -> tuple[int, int, int]:
+    embed_dim, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer(
+        "num_key_value_heads", num_heads if family.model_type == "llama" else None
+    )
+    if num_heads % num_kv_heads:
+        raise fields.error(
+            "num_key_value_heads",
+            f"a divisor of num_attention_heads ({num_heads})",
+            "check the checkpoint's config.json",
+        )
+    if family.model_type == "qwen3":
+        head_dim = fields.integer("head_dim", 128)
+    else:
+        head_dim = fields.integer("head_dim", embed_dim // num_heads)
+    if head_dim % 2:
+        raise fields.error("head_dim", "an even number", "rotary positions pair up its numbers")
+    return num_heads, num_kv_heads, head_dim
+
+
+def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
+    """Reads `rope_scaling` and `rope_theta`, or the `rope_parameters` that replaced both."""
+    default_theta = fields.number("rope_theta", 10_000.0)
+    names = [name for name in ("rope_scaling", "rope_parameters") if fields.has(name)]
+    if not names:
+        return default_theta, None
+    rope = fields.section(names[0])
+    theta = rope.number("rope_theta", default_theta)
+    type_name = "type" if "type" in rope.values and "rope_type" not in rope.values else "rope_type"
+    rope_type = rope.values.get(type_name, "default")
+    if rope.has("partial_rotary_factor") and rope.values["partial_rotary_factor"] != 1:
+        raise rope.error("partial_rotary_factor", "1.0", "partly rotated heads are not implemented")
+    if rope_type == "default":
+        return theta, None
+    if rope_type != "llama3":
+        raise rope.error(
+            type_name, "'default' or 'llama3'", "other rotary scalings are not implemented"
+        )
+    scaling = RopeScaling(
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_position=rope.integer("original_max_position_embeddings"),
+    )
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        expected = f"more than low_freq_factor ({scaling.low_freq_factor})"
+        raise rope.error("high_freq_factor", expected, "check the checkpoint's config.json")
+    return theta, scaling
+
+
+def to_hf_config(config: ModelConfig, dtype: jnp.dtype) -> dict[str, object]:
+    """config.json as transformers 4.5x and 5.x both read it, for weights stored in `dtype`."""
+    family = next(family for family in _FAMILIES if family.model_type == config.architecture)
+    if (config.attention_bias, config.qk_norm) != (family.attention_bias, family.qk_norm):
+        raise ValueError(
+            f"{config.architecture} has attention_bias={family.attention_bias} and qk_norm={family.qk_norm}; "
+            f"this configuration has {config.attention_bias} and {config.qk_norm}, which no checkpoint can say."
+        )
+    fields: dict[str, object] = {
+        "architectures": [family.class_name],
+        "model_type": family.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": _scaling_fields(config.rope_scaling),
+        "tie_word_embeddings": config.tie_embeddings,
+        "torch_dtype": jnp.dtype(dtype).name,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": None,  # Llama's class would otherwise assume 1 and 2
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if family.model_type == "llama":
+        return fields | {"attention_bias": False, "mlp_bias": False}
+    return fields | {"use_sliding_window": False, "sliding_window": None}
+
+
+def _scaling_fields(scaling: RopeScaling | None) -> dict[str, object] | None:
+    if scaling is None:
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_position,
+    }

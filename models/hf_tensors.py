@@ -1,0 +1,123 @@
+"""How Hugging Face names and lays out each parameter: one table for reading and for writing.
+
+A linear layer is stored there as [out, in], with all heads in one dimension; here the embedding
+dimension of an input projection comes first and that of an output projection last, and heads are
+[kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
+merging them never moves a number.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import jax
+import numpy as np
+
+from pat_jax.models.policy import Params, Policy
+
+
+class _Form(Enum):
+    INPUT = auto()  # stored [*out, embed], here [embed, *out]
+    OUTPUT = auto()  # stored [embed, *in], here [*in, embed]
+    TABLE = auto()  # the embedding: the same in both
+    VECTOR = auto()  # norms and biases: one dimension there
+
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+_MODEL_TENSORS: dict[str, tuple[str, _Form]] = {
+    "embedding": (EMBEDDING, _Form.TABLE),
+    "final_norm": ("model.norm.weight", _Form.VECTOR),
+    "lm_head": (LM_HEAD, _Form.INPUT),
+}
+_LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
+    "attention_norm": ("input_layernorm.weight", _Form.VECTOR),
+    "attention.query": ("self_attn.q_proj.weight", _Form.INPUT),
+    "attention.key": ("self_attn.k_proj.weight", _Form.INPUT),
+    "attention.value": ("self_attn.v_proj.weight", _Form.INPUT),
+    "attention.out": ("self_attn.o_proj.weight", _Form.OUTPUT),
+    "attention.query_bias": ("self_attn.q_proj.bias", _Form.VECTOR),
+    "attention.key_bias": ("self_attn.k_proj.bias", _Form.VECTOR),
+    "attention.value_bias": ("self_attn.v_proj.bias", _Form.VECTOR),
+    "attention.query_norm": ("self_attn.q_norm.weight", _Form.VECTOR),
+    "attention.key_norm": ("self_attn.k_norm.weight", _Form.VECTOR),
+    "mlp_norm": ("post_attention_layernorm.weight", _Form.VECTOR),
+    "mlp.gate": ("mlp.gate_proj.weight", _Form.INPUT),
+    "mlp.up": ("mlp.up_proj.weight", _Form.INPUT),
+    "mlp.down": ("mlp.down_proj.weight", _Form.OUTPUT),
+}
+
+
+@dataclass(frozen=True)
+class HFTensor:
+    """One parameter: its name there, and its shape here without vocabulary padding."""
+
+    name: str
+    native_shape: tuple[int, ...]
+    form: _Form
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        split = self._split_shape
+        match self.form:
+            case _Form.INPUT:
+                return (math.prod(split[:-1]), split[-1])
+            case _Form.OUTPUT:
+                return (split[0], math.prod(split[1:]))
+            case _Form.TABLE:
+                return split
+            case _Form.VECTOR:
+                return (math.prod(split),)
+
+    def to_native(self, stored: np.ndarray) -> np.ndarray:
+        """A view of the stored tensor in our shape; nothing is copied."""
+        return stored.reshape(self._split_shape).transpose(np.argsort(self._order))
+
+    def to_stored(self, native: np.ndarray) -> np.ndarray:
+        """An array of ours, padded or not, in the stored shape."""
+        unpadded = native[tuple(slice(length) for length in self.native_shape)]
+        return unpadded.transpose(self._order).reshape(self.stored_shape)
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        """Our dimensions in stored order."""
+        dims = tuple(range(len(self.native_shape)))
+        match self.form:
+            case _Form.INPUT:
+                return (*dims[1:], dims[0])
+            case _Form.OUTPUT:
+                return (dims[-1], *dims[:-1])
+            case _Form.TABLE | _Form.VECTOR:
+                return dims
+
+    @property
+    def _split_shape(self) -> tuple[int, ...]:
+        """The stored tensor's shape with its heads split: a reshape that moves no number."""
+        return tuple(self.native_shape[dim] for dim in self._order)
+
+
+def hf_tensors(policy: Policy) -> Params:
+    """The tree of the parameters, with an `HFTensor` in place of each array."""
+
+    def describe(
+        path: jax.tree_util.KeyPath, axes: tuple[str | None, ...], array: jax.ShapeDtypeStruct
+    ) -> HFTensor:
+        keys = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        if keys[0] == "layers":
+            suffix, form = _LAYER_TENSORS[".".join(keys[2:])]
+            name = f"model.layers.{keys[1]}.{suffix}"
+        else:
+            name, form = _MODEL_TENSORS[keys[0]]
+        unpadded = (
+            policy.config.vocab_size if axis == "vocab" else dim
+            for dim, axis in zip(array.shape, axes, strict=True)
+        )
+        return HFTensor(name, tuple(unpadded), form)
+
+    return jax.tree_util.tree_map_with_path(
+        describe,
+        policy.param_axes(),
+        policy.abstract_params,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )

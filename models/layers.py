@@ -1,0 +1,95 @@
+"""The mathematics of a decoder layer: RMS norm, rotary positions, attention over keys and values."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.config import ModelConfig, RopeScaling
+
+QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
+MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
+
+
+def rms_norm(x: Float[Array, "... dim"], scale: Float[Array, " dim"], eps: float) -> Array:
+    """x / sqrt(mean(x²) + ε) · scale, in float32, returned in x's dtype (arXiv 1910.07467)."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    # `scale` is multiplied after the cast, as the published checkpoints were trained.
+    return jnp.reshape(scale, (1,) * (x.ndim - 1) + scale.shape).astype(x.dtype) * normed.astype(
+        x.dtype
+    )
+
+
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
+    """Radians per position of each rotary pair, float64[head_dim / 2] (arXiv 2104.09864, §3.4.2)."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    frequencies = config.rope_theta**-exponents
+    if config.rope_scaling is None:
+        return frequencies
+    return _stretch_low_frequencies(frequencies, config.rope_scaling)
+
+
+def _stretch_low_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+    rotations = scaling.original_max_position * frequencies / (2 * math.pi)
+    blend = (rotations - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blend = np.clip(blend, 0.0, 1.0)
+    return blend * frequencies + (1.0 - blend) * frequencies / scaling.factor
+
+
+def rotate(
+    x: Float[Array, "rows length *heads head_dim"],
+    positions: Int[Array, "rows length"],
+    frequencies: np.ndarray,
+) -> Array:
+    """Rotary position embedding, first half paired with second half (the Hugging Face order)."""
+    angles = (
+        positions[..., None].astype(jnp.float32)
+        * jnp.asarray(frequencies, jnp.float32)[None, None, :]
+    )
+    angles = jnp.reshape(angles, angles.shape[:2] + (1,) * (x.ndim - 3) + angles.shape[-1:])
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def attend(
+    queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+    keys: Float[Array, "rows kv_heads context head_dim"],
+    values: Float[Array, "rows kv_heads context head_dim"],
+    positions: Int[Array, "rows length"],
+) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
+    """Softmax attention; the query at position p sees the keys 0 … p.
+
+    Scores are float32 and at most QUERY_BLOCK queries wide; the backward pass recomputes them.
+    """
+    length = queries.shape[1]
+    if length <= QUERY_BLOCK or length % QUERY_BLOCK:
+        return _attend_block(queries, keys, values, positions)
+
+    def to_blocks(x: Array) -> Array:
+        blocks = jnp.reshape(x, (x.shape[0], length // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]))
+        return jnp.swapaxes(blocks, 0, 1)
+
+    def one_block(block: tuple[Array, Array]) -> Array:
+        return _attend_block(block[0], keys, values, block[1])
+
+    blocks = jax.lax.map(jax.checkpoint(one_block), (to_blocks(queries), to_blocks(positions)))
+    return jnp.reshape(jnp.swapaxes(blocks, 0, 1), queries.shape)
+
+
+def _attend_block(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
+    scale = queries.shape[-1] ** -0.5
+    scores = (
+        jnp.einsum("btkgd,bksd->bkgts", queries, keys, preferred_element_type=jnp.float32) * scale
+    )
+    visible = jnp.arange(keys.shape[2])[None, None, :] <= positions[:, :, None]
+    scores = jnp.where(visible[:, None, None, :, :], scores, MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return jnp.einsum("bkgts,bksd->btkgd", weights, values)

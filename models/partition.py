@@ -1,0 +1,50 @@
+"""What a model may ask about how its arrays are split, by axis name alone.
+
+The same model code runs in two ways. Under automatic sharding every array is whole and the
+compiler inserts the communication: `Whole` or a subclass that adds constraints. Inside
+`shard_map` every array is this device's shard: the model reads sizes off its arrays and calls
+`sum` where a contraction over a split axis has left a partial sum. Which mesh axes a name stands
+for is the business of the engine's `Layout`, not of the model.
+"""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Array, Int
+
+
+class Partition(ABC):
+    @abstractmethod
+    def sum(self, x: Array, *axes: str) -> Array:
+        """Adds the partial sums left by a contraction over the named axes."""
+
+    @abstractmethod
+    def gather(self, x: Array, axis: str) -> Array:
+        """Concatenates the shards of the last dimension, which carries `axis`."""
+
+    @abstractmethod
+    def shard_index(self, axis: str) -> Int[Array, ""] | int:
+        """Which shard of `axis` this device holds."""
+
+    @abstractmethod
+    def constrain(self, x: Array, *axes: str | None) -> Array:
+        """Pins how an activation is split, one name or None for each dimension."""
+
+
+class Whole(Partition):
+    """Nothing is split, as far as the model can see."""
+
+    def sum(self, x: Array, *axes: str) -> Array:
+        del axes
+        return x
+
+    def gather(self, x: Array, axis: str) -> Array:
+        del axis
+        return x
+
+    def shard_index(self, axis: str) -> int:
+        del axis
+        return 0
+
+    def constrain(self, x: Array, *axes: str | None) -> Array:
+        del axes
+        return x

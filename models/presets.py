@@ -1,0 +1,118 @@
+"""Built-in model shapes by name: three of our own for random weights, and published ones."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig, RopeScaling
+
+
+def preset(name: str, vocab_size: int | None = None) -> ModelConfig:
+    """The built-in shape `name`, with `vocab_size` tokens in place of its own."""
+    if name not in PRESETS:
+        nearest = get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"model '{name}' is not a built-in shape, expected one of {', '.join(PRESETS)}; the nearest is '{nearest}'."
+        )
+    return PRESETS[name] if vocab_size is None else replace(PRESETS[name], vocab_size=vocab_size)
+
+
+def _qwen3(
+    embed_dim: int,
+    mlp_dim: int,
+    num_layers: int,
+    num_heads: int,
+    tie_embeddings: bool,
+    *,
+    num_kv_heads: int = 8,
+    head_dim: int = 128,
+    vocab_size: int = 151_936,
+    vocab_multiple: int = 128,
+    max_position: int = 40_960,
+) -> ModelConfig:
+    return ModelConfig(
+        architecture="qwen3",
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        mlp_dim=mlp_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope_theta=1_000_000.0,
+        qk_norm=True,
+        tie_embeddings=tie_embeddings,
+        max_position=max_position,
+        vocab_multiple=vocab_multiple,
+    )
+
+
+def _llama3_1(embed_dim: int, mlp_dim: int, num_layers: int, num_heads: int) -> ModelConfig:
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=128_256,
+        embed_dim=embed_dim,
+        mlp_dim=mlp_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        head_dim=128,
+        rope_theta=500_000.0,
+        rope_scaling=RopeScaling(8.0, 1.0, 4.0, original_max_position=8192),
+        norm_eps=1e-5,
+        max_position=131_072,
+    )
+
+
+PRESETS: Mapping[str, ModelConfig] = {
+    # Small enough to learn a built-in task on a laptop in a minute; TP 1, 2 and 4 divide it.
+    "demo": _qwen3(
+        128,
+        384,
+        2,
+        4,
+        True,
+        num_kv_heads=4,
+        head_dim=32,
+        vocab_size=128,
+        vocab_multiple=32,
+        max_position=4096,
+    ),
+    # Two narrow layers that compile in seconds, for tests; TP up to 8 divides it.
+    "tiny": _qwen3(
+        32,
+        64,
+        2,
+        8,
+        True,
+        num_kv_heads=4,
+        head_dim=8,
+        vocab_size=128,
+        vocab_multiple=8,
+        max_position=4096,
+    ),
+    # 130 M parameters, nearly all in the layers' matrices, so that a decode step streams weights
+    # as a large model's does.
+    "random-130m": _qwen3(1024, 3072, 10, 16, True, head_dim=64, vocab_size=4096),
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, True),
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, True),
+    "qwen3-8b": _qwen3(4096, 12_288, 36, 32, False),
+    "qwen3-14b": _qwen3(5120, 17_408, 40, 40, False),
+    "llama-3.1-8b": _llama3_1(4096, 14_336, 32, 32),
+    "llama-3.1-70b": _llama3_1(8192, 28_672, 80, 64),
+    "qwen2.5-7b": ModelConfig(
+        architecture="qwen2",
+        vocab_size=152_064,
+        embed_dim=3584,
+        mlp_dim=18_944,
+        num_layers=28,
+        num_heads=28,
+        num_kv_heads=4,
+        head_dim=128,
+        rope_theta=1_000_000.0,
+        attention_bias=True,
+        max_position=131_072,
+    ),
+}

@@ -1,0 +1,135 @@
+"""The safetensors container: headers checked, tensors as views of the file, files written in a stream.
+
+The format is eight bytes of header length, a JSON header (name -> dtype, shape, data_offsets) and
+the tensors' bytes, little-endian, back to back. Reading maps one tensor at a time and copies
+nothing; writing holds one tensor at a time, where the safetensors library wants a whole file's.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.errors import UserError
+
+DTYPES: Mapping[str, np.dtype] = {
+    "BF16": np.dtype(jnp.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+}
+_LENGTH_BYTES = 8
+_ALIGNMENT = 64  # of the first tensor written: a cache line
+_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+_ADVICE = "download or export the file again"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    path: Path
+    dtype_name: str  # as the header says it; a key of DTYPES, or a kind this project does not read
+    shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+
+    def view(self) -> np.ndarray:
+        """The tensor, mapped and not read: bytes come in where it is indexed, and go when it is dropped."""
+        return np.memmap(self.path, DTYPES[self.dtype_name], "r", self.offset, self.shape)
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the file by name, once the header is seen to fit the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(_LENGTH_BYTES)
+        if prefix == b"version ":  # of a Git LFS pointer, the usual leftover of a clone
+            raise UserError(
+                f"{path}: the file is a Git LFS pointer, expected the tensors; run `git lfs pull`."
+            )
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
+            raise UserError(
+                f"{path}: the header says it is {length} bytes long in a file of {size} bytes, expected it to end "
+                f"inside the file, so the file is truncated or no safetensors file; {_ADVICE}."
+            )
+        header = _parse_header(path, file.read(length))
+    data_start = _LENGTH_BYTES + length
+    expected = data_start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != expected:
+        raise UserError(
+            f"{path}: the file has {size} bytes, expected {expected} by its header, "
+            f"so it is truncated or damaged; {_ADVICE}."
+        )
+    return {
+        name: StoredTensor(
+            path, entry["dtype"], tuple(entry["shape"]), data_start + entry["data_offsets"][0]
+        )
+        for name, entry in header.items()
+    }
+
+
+def _parse_header(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        header = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}: the header is not JSON, expected a safetensors file; {_ADVICE}."
+        ) from error
+    if not isinstance(header, dict):
+        raise UserError(
+            f"{path}: the header is no JSON object, expected a safetensors file; {_ADVICE}."
+        )
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if not _is_sound(entry):
+            raise UserError(
+                f"{path}: the header's entry of tensor '{name}' is {json.dumps(entry)}, expected a dtype, a shape "
+                f"and data_offsets that agree; {_ADVICE}."
+            )
+    return header
+
+
+def _is_sound(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not _are_lengths(shape) or not _are_lengths(offsets) or len(offsets) != 2:
+        return False
+    num_bytes = offsets[1] - offsets[0]
+    if entry["dtype"] not in DTYPES:
+        return num_bytes >= 0
+    return num_bytes == math.prod(shape) * DTYPES[entry["dtype"]].itemsize
+
+
+def _are_lengths(values: object) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def write_file(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: jnp.dtype,
+    arrays: Iterable[np.ndarray],
+) -> None:
+    """Writes one file; `arrays` yields the tensors in the order of `shapes`, each dropped once written."""
+    dtype_name = next(name for name, known in DTYPES.items() if known == dtype)
+    header: dict[str, object] = {
+        "__metadata__": {"format": "pt"}
+    }  # transformers refuses files without it
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * DTYPES[dtype_name].itemsize
+        header[name] = {"dtype": dtype_name, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for shape, array in zip(shapes.values(), arrays, strict=True):
+            assert (array.shape, array.dtype) == (shape, dtype)
+            file.write(np.ascontiguousarray(array).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,229 @@
+"""The one transformer, in Flax NNX. Parameters and activations carry axis names, no mesh.
+
+Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
+a layout may split the two axes separately (KV heads first, then the queries that share one).
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kv_cache import KVCache, LayerCache
+from pat_jax.models.layers import attend, rms_norm, rope_frequencies, rotate
+from pat_jax.models.partition import Partition, Whole
+
+Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
+
+
+class Keys:
+    """One random key a parameter, in the order they are made.
+
+    A plain counter: tracing the writes of `nnx.Rngs` takes time quadratic in the number of layers.
+    """
+
+    def __init__(self, key: jax.Array):
+        self._key = key
+        self._num_used = 0
+
+    def next(self) -> jax.Array:
+        self._num_used += 1
+        return jax.random.fold_in(self._key, self._num_used)
+
+
+def _param(
+    keys: Keys, shape: tuple[int, ...], axes: tuple[str | None, ...], init: Initializer
+) -> nnx.Param:
+    return nnx.Param(init(keys.next(), shape, jnp.float32), axes=axes, init=init)
+
+
+_ones = jax.nn.initializers.ones
+_zeros = jax.nn.initializers.zeros
+
+
+@lru_cache
+def _normal(fan_in: int, num_residuals: int = 1) -> Initializer:
+    """Standard deviation 1/√(fan_in · num_residuals): sums over inputs, and over the layers that
+    write to the residual stream, start at unit scale. Equal arguments give the same object, so that
+    equal configurations make equal trees.
+    """
+    return jax.nn.initializers.normal((fan_in * num_residuals) ** -0.5)
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: ModelConfig, *, keys: Keys):
+        embed, kv, group, dim = (
+            config.embed_dim,
+            config.num_kv_heads,
+            config.queries_per_kv,
+            config.head_dim,
+        )
+        heads = ("kv_heads", "queries_per_kv", None)
+        self.query = _param(keys, (embed, kv, group, dim), ("embed", *heads), _normal(embed))
+        self.key = _param(keys, (embed, kv, dim), ("embed", "kv_heads", None), _normal(embed))
+        self.value = _param(keys, (embed, kv, dim), ("embed", "kv_heads", None), _normal(embed))
+        self.out = _param(
+            keys,
+            (kv, group, dim, embed),
+            (*heads, "embed"),
+            _normal(config.num_heads * dim, 2 * config.num_layers),
+        )
+        if config.attention_bias:
+            self.query_bias = _param(keys, (kv, group, dim), heads, _zeros)
+            self.key_bias = _param(keys, (kv, dim), ("kv_heads", None), _zeros)
+            self.value_bias = _param(keys, (kv, dim), ("kv_heads", None), _zeros)
+        if config.qk_norm:
+            self.query_norm = _param(keys, (dim,), (None,), _ones)
+            self.key_norm = _param(keys, (dim,), (None,), _ones)
+        self.config = config
+
+    def __call__(
+        self,
+        x: Float[Array, "rows length embed"],
+        positions: Int[Array, "rows length"],
+        cache: LayerCache | None,
+        partition: Partition,
+    ) -> tuple[Float[Array, "rows length embed"], LayerCache | None]:
+        queries, keys, values = self._project(x)
+        frequencies = rope_frequencies(self.config)
+        queries, keys = (
+            rotate(queries, positions, frequencies),
+            rotate(keys, positions, frequencies),
+        )
+        queries = partition.constrain(queries, "batch", None, "kv_heads", "queries_per_kv", None)
+        if cache is None:
+            context = LayerCache(jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
+        else:
+            context = cache = cache.write(keys, values, positions[:, 0])
+        attended = attend(queries, context.keys, context.values, positions)
+        out = jnp.einsum("btkgd,kgde->bte", attended, self.out[...].astype(x.dtype))
+        return partition.sum(out, "kv_heads", "queries_per_kv"), cache
+
+    def _project(self, x: Array) -> tuple[Array, Array, Array]:
+        queries = jnp.einsum("bte,ekgd->btkgd", x, self.query[...].astype(x.dtype))
+        keys = jnp.einsum("bte,ekd->btkd", x, self.key[...].astype(x.dtype))
+        values = jnp.einsum("bte,ekd->btkd", x, self.value[...].astype(x.dtype))
+        if self.config.attention_bias:
+            queries += self.query_bias[...].astype(x.dtype)[None, None]
+            keys += self.key_bias[...].astype(x.dtype)[None, None]
+            values += self.value_bias[...].astype(x.dtype)[None, None]
+        if self.config.qk_norm:
+            queries = rms_norm(queries, self.query_norm[...], self.config.norm_eps)
+            keys = rms_norm(keys, self.key_norm[...], self.config.norm_eps)
+        return queries, keys, values
+
+
+class MLP(nnx.Module):
+    """SwiGLU (arXiv 2002.05202): (silu(x·gate) ⊙ x·up) · down."""
+
+    def __init__(self, config: ModelConfig, *, keys: Keys):
+        embed, mlp = config.embed_dim, config.mlp_dim
+        self.gate = _param(keys, (embed, mlp), ("embed", "mlp"), _normal(embed))
+        self.up = _param(keys, (embed, mlp), ("embed", "mlp"), _normal(embed))
+        self.down = _param(
+            keys, (mlp, embed), ("mlp", "embed"), _normal(mlp, 2 * config.num_layers)
+        )
+
+    def __call__(self, x: Float[Array, "rows length embed"], partition: Partition) -> Array:
+        gated = jax.nn.silu(x @ self.gate[...].astype(x.dtype)) * (x @ self.up[...].astype(x.dtype))
+        gated = partition.constrain(gated, "batch", None, "mlp")
+        return partition.sum(gated @ self.down[...].astype(x.dtype), "mlp")
+
+
+class Layer(nnx.Module):
+    def __init__(self, config: ModelConfig, *, keys: Keys):
+        self.attention_norm = _param(keys, (config.embed_dim,), (None,), _ones)
+        self.attention = Attention(config, keys=keys)
+        self.mlp_norm = _param(keys, (config.embed_dim,), (None,), _ones)
+        self.mlp = MLP(config, keys=keys)
+        self.eps = config.norm_eps
+
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None, partition: Partition
+    ) -> tuple[Array, LayerCache | None]:
+        with jax.named_scope("attention"):
+            attended, cache = self.attention(
+                rms_norm(x, self.attention_norm[...], self.eps), positions, cache, partition
+            )
+            x = partition.constrain(x + attended, "batch", None, None)
+        with jax.named_scope("mlp"):
+            x = x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps), partition)
+            return partition.constrain(x, "batch", None, None), cache
+
+
+class Transformer(nnx.Module):
+    """Decoder-only transformer of the Llama family; `config` chooses the member."""
+
+    def __init__(self, config: ModelConfig, *, keys: Keys):
+        vocab, embed = config.padded_vocab_size, config.embed_dim
+        self.embedding = _param(keys, (vocab, embed), ("vocab", "embed"), _normal(embed))
+        self.layers = nnx.List([Layer(config, keys=keys) for _ in range(config.num_layers)])
+        self.final_norm = _param(keys, (embed,), (None,), _ones)
+        if not config.tie_embeddings:
+            self.lm_head = _param(keys, (embed, vocab), ("embed", "vocab"), _normal(embed))
+        self.config = config
+
+    def __call__(
+        self,
+        tokens: Int[Array, "rows length"],
+        positions: Int[Array, "rows length"],
+        cache: KVCache | None = None,
+        *,
+        partition: Partition | None = None,
+        dtype: jnp.dtype = jnp.float32,
+        remat: bool = False,
+    ) -> tuple[Float[Array, "rows length embed"], KVCache | None]:
+        """Final hidden states, and the cache with these tokens written into it.
+
+        Without a cache a token sees those before it in `tokens`; with one, everything in its row
+        up to its own position. `remat` recomputes each layer in the backward pass.
+        """
+        partition = partition or Whole()
+        x = self._embed(tokens, partition).astype(dtype)
+        run = nnx.remat(_run_layer, static_argnums=(4,)) if remat else _run_layer
+        layer_caches: list[LayerCache] = []
+        for i, layer in enumerate(self.layers):
+            x, layer_cache = run(
+                layer, x, positions, None if cache is None else cache[i], partition
+            )
+            if layer_cache is not None:
+                layer_caches.append(layer_cache)
+        hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
+        return hidden, None if cache is None else tuple(layer_caches)
+
+    def _embed(self, tokens: Array, partition: Partition) -> Array:
+        with jax.named_scope("embed"):
+            table = self.embedding[...]
+            local = tokens - partition.shard_index("vocab") * table.shape[0]
+            is_local = (local >= 0) & (local < table.shape[0])
+            rows = jnp.take(table, jnp.where(is_local, local, 0), axis=0)
+            x = partition.sum(jnp.where(is_local[..., None], rows, 0), "vocab")
+            return partition.constrain(x, "batch", None, None)
+
+    def logits(
+        self, hidden: Float[Array, "*batch embed"], partition: Partition | None = None
+    ) -> Float[Array, "*batch vocab"]:
+        """Float32 logits over the padded vocabulary, whole on every device."""
+        partition = partition or Whole()
+        with jax.named_scope("lm_head"):
+            if self.config.tie_embeddings:
+                table = self.embedding[...].astype(hidden.dtype)
+                scores = jnp.einsum(
+                    "...e,ve->...v", hidden, table, preferred_element_type=jnp.float32
+                )
+            else:
+                table = self.lm_head[...].astype(hidden.dtype)
+                scores = jnp.einsum(
+                    "...e,ev->...v", hidden, table, preferred_element_type=jnp.float32
+                )
+            return partition.gather(scores, "vocab")
+
+
+def _run_layer(
+    layer: Layer, x: Array, positions: Array, cache: LayerCache | None, partition: Partition
+) -> tuple[Array, LayerCache | None]:
+    return layer(x, positions, cache, partition)

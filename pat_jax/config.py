@@ -1,0 +1,287 @@
+"""Every option of a run: one frozen dataclass per concern, checked where it is declared.
+
+Knows names, units, defaults and bounds. Does not know how they are parsed (`cli.py`) or used.
+The string under a field is its help text on the command line.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pat_jax.errors import UserError
+
+
+class OptionError(UserError):
+    """An option whose value is not allowed; the parser adds `where` the value was written."""
+
+    def __init__(self, name: str, value: object, expected: str, where: str = ""):
+        super().__init__(f"option --{name} is {value!r}{where}: expected {expected}.")
+        self.name, self.value, self.expected = name, value, expected
+
+
+Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
+
+_POSITIVE: Rule = (lambda x: x > 0, "a positive number")
+_NOT_NEGATIVE: Rule = (lambda x: x >= 0, "0 or a positive number")
+_COUNT: Rule = (lambda x: x >= 1, "an integer of at least 1")
+_COUNT_OR_ZERO: Rule = (lambda x: x >= 0, "0 or a positive integer")
+_FRACTION: Rule = (lambda x: 0 < x < 1, "a number in (0, 1)")
+_GIVEN: Rule = (lambda x: x != "", "a value (it has no default here)")
+_LAYOUT = r"dp[1-9]\d*tp[1-9]\d*"
+
+
+def _matches(pattern: str, expected: str) -> Rule:
+    return lambda x: re.fullmatch(pattern, x) is not None, expected
+
+
+def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    if not is_valid:
+        raise OptionError(name, value, expected)
+
+
+def _check(config: object, names: str, rule: Rule, section: str = "") -> None:
+    is_valid, expected = rule
+    for name in names.split():
+        value = getattr(config, name)
+        _require(is_valid(value), section + name, value, expected)
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Generation: how many responses, how long, sampled how."""
+
+    prompts_per_step: int = 32
+    """Prompts in one iteration."""
+    num_generations: int = 8
+    """Responses sampled for each prompt (the group of GRPO)."""
+    max_prompt_length: int = 96
+    """Longest prompt in tokens; longer ones are filtered out and counted."""
+    max_completion_length: int = 160
+    """Longest response in tokens; a response cut here is truncated."""
+    temperature: float = 1.0
+    """Softmax temperature; 0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus sampling mass; 1 turns it off."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 turns it off."""
+    kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
+    """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
+    by the latency model."""
+    check_every: int = 8
+    """Decode steps between two tests of the stop condition on the device."""
+    burst_steps: int = 64
+    """Most decode steps in one on-device burst."""
+    prefill_chunk: int = 64
+    """Tokens of each row processed by one prefill call."""
+    prefill_rows: int = 16
+    """Rows of each data-parallel group processed by one prefill call."""
+    min_rows: int = 4
+    """Smallest row bucket of a data-parallel group, in sequences; smaller buckets follow the live
+    batch further but compile more programs."""
+    min_length: int = 64
+    """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
+
+    def __post_init__(self):
+        _check(self, "prompts_per_step num_generations", _COUNT, "rollout.")
+        _check(self, "max_prompt_length max_completion_length", _COUNT, "rollout.")
+        _check(self, "check_every burst_steps prefill_chunk", _COUNT, "rollout.")
+        _check(self, "min_rows min_length", _COUNT, "rollout.")
+        _check(self, "temperature", _NOT_NEGATIVE, "rollout.")
+        _check(self, "top_k", _COUNT_OR_ZERO, "rollout.")
+        _check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
+        _require(
+            self.burst_steps % self.check_every == 0,
+            "rollout.burst_steps",
+            self.burst_steps,
+            f"a multiple of --rollout.check_every ({self.check_every})",
+        )
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """GRPO (Shao et al. 2024, arXiv 2402.03300) and its common variants."""
+
+    epsilon: float = 0.2
+    """Lower clip of the probability ratio."""
+    epsilon_high: float = 0.2
+    """Upper clip of the probability ratio (DAPO's clip-higher when above epsilon)."""
+    beta: float = 0.0
+    """Weight of the KL penalty to the frozen reference policy; 0 keeps no reference in memory."""
+    num_iterations: int = 1
+    """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
+    mini_batch_size: int = 32
+    """Prompts in one optimizer step."""
+    tokens_per_micro_batch: int = 8192
+    """Token budget (rows x padded length, all devices together) of one forward-backward pass;
+    gradients accumulate over the rest."""
+    scale_rewards: Literal["group", "none"] = "group"
+    """Divide centred rewards by the group's standard deviation (GRPO), or not (Dr. GRPO)."""
+    loss_aggregation: Literal["token", "sequence"] = "token"
+    """Average the loss over all tokens of a mini-batch (DAPO), or per sequence first (GRPO's
+    paper)."""
+    truncated: Literal["mask", "score"] = "score"
+    """Responses cut at max_completion_length: leave them out of the loss, or score them like any
+    other."""
+
+    def __post_init__(self):
+        _check(self, "epsilon", _FRACTION, "algorithm.")
+        _check(self, "epsilon_high", _POSITIVE, "algorithm.")
+        _check(self, "beta", _NOT_NEGATIVE, "algorithm.")
+        _check(self, "num_iterations mini_batch_size", _COUNT, "algorithm.")
+        _check(self, "tokens_per_micro_batch", _COUNT, "algorithm.")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up, then a constant or cosine rate."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """What follows the warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay; norms and biases are exempt."""
+    b1: float = 0.9
+    """Decay of the first moment."""
+    b2: float = 0.95
+    """Decay of the second moment."""
+    max_grad_norm: float = 1.0
+    """Global-norm gradient clipping."""
+
+    def __post_init__(self):
+        _check(self, "learning_rate weight_decay", _NOT_NEGATIVE, "optimizer.")
+        _check(self, "warmup_steps", _COUNT_OR_ZERO, "optimizer.")
+        _check(self, "max_grad_norm", _POSITIVE, "optimizer.")
+        _check(self, "b1 b2", (lambda x: 0 <= x < 1, "a number in [0, 1)"), "optimizer.")
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """A short supervised stage on generated demonstrations (built-in tasks only)."""
+
+    steps: int = 0
+    """Supervised steps before reinforcement learning; 0 skips the stage."""
+    batch_size: int = 64
+    """Demonstrations in one supervised step, at most; those of like length go together."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of the supervised stage (cosine to zero)."""
+
+    def __post_init__(self):
+        _check(self, "steps", _COUNT_OR_ZERO, "warm_start.")
+        _check(self, "batch_size", _COUNT, "warm_start.")
+        _check(self, "learning_rate", _NOT_NEGATIVE, "warm_start.")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation."""
+
+    every: int = 20
+    """Iterations between two evaluations; 0 evaluates never. The first and the last policy are
+    always evaluated otherwise."""
+    num_prompts: int = 256
+    """Held-out prompts, kept apart from training."""
+    temperature: float = 1.0
+    """Sampling temperature of the evaluation; 0 is greedy."""
+
+    def __post_init__(self):
+        _check(self, "every", _COUNT_OR_ZERO, "eval.")
+        _check(self, "num_prompts", _COUNT, "eval.")
+        _check(self, "temperature", _NOT_NEGATIVE, "eval.")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Orbax checkpoints of everything a resumed run needs."""
+
+    every: int = 50
+    """Iterations between two checkpoints; the last iteration is always saved."""
+    max_to_keep: int = 2
+    """Checkpoints kept."""
+    export_dir: str = ""
+    """Write the final policy here as a Hugging Face directory; empty writes none."""
+
+    def __post_init__(self):
+        _check(self, "every max_to_keep", _COUNT, "checkpoint.")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run of `python -m pat_jax.train`."""
+
+    model: str = "demo"
+    """A Hugging Face checkpoint directory, or the name of a built-in shape that starts from random
+    weights."""
+    data: str = "arithmetic"
+    """A JSON, JSON-lines or Parquet file of problems, or the name of a built-in task."""
+    reward: str = "auto"
+    """`module:function`, `math`, `exact`, or auto (the task's own; math for files)."""
+    reward_timeout: float = 10.0
+    """Seconds one response may take to score before it is killed, logged and given 0."""
+    steps: int = 100
+    """Iterations: rollout, reward, update."""
+    train: bool = True
+    """False only generates: rollouts and rewards without updates."""
+    seed: int = 0
+    """Seed of parameters, data order and sampling."""
+    layout: str = "auto"
+    """auto plans the layout of every moment; `dp2tp4` pins one."""
+    switch_to: str = ""
+    """Comma-separated layouts of a scripted path (experiments); the planner is off."""
+    switch_at: str = ""
+    """Comma-separated live-sequence counts, one for each layout of switch_to, at which the scripted
+    switch happens."""
+    devices: int = 0
+    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward pass; master weights are always float32."""
+    remat: bool = True
+    """Recompute each layer in the backward pass: less memory, a quarter more arithmetic."""
+    run_dir: str = ""
+    """Folder of the run; empty makes runs/<date-time>."""
+    resume: bool = False
+    """Continue the run in run_dir from its last checkpoint."""
+    deterministic: bool = False
+    """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
+    float32)."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self):
+        _check(self, "model data reward", _GIVEN)
+        _check(self, "steps devices", _COUNT_OR_ZERO)
+        _check(self, "reward_timeout", _POSITIVE)
+        _check(self, "layout", _matches(f"auto|{_LAYOUT}", "auto or a layout such as dp4tp2"))
+        path = _matches(rf"|{_LAYOUT}(,{_LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
+        _check(self, "switch_to", path)
+        self._check_switch_at()
+        _require(
+            not self.resume or self.run_dir != "",
+            "run_dir",
+            self.run_dir,
+            "with --resume the folder of the run to continue",
+        )
+        prompts = self.rollout.prompts_per_step
+        _require(
+            prompts % self.algorithm.mini_batch_size == 0,
+            "algorithm.mini_batch_size",
+            self.algorithm.mini_batch_size,
+            f"a divisor of --rollout.prompts_per_step ({prompts})",
+        )
+
+    def _check_switch_at(self) -> None:
+        counts = self.switch_at.split(",") if self.switch_at else []
+        layouts = self.switch_to.split(",") if self.switch_to else []
+        _require(
+            len(counts) == len(layouts) and all(n.isdecimal() for n in counts),
+            "switch_at",
+            self.switch_at,
+            f"one live-sequence count for each layout of --switch_to ({self.switch_to!r})",
+        )

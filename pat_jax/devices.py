@@ -1,0 +1,48 @@
+"""Which devices a run uses, and what must be set before JAX looks for them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import jax
+
+from pat_jax.errors import UserError
+
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib has no stubs
+
+CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
+
+
+def configure(num_devices: int) -> Sequence[Device]:
+    """The devices of this run; to be called before anything else asks JAX for devices.
+
+    A CPU is made to look like several devices of one compute thread each, so that a device is a
+    real resource: the largest power of two up to min(cores, 8), or `num_devices`.
+
+    Raises:
+      UserError: fewer devices are there than asked for.
+    """
+    # One thread a device: eight devices that share a pool would all be as fast as the pool.
+    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+    # Looking for a TPU's metadata server takes minutes where there is none.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    jax.config.update("jax_num_cpu_devices", num_devices or _cpu_devices())
+    jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    devices = jax.devices()
+    if num_devices > len(devices):
+        raise UserError(
+            f"option --devices is {num_devices}: this machine has {len(devices)} "
+            f"{devices[0].platform} devices; choose at most that many, or 0 for all."
+        )
+    return devices[: num_devices or len(devices)]
+
+
+def _cpu_devices() -> int:
+    cores = min(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8
+    )
+    return 1 << (cores.bit_length() - 1)

@@ -1,0 +1,80 @@
+"""The few shapes that programs are compiled for: row buckets of each layout, lengths of the cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pat_jax.planning.types import Split
+
+
+def ladder(smallest: int, largest: int) -> tuple[int, ...]:
+    """smallest, 2·smallest, 4·smallest … and `largest` itself."""
+    steps = []
+    step = smallest
+    while step < largest:
+        steps.append(step)
+        step *= 2
+    return (*steps, largest)
+
+
+def smallest_at_least(steps: Sequence[int], needed: int) -> int:
+    for step in steps:
+        if step >= needed:
+            return step
+    raise ValueError(f"no bucket of {tuple(steps)} holds {needed}.")
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Row buckets (rows of one data-parallel group) by split, and cache lengths in tokens."""
+
+    rows: dict[Split, tuple[int, ...]]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def build(
+        cls,
+        splits: Sequence[Split],
+        *,
+        capacity: int,
+        min_rows: int,
+        min_length: int,
+        max_length: int,
+    ) -> "Buckets":
+        """`capacity` sequences in all; every switch leads from a bucket to a bucket."""
+        per_group = {split: -(-capacity // split.dp) for split in splits}
+        rows = {split: set(ladder(min(min_rows, n), n)) for split, n in per_group.items()}
+        # A merge of k groups has k times the rows; with factors other than two, that is a new step.
+        for narrow in splits:
+            for wide in splits:
+                if wide.tp > narrow.tp:
+                    ratio = narrow.dp // wide.dp
+                    rows[wide] |= {n * ratio for n in rows[narrow]}
+        whole_lengths = -(-max_length // min_length) * min_length
+        return cls(
+            {split: tuple(sorted(steps)) for split, steps in rows.items()},
+            ladder(min_length, whole_lengths),
+        )
+
+    def rows_for(self, split: Split, needed: int) -> int:
+        return smallest_at_least(self.rows[split], max(needed, 1))
+
+    def rows_below(self, split: Split, rows: int) -> int:
+        """The next smaller row bucket, 0 where there is none."""
+        return max((n for n in self.rows[split] if n < rows), default=0)
+
+    def length_for(self, needed: int) -> int:
+        return smallest_at_least(self.lengths, needed)
+
+    def row_path(self, split: Split, source: int, target: int) -> list[int]:
+        """The buckets passed through from one to the other, both ends included."""
+        low, high = sorted((source, target))
+        path = [n for n in self.rows[split] if low <= n <= high]
+        return path if source <= target else path[::-1]
+
+    def length_path(self, source: int, target: int) -> list[int]:
+        return [n for n in self.lengths if source <= n <= target]
+
+    def row_steps(self, split: Split) -> list[tuple[int, int]]:
+        up = list(pairwise(self.rows[split]))
+        return up + [(b, a) for a, b in up]

@@ -1,0 +1,169 @@
+"""Which programs a rollout needs: every function, for every layout and bucket it can meet."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.engine import decode, switch
+from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.decode import DecodeFunctions
+from pat_jax.engine.layout import Layout
+from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.state import DecodeState, Until, abstract_cache, abstract_rows
+from pat_jax.models.kv_cache import KV_AXES, KVCache
+from pat_jax.models.policy import Params
+from pat_jax.planning.types import Split
+
+RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    functions: DecodeFunctions
+    layouts: dict[Split, Layout]
+    buckets: Buckets
+    prefill_rows: int
+    prefill_chunk: int
+    reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
+
+    def declare(self, table: ProgramTable) -> None:
+        for layout in self.layouts.values():
+            self._declare_decode(table, layout)
+            self._declare_moves(table, layout)
+            for target in self.layouts.values():
+                if target is not layout:
+                    self._declare_switch(table, layout, target)
+
+    def params(self, layout: Layout) -> Params:
+        policy = self.functions.policy
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            policy.abstract(self.functions.dtype),
+            layout.param_shardings(policy),
+        )
+
+    def cache(self, layout: Layout, rows: int, length: int) -> KVCache:
+        functions = self.functions
+        return abstract_cache(functions.policy.config, layout, rows, length, functions.dtype)
+
+    def chunk(self, length: int) -> int:
+        """Tokens of one prefill call: they must divide the cache, or the last call would overshoot."""
+        return math.gcd(self.prefill_chunk, length)
+
+    def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
+        split, params = layout.split, self.params(layout)
+        scalar: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
+        for length in self.buckets.lengths:
+            for rows in self.buckets.rows[split]:
+                cache = self.cache(layout, rows, length)
+                state = DecodeState(abstract_rows(layout, rows), cache)
+                key = Key("decode", split, rows, length)
+                until = Until(scalar, scalar)
+                table.declare(
+                    key, self.functions.burst(layout), params, state, until, donate_argnums=1
+                )
+                self._declare_allocate(table, layout, rows, length)
+                picks = self._row_index(layout, self.prefill_rows)
+                few = self.cache(layout, self.prefill_rows, length)
+                insert = decode.insert_rows(layout)
+                table.declare(
+                    Key("insert", split, rows, length), insert, cache, few, picks, donate_argnums=0
+                )
+            self._declare_allocate(table, layout, self.prefill_rows, length)
+            few = self.cache(layout, self.prefill_rows, length)
+            shape = (self.prefill_rows * split.dp, self.chunk(length))
+            tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
+            prefill = self.functions.prefill(layout)
+            table.declare(
+                Key("prefill", split, 0, length),
+                prefill,
+                params,
+                few,
+                tokens,
+                scalar,
+                donate_argnums=1,
+            )
+
+    def _declare_allocate(
+        self, table: ProgramTable, layout: Layout, rows: int, length: int
+    ) -> None:
+        shape = self.cache(layout, rows, length)
+        table.declare(
+            Key("allocate", layout.split, rows, length),
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape),
+            out_shardings=layout.sharding(*KV_AXES),
+        )
+
+    def _declare_moves(self, table: ProgramTable, layout: Layout) -> None:
+        split = layout.split
+        for length in self.buckets.lengths:
+            for rows, to_rows in self.buckets.row_steps(split):
+                self._declare_resize(table, layout, rows, length, to_rows, length)
+            for rows in self.buckets.rows[split]:
+                # In place of its neighbours' order: `spread` before a group splits.
+                self._declare_resize(table, layout, rows, length, rows, length)
+        for length, to_length in zip(self.buckets.lengths, self.buckets.lengths[1:], strict=False):
+            for rows in self.buckets.rows[split]:
+                self._declare_resize(table, layout, rows, length, rows, to_length)
+
+    def _declare_resize(
+        self,
+        table: ProgramTable,
+        layout: Layout,
+        rows: int,
+        length: int,
+        to_rows: int,
+        to_length: int,
+    ) -> None:
+        key = Key("resize", layout.split, rows, length, to_rows=to_rows, to_length=to_length)
+        cache, picks = self.cache(layout, rows, length), self._row_index(layout, to_rows)
+        table.declare(key, decode.resize(layout, to_length), cache, picks)
+
+    def _row_index(self, layout: Layout, rows: int) -> jax.ShapeDtypeStruct:
+        shape = (rows * layout.split.dp,)
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
+
+    def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
+        for rows in self.migration_rows(source, target):
+            for length in self.buckets.lengths:
+                key = Key("migrate", source.split, rows, length, target=target.split)
+                table.declare(
+                    key,
+                    switch.migrate(source, target),
+                    self.cache(source, rows, length),
+                    donate_argnums=0,
+                )
+        for part, run in enumerate(self.reslice_runs(source, target)):
+            key = Key("reslice", source.split, target=target.split, part=part)
+            leaves = jax.tree.leaves(self.params(source))
+            out = [x.sharding for x in jax.tree.leaves(self.params(target))]
+            table.declare(
+                key,
+                lambda leaves: leaves,
+                [leaves[i] for i in run],
+                out_shardings=[out[i] for i in run],
+            )
+
+    def migration_rows(self, source: Layout, target: Layout) -> Iterator[int]:
+        """Row buckets in which the cache may leave `source`: those that arrive in a bucket."""
+        arriving = set(self.buckets.rows[target.split])
+        for rows in self.buckets.rows[source.split]:
+            total = rows * source.split.dp
+            if total % target.split.dp == 0 and total // target.split.dp in arriving:
+                yield rows
+
+    def reslice_runs(self, source: Layout, target: Layout) -> list[list[int]]:
+        """Chunks of the weights that the two layouts hold differently; the others stay as they are."""
+        before, after = (jax.tree.leaves(self.params(layout)) for layout in (source, target))
+        moving = [
+            i
+            for i, (a, b) in enumerate(zip(before, after, strict=True))
+            if a.sharding != b.sharding
+        ]
+        return switch.chunks(
+            moving, [x.size * x.dtype.itemsize for x in before], self.reslice_chunk_bytes
+        )

@@ -1,0 +1,68 @@
+"""Every compiled program, by name. Compiled ahead of time and in parallel; looked up while running."""
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any, NamedTuple
+
+import jax
+
+from pat_jax.planning.types import Split
+
+Program = Callable[..., Any]
+
+
+class Key(NamedTuple):
+    """Which program: what it does, from which layout and bucket to which."""
+
+    name: str
+    split: Split
+    rows: int = 0
+    length: int = 0
+    target: Split | None = None  # of a switch
+    to_rows: int = 0  # of a resize
+    to_length: int = 0
+    part: int = 0  # of a re-slice in chunks
+
+
+class ProgramTable:
+    """Declared programs, compiled together, looked up by key."""
+
+    def __init__(self) -> None:
+        self._declared: dict[Key, Callable[[], jax.stages.Lowered]] = {}
+        self._compiled: dict[Key, Program] = {}
+        self.compile_seconds: dict[Key, float] = {}
+
+    def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
+        """`fun`, jitted with `jit_options`, for abstract `args`; traced when it is compiled."""
+        if key not in self._compiled:
+            self._declared[key] = lambda: jax.jit(fun, **jit_options).lower(*args)
+
+    def compile_all(
+        self, *, threads: int, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compiles whatever is declared and not compiled yet."""
+        with ThreadPoolExecutor(threads) as pool:
+            futures = [pool.submit(self._compile, key) for key in list(self._declared)]
+            for done, future in enumerate(as_completed(futures), start=1):
+                future.result()
+                if progress:
+                    progress(done, len(futures))
+
+    def _compile(self, key: Key) -> None:
+        start = time.perf_counter()
+        self._compiled[key] = self._declared[key]().compile()
+        self.compile_seconds[key] = time.perf_counter() - start
+        del self._declared[key]
+
+    def __getitem__(self, key: Key) -> Program:
+        try:
+            return self._compiled[key]
+        except KeyError:
+            raise KeyError(f"program {key} was not compiled before it was needed.") from None
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._compiled
+
+    def keys(self, name: str) -> Iterable[Key]:
+        return [key for key in self._compiled if key.name == name]

@@ -1,0 +1,233 @@
+"""The rollout: from requests to responses, switching layouts on the way when the planner says so.
+
+Knows devices, programs and the loop. Knows nothing about text, rewards or how a plan is made.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from pat_jax.config import RolloutConfig
+from pat_jax.devices import Device
+from pat_jax.engine import switch
+from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue
+from pat_jax.engine.decode import DecodeFunctions
+from pat_jax.engine.flight import Flight
+from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.types import Plan, Split
+from pat_jax.stopwatch import Stopwatch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RolloutReport:
+    """What a rollout did and what it cost, in seconds, tokens and switches."""
+
+    tokens: int = 0
+    decode_steps: int = 0
+    busy_rows: int = 0  # rows x steps that sampled a token
+    total_rows: int = 0  # rows x steps that ran
+    prefill_tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    times_s: list[float] = field(default_factory=list)
+    total_s: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
+    bursts: list[tuple[Split, int, int, float]] = field(
+        default_factory=list
+    )  # split, rows, length, s/step
+
+    def trace(self) -> RolloutTrace:
+        return RolloutTrace(
+            times_s=tuple(self.times_s),
+            steps=tuple(self.steps),
+            live=tuple(self.live),
+            layout=tuple(self.layouts),
+            total_s=self.total_s,
+            total_steps=self.decode_steps,
+            switches=tuple(self.switches),
+        )
+
+
+class RolloutEngine:
+    """Generates with one policy on a list of devices."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        devices: Sequence[Device],
+        config: RolloutConfig,
+        *,
+        capacity: int,
+        eos_ids: Sequence[int],
+        dtype: jnp.dtype = jnp.float32,
+        layouts: dict[Split, Layout] | None = None,
+        reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
+    ):
+        """
+        Args:
+          capacity: the most sequences of one rollout.
+          layouts: the layouts to prepare; every one that divides the model where not given.
+          reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
+        """
+        self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
+        self.mesh: Mesh = factored_mesh(devices)
+        if layouts is None:
+            layouts, dropped = layout_chain(self.mesh, policy.config)
+            for reason in dropped:
+                log.info("dropped: %s", reason)
+        self.layouts = layouts
+        buckets = Buckets.build(
+            tuple(layouts),
+            capacity=capacity,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        functions = DecodeFunctions(
+            policy, dtype, self.eos_ids, config.check_every, config.burst_steps
+        )
+        self.catalogue = Catalogue(
+            functions,
+            layouts,
+            buckets,
+            config.prefill_rows,
+            config.prefill_chunk,
+            reslice_chunk_bytes,
+        )
+        self.programs = ProgramTable()
+        self.catalogue.declare(self.programs)
+        self.params: Params | None = None
+        self.layout: Layout | None = None
+
+    def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
+        self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress)
+
+    def set_weights(self, params: Params, layout: Layout) -> None:
+        """Takes over `params`, already on the shards of `layout`; the engine deletes them in time."""
+        self.params, self.layout = params, layout
+
+    @property
+    def _weights(self) -> tuple[Params, Layout]:
+        assert self.params is not None and self.layout is not None, "set_weights comes first"
+        return self.params, self.layout
+
+    def release_weights(self) -> None:
+        """Frees the rollout's copy of the weights: the update needs the memory."""
+        for leaf in jax.tree.leaves(self.params):
+            leaf.delete()
+        self.params = self.layout = None
+
+    def reslice(self, target: Layout) -> int:
+        """Moves the weights to `target`; returns the bytes of the leaves that changed."""
+        params, layout = self._weights
+        source, before = layout.split, jax.tree.leaves(params)
+        runs = self.catalogue.reslice_runs(layout, target)
+        moved = sum(before[i].nbytes for run in runs for i in run)
+        programs = [
+            self.programs[Key("reslice", source, target=target.split, part=part)]
+            for part in range(len(runs))
+        ]
+        self.params = switch.reslice(params, runs, programs)
+        self.layout = target
+        return moved
+
+    def rollout(
+        self, requests: Sequence[Request], planner: Planner
+    ) -> tuple[list[Completion], RolloutReport]:
+        """Generates every request to its end.
+
+        Raises:
+          ValueError: more requests than the engine's capacity.
+        """
+        if len(requests) > self.capacity:
+            raise ValueError(
+                f"{len(requests)} requests exceed the engine's capacity of {self.capacity}."
+            )
+        report = RolloutReport()
+        clock = Stopwatch()
+        with clock("prefill"):
+            params, layout = self._weights
+            flight = Flight(self.catalogue, self.programs, layout, requests)
+            report.prefill_tokens += flight.prefill(params)
+
+        while flight.scheduler.has_work:
+            with clock("plan"):
+                plan = planner.plan(flight.scheduler.load(), flight.split)
+            if not report.bursts:
+                log.info("first plan for %d sequences: %s", len(requests), plan.reason)
+            if plan.split != flight.split:
+                with clock("switch"):
+                    report.switches.append(self._switch(flight, plan, report))
+            with clock("schedule"):
+                flight.fit()
+            self._burst(flight, plan, report, clock)
+
+        flight.release()
+        report.total_s, report.seconds = clock.elapsed, clock.seconds
+        return flight.scheduler.completions(self.eos_ids), report
+
+    def _burst(self, flight: Flight, plan: Plan, report: RolloutReport, clock: Stopwatch) -> None:
+        report.times_s.append(clock.elapsed)
+        report.steps.append(report.decode_steps)
+        report.live.append(len(flight.scheduler.live))
+        report.layouts.append(str(flight.split))
+        rows, length, split = flight.num_rows, flight.length, flight.split
+        # End the burst where rows could be compacted, or where the planner wants to switch.
+        compact_at = self.catalogue.buckets.rows_below(split, rows)
+        threshold = min(max(compact_at, plan.threshold), flight.scheduler.fullest - 1)
+        max_steps = min(self.catalogue.functions.burst_steps, flight.steps_possible())
+        check_every = self.catalogue.functions.check_every
+        start = time.perf_counter()
+        with clock("decode"):
+            steps, tokens = flight.decode(
+                self._weights[0],
+                max_steps=max_steps // check_every * check_every,
+                threshold=threshold,
+            )
+        report.bursts.append((split, rows, length, (time.perf_counter() - start) / steps))
+        report.tokens += tokens
+        report.decode_steps += steps
+        report.busy_rows += tokens
+        report.total_rows += steps * rows * split.dp
+
+    def _switch(self, flight: Flight, plan: Plan, report: RolloutReport) -> Switch:
+        """Weights, cache and rows to the plan's layout: the contribution, in two lines each way."""
+        start, source, target = time.perf_counter(), flight.layout, self.layouts[plan.split]
+        live, cache_bytes = len(flight.scheduler.live), flight.cache_bytes
+        if plan.carry == "migrate":
+            flight.migrate(target)
+            moved = self.reslice(target) + cache_bytes
+        else:
+            moved = self.reslice(target)
+            flight.move_to(target)
+            report.prefill_tokens += flight.prefill(self._weights[0])
+        seconds = time.perf_counter() - start
+        log.info("switch: %s; took %.3f s", plan.reason, seconds)
+        return Switch(
+            step=report.decode_steps,
+            live=live,
+            source=str(source),
+            target=str(target),
+            kv=plan.carry,
+            bytes_moved=moved,
+            seconds=seconds,
+            predicted_saving_s=plan.predicted_saving_s,
+            predicted_cost_s=plan.predicted_cost_s,
+            reason=plan.reason,
+        )

@@ -1,0 +1,193 @@
+"""Accounts for sequences: which row each sits in, what it has said, when it is done.
+
+All on the host, in NumPy. Decides nothing about layouts and touches no device array.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.engine.state import BurstOutput, RowState
+from pat_jax.planning.types import Load
+
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate."""
+
+    tokens: tuple[int, ...]  # the prompt
+    key: np.ndarray  # uint32[2], see sampling.sequence_key
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Completion:
+    tokens: np.ndarray  # int32[length], an end-of-sequence token included
+    logprobs: np.ndarray  # float32[length]
+    is_truncated: bool  # cut at max_new_tokens before an end-of-sequence token
+
+
+class Scheduler:
+    """The sequences of one rollout. Rows of group g are g·R … (g + 1)·R - 1."""
+
+    def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):
+        self.requests = requests
+        self.num_groups, self.rows_per_group = num_groups, rows_per_group
+        prompt = np.array([len(r.tokens) for r in requests], np.int32)
+        self.prompt_length = prompt
+        self.end = prompt + np.array([r.max_new_tokens for r in requests], np.int32)
+        self.length = prompt.copy()
+        self.tokens = np.zeros((len(requests), int(self.end.max(initial=1))), np.int32)
+        self.logprobs = np.zeros(self.tokens.shape, np.float32)
+        for i, request in enumerate(requests):
+            self.tokens[i, : len(request.tokens)] = request.tokens
+        self.is_done = np.zeros(len(requests), bool)
+        # The samples of a prompt are neighbours in `requests`: deal prompts out evenly by turns.
+        self.row = self._deal(np.arange(len(requests)), num_groups, rows_per_group)
+
+    @staticmethod
+    def _deal(order: np.ndarray, num_groups: int, rows_per_group: int) -> np.ndarray:
+        """The row of each sequence when `order` is dealt out to the groups in equal runs."""
+        per_group = -(-len(order) // num_groups)
+        if per_group > rows_per_group:
+            raise ValueError(
+                f"{len(order)} sequences do not fit {num_groups} groups of {rows_per_group} rows."
+            )
+        turn = np.arange(len(order))
+        row = np.empty(len(order), np.int64)
+        row[order] = (turn // per_group) * rows_per_group + turn % per_group
+        return row
+
+    @property
+    def live(self) -> np.ndarray:
+        """Indices of the unfinished sequences."""
+        return np.flatnonzero(~self.is_done)
+
+    @property
+    def has_work(self) -> bool:
+        return not self.is_done.all()
+
+    @property
+    def fullest(self) -> int:
+        """Live sequences of the fullest group."""
+        return int(np.bincount(self._group(self.live), minlength=1).max())
+
+    @property
+    def max_context(self) -> int:
+        """Tokens in the cache of the longest live sequence."""
+        return int(self.length[self.live].max()) - 1
+
+    def load(self) -> Load:
+        live = self.live
+        return Load(
+            group=self._group(live),
+            generated=self.length[live] - self.prompt_length[live],
+            context=self.length[live] - 1,
+            budget=self.end[live] - self.length[live],
+        )
+
+    def _group(self, sequences: np.ndarray) -> np.ndarray:
+        return self.row[sequences] // self.rows_per_group
+
+    def row_state(self) -> RowState:
+        """The host's copy of every row's numbers, to be put on the devices."""
+        rows = RowState.empty(self.num_groups * self.rows_per_group)
+        for i in self.live:
+            request, row = self.requests[i], self.row[i]
+            rows.last_token[row] = self.tokens[i, self.length[i] - 1]
+            rows.position[row] = self.length[i] - 1
+            rows.end[row] = self.end[i]
+            rows.live[row] = True
+            rows.ignore_eos[row] = request.ignore_eos
+            rows.key[row] = request.key
+            rows.temperature[row] = request.temperature
+            rows.top_k[row] = request.top_k
+            rows.top_p[row] = request.top_p
+        return rows
+
+    def retire(self, output: BurstOutput, still_live: np.ndarray) -> int:
+        """Takes over what a burst sampled; sequences that ended give up their rows.
+
+        Returns the number of tokens sampled.
+        """
+        live = self.live
+        emitted = output.emitted[self.row[live]]
+        for i, count in zip(live, emitted, strict=True):
+            at = slice(self.length[i], self.length[i] + count)
+            self.tokens[i, at] = output.tokens[self.row[i], :count]
+            self.logprobs[i, at] = output.logprobs[self.row[i], :count]
+        self.length[live] += emitted
+        self.is_done[live] = ~still_live[self.row[live]]
+        self.row[self.is_done] = NO_ROW
+        return int(emitted.sum())
+
+    def compact(self, new_rows: int) -> np.ndarray:
+        """Moves the live sequences of each group to its first rows, of a new row bucket.
+
+        Returns int32[groups · new_rows]: the old row within its group that each new row takes.
+        """
+        picks = np.zeros((self.num_groups, new_rows), np.int32)
+        filled = np.zeros(self.num_groups, np.int64)
+        live = self.live
+        for i in live[np.argsort(self.row[live], kind="stable")]:
+            group, old = divmod(int(self.row[i]), self.rows_per_group)
+            picks[group, filled[group]] = old
+            self.row[i] = group * new_rows + filled[group]
+            filled[group] += 1
+        self.rows_per_group = new_rows
+        return picks.reshape(-1)
+
+    def spread(self, blocks: int) -> np.ndarray:
+        """Spreads each group's live sequences over `blocks` equal parts of its rows.
+
+        Done before the group splits: the sequences with most tokens, likely the longest, go to
+        different parts. Returns the same kind of picks as `compact`.
+        """
+        picks = np.zeros((self.num_groups, self.rows_per_group), np.int32)
+        part = self.rows_per_group // blocks
+        filled = np.zeros(self.num_groups, np.int64)
+        live = self.live
+        for i in live[np.argsort(-self.length[live], kind="stable")]:
+            group, old = divmod(int(self.row[i]), self.rows_per_group)
+            turn, block = divmod(int(filled[group]), blocks)
+            picks[group, block * part + turn] = old
+            self.row[i] = group * self.rows_per_group + block * part + turn
+            filled[group] += 1
+        return picks.reshape(-1)
+
+    def reorder(self, source_of: np.ndarray, *, num_groups: int) -> None:
+        """After a migration: new row r holds what was in row `source_of[r]`."""
+        new_row_of = np.argsort(source_of)
+        live = self.live
+        self.row[live] = new_row_of[self.row[live]]
+        self.num_groups, self.rows_per_group = num_groups, len(source_of) // num_groups
+
+    def redeal(self, *, num_groups: int, rows_per_group: int) -> None:
+        """Gives every live sequence a new row, longest first by turns: for caches built anew."""
+        live = self.live
+        by_length = live[np.argsort(-self.length[live], kind="stable")]
+        turn = np.arange(len(by_length))
+        if -(-len(by_length) // num_groups) > rows_per_group:
+            raise ValueError(
+                f"{len(by_length)} sequences do not fit {num_groups} groups of {rows_per_group} rows."
+            )
+        self.row[by_length] = (turn % num_groups) * rows_per_group + turn // num_groups
+        self.num_groups, self.rows_per_group = num_groups, rows_per_group
+
+    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
+        return [self._completion(i, eos_ids) for i in range(len(self.requests))]
+
+    def _completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
+        at = slice(self.prompt_length[i], self.length[i])
+        tokens = self.tokens[i, at].copy()
+        has_ended = (
+            len(tokens) > 0 and int(tokens[-1]) in eos_ids and not self.requests[i].ignore_eos
+        )
+        return Completion(tokens, self.logprobs[i, at].copy(), is_truncated=not has_ended)

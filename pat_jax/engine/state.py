@@ -1,0 +1,94 @@
+"""What a decode step carries and a switch moves. What is not in `DecodeState` does not move.
+
+Arrays have one entry a row. The rows of data-parallel group g are g·R … (g + 1)·R - 1, where R is
+the row bucket: the number of rows that the compiled programs work on in each group.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from pat_jax.engine.layout import Layout
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kv_cache import KV_AXES, KVCache, kv_cache_shape
+from pat_jax.pytree import pytree_dataclass
+
+
+@pytree_dataclass
+class RowState:
+    """One row a sequence: a few numbers, all that decoding needs besides the cache."""
+
+    last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
+    position: Int[Array, " rows"]  # its index in prompt + response = tokens in the cache
+    end: Int[Array, " rows"]  # prompt + response may not grow longer than this
+    live: Bool[Array, " rows"]  # still sampling; False in empty rows
+    ignore_eos: Bool[Array, " rows"]  # sample on to `end` (forced lengths of a benchmark)
+    key: UInt32[Array, "rows 2"]  # of the sequence, see sampling.uniform
+    temperature: Float[Array, " rows"]
+    top_k: Int[Array, " rows"]
+    top_p: Float[Array, " rows"]
+
+    @classmethod
+    def empty(cls, rows: int) -> "RowState":
+        """Host arrays of unused rows, for the scheduler to fill in."""
+
+        def full(dtype: type, value: float = 0, columns: tuple[int, ...] = ()) -> Any:
+            return np.full((rows, *columns), value, dtype)
+
+        return cls(
+            last_token=full(np.int32),
+            position=full(np.int32),
+            end=full(np.int32),
+            live=full(bool),
+            ignore_eos=full(bool),
+            key=full(np.uint32, columns=(2,)),
+            temperature=full(np.float32, 1),
+            top_k=full(np.int32),
+            top_p=full(np.float32, 1),
+        )
+
+
+@pytree_dataclass
+class DecodeState:
+    rows: RowState
+    cache: KVCache
+
+
+@pytree_dataclass
+class Until:
+    """When a burst ends: after `steps`, or when the fullest group has `threshold` live rows."""
+
+    steps: Int[Array | np.integer, ""]
+    threshold: Int[Array | np.integer, ""]
+
+
+@pytree_dataclass
+class BurstOutput:
+    """What was sampled: the first `emitted` entries of each row."""
+
+    tokens: Int[Array | np.ndarray, "rows burst"]
+    logprobs: Float[Array | np.ndarray, "rows burst"]
+    emitted: Int[Array | np.ndarray, " rows"]
+    steps: Int[Array | np.integer, ""]  # decode steps that the device ran
+
+
+def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
+    rows = RowState.empty(rows_per_group * layout.split.dp)
+    return jax.tree.map(lambda x: _as_shape(x, layout.sharding("batch")), rows)
+
+
+def abstract_cache(
+    config: ModelConfig, layout: Layout, rows_per_group: int, length: int, dtype: jnp.dtype
+) -> KVCache:
+    sharding = layout.sharding(*KV_AXES)
+    cache = kv_cache_shape(config, rows_per_group * layout.split.dp, length, dtype)
+    return jax.tree.map(lambda x: _as_shape(x, sharding), cache)
+
+
+def _as_shape(
+    x: jax.ShapeDtypeStruct | np.ndarray, sharding: jax.sharding.Sharding
+) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

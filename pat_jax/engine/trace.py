@@ -1,0 +1,58 @@
+"""What one rollout did, burst by burst and switch by switch: a record to plot, store and replay.
+
+Knows numbers and names. Does not know who measured them.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from pat_jax.planning.types import Carry
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A change of layout during generation, as predicted and as it went."""
+
+    step: int  # decode steps done when it happened
+    live: int  # unfinished sequences at that moment
+    source: str  # such as dp2tp1
+    target: str
+    bytes_moved: int  # weights and KV together, over all devices
+    seconds: float  # what it took
+    predicted_saving_s: float  # decode time saved until the end, before the cost
+    predicted_cost_s: float
+    kv: Carry
+    reason: str
+
+
+@dataclass(frozen=True)
+class RolloutTrace:
+    """One entry for each burst, all taken when the burst began.
+
+    The last burst ends at `total_s` with no live sequence; the time between two bursts is the
+    host's, switches included.
+    """
+
+    times_s: tuple[float, ...]  # since the rollout began
+    steps: tuple[int, ...]  # decode steps done
+    live: tuple[int, ...]  # unfinished sequences, over all data-parallel groups
+    layout: tuple[str, ...]  # in force during the burst
+    total_s: float
+    total_steps: int
+    switches: tuple[Switch, ...] = ()
+
+    def __post_init__(self):
+        lengths = {len(self.times_s), len(self.steps), len(self.live), len(self.layout)}
+        if len(lengths) > 1:
+            raise ValueError(f"a trace needs one entry for each burst: got lengths {lengths}.")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = json.loads(text)
+        switches = tuple(Switch(**switch) for switch in fields.pop("switches"))
+        lists = {name: tuple(x) for name, x in fields.items() if isinstance(x, list)}
+        return cls(**fields | lists, switches=switches)

@@ -1,0 +1,133 @@
+"""From prompts to groups of responses: requests in, sampling keys, planner and what it learns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.layout import Layout
+from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.models.policy import Params
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.trainer import Trainer
+
+TRAIN, EVAL = 0, 1  # streams of sampling keys
+
+
+@dataclass
+class Generator:
+    """The rollout stage of one run."""
+
+    engine: RolloutEngine
+    trainer: Trainer
+    planner: Planner
+    config: RolloutConfig
+    seed: int
+    lengths: LengthModel
+    is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
+
+    def load(self, params: Params) -> None:
+        """Takes over the policy: the next rollout samples it."""
+        layout = self._first_layout()
+        self.engine.set_weights(self.trainer.transfer(params, layout), layout)
+
+    def _first_layout(self) -> Layout:
+        """Where a full rollout begins."""
+        count = self.engine.capacity
+        start = self.planner.start(
+            Load(
+                group=np.zeros(count, int),
+                generated=np.zeros(count, int),
+                context=np.full(count, self.config.max_prompt_length),
+                budget=np.full(count, self.config.max_completion_length),
+            )
+        )
+        return self.engine.layouts[start]
+
+    def release(self) -> None:
+        """Frees the rollout's weights: the update needs the memory."""
+        self.engine.release_weights()
+
+    def rollout(
+        self, prompts: Sequence[Prompt], iteration: int
+    ) -> tuple[list[RolloutGroup], RolloutReport]:
+        """Samples a group of responses to each prompt."""
+        config, num_samples = self.config, self.config.num_generations
+        requests = [
+            self._request(prompt, TRAIN, iteration, sample, config.temperature)
+            for prompt in prompts
+            for sample in range(num_samples)
+        ]
+        completions, report = self._generate(requests)
+        self._learn(completions, report)
+        groups = [
+            _group(prompt, completions[i * num_samples : (i + 1) * num_samples])
+            for i, prompt in enumerate(prompts)
+        ]
+        return groups, report
+
+    def evaluate(self, prompts: Sequence[Prompt], temperature: float) -> list[RolloutGroup]:
+        """One response to each prompt, in as many rollouts as the engine's capacity asks for."""
+        groups: list[RolloutGroup] = []
+        for start in range(0, len(prompts), self.engine.capacity):
+            some = prompts[start : start + self.engine.capacity]
+            requests = [self._request(prompt, EVAL, 0, 0, temperature) for prompt in some]
+            completions, _ = self._generate(requests)
+            groups += [
+                _group(prompt, [done]) for prompt, done in zip(some, completions, strict=True)
+            ]
+        return groups
+
+    def _generate(self, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:
+        # Wherever the rollout before has ended, so that an evaluation or a resumption in between
+        # changes nothing.
+        if (first := self._first_layout()) is not self.engine.layout:
+            self.engine.reslice(first)
+        return self.engine.rollout(requests, self.planner)
+
+    def _request(
+        self, prompt: Prompt, stream: int, iteration: int, sample: int, temperature: float
+    ) -> Request:
+        return Request(
+            tokens=prompt.tokens,
+            key=sequence_key(self.seed, stream, iteration, prompt.id, sample),
+            max_new_tokens=self.config.max_completion_length,
+            temperature=temperature,
+            top_k=self.config.top_k,
+            top_p=self.config.top_p,
+        )
+
+    def _learn(self, completions: Sequence[Completion], report: RolloutReport) -> None:
+        lengths = np.array([len(done.tokens) for done in completions])
+        is_cut = np.array([done.is_truncated for done in completions])
+        self.set_lengths(self.lengths.updated(lengths, is_cut))
+        if isinstance(self.planner, CostModelPlanner) and not self.is_frozen:
+            for split, rows, length, seconds in report.bursts:
+                self.planner.latency = self.planner.latency.observed(split, rows, length, seconds)
+
+    def set_lengths(self, lengths: LengthModel) -> None:
+        self.lengths = lengths
+        if isinstance(self.planner, CostModelPlanner):
+            self.planner.lengths = lengths
+
+
+def _group(prompt: Prompt, completions: Sequence[Completion]) -> RolloutGroup:
+    return RolloutGroup(
+        prompt,
+        tuple(
+            Rollout(
+                prompt=prompt,
+                sample=sample,
+                tokens=done.tokens,
+                logprobs=done.logprobs,
+                finish=FinishReason.LENGTH if done.is_truncated else FinishReason.STOP,
+            )
+            for sample, done in enumerate(completions)
+        ),
+    )

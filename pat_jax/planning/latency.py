@@ -1,0 +1,128 @@
+"""What things cost on this machine: measured tables, looked up between their points.
+
+Made by `profiling`, handed over by value. `observed` returns a model corrected by what a run saw.
+"""
+
+import json
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pat_jax.files import replace_text
+from pat_jax.planning.types import Split
+
+_TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
+
+
+class _Grid(NamedTuple):
+    """The measured points of one table row: every row bucket with every length, ascending."""
+
+    rows: list[int]
+    lengths: list[int]
+
+    def cover(self, rows: int, length: int) -> tuple[int, int]:
+        """The bucket that a load of this size runs in; past the table, its largest."""
+        row = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        column = min(bisect_left(self.lengths, length), len(self.lengths) - 1)
+        return self.rows[row], self.lengths[column]
+
+
+def _grids(points: Iterable[tuple[Hashable, int, int]]) -> dict[Hashable, _Grid]:
+    rows, lengths = defaultdict(set), defaultdict(set)
+    for name, row, length in points:
+        rows[name].add(row)
+        lengths[name].add(length)
+    return {name: _Grid(sorted(rows[name]), sorted(lengths[name])) for name in rows}
+
+
+@dataclass(frozen=True)
+class LatencyModel:
+    """Seconds. Rows are those of one data-parallel group, lengths are cache lengths in tokens."""
+
+    decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
+    reslice_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
+    migrate_table: Mapping[tuple[Split, Split, int, int], float]  # (from, to, rows leaving, length)
+    prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
+    prefill_rows: int  # rows of one call
+    prefill_chunk: int  # tokens a row of one call
+    correction: Mapping[Split, float] = field(
+        default_factory=dict
+    )  # measured / predicted step time
+
+    @cached_property
+    def _decode_grid(self) -> dict[Hashable, _Grid]:
+        return _grids(self.decode_table)
+
+    @cached_property
+    def _migrate_grid(self) -> dict[Hashable, _Grid]:
+        return _grids(((a, b), rows, length) for a, b, rows, length in self.migrate_table)
+
+    @cached_property
+    def _prefill_grid(self) -> dict[Hashable, _Grid]:
+        return _grids((split, 0, length) for split, length in self.prefill_table)
+
+    def decode_step(self, split: Split, rows: int, length: int) -> float:
+        """One decode step with `rows` live rows in the fullest group and contexts up to `length`."""
+        at = self._decode_grid[split].cover(rows, length)
+        scale = max(1.0, rows / at[0]) * max(1.0, length / at[1])  # past the table: in proportion
+        return self.decode_table[(split, *at)] * scale * self.correction.get(split, 1.0)
+
+    def reslice(self, source: Split, target: Split) -> float:
+        return self.reslice_table[(source, target)]
+
+    def migrate(self, source: Split, target: Split, rows: int, length: int) -> float:
+        """`rows` live rows in the fullest group of `source`."""
+        at = self._migrate_grid[(source, target)].cover(rows, length)
+        scale = max(1.0, rows / at[0]) * max(1.0, length / at[1])
+        return self.migrate_table[(source, target, *at)] * scale
+
+    def recompute(self, target: Split, rows: int, length: int) -> float:
+        """Prefill of `rows` rows a group, each of `length` tokens, in `target`."""
+        at = self._prefill_grid[target].cover(0, length)[1]
+        calls = -(-rows // self.prefill_rows) * -(-length // math.gcd(self.prefill_chunk, at))
+        return calls * self.prefill_table[(target, at)]
+
+    def observed(
+        self, split: Split, rows: int, length: int, seconds: float, *, weight: float = 0.1
+    ) -> "LatencyModel":
+        """Corrected by one measured step time: drift, heat, a noisy neighbour."""
+        old = self.correction.get(split, 1.0)
+        ratio = seconds / (self.decode_step(split, rows, length) / old)
+        new = (1 - weight) * old + weight * min(max(ratio, 0.5), 2.0)
+        return replace(self, correction={**self.correction, split: new})
+
+    def covers(self, other: "LatencyModel") -> bool:
+        """Whether every time that `other` knows is known here."""
+        one_call = (self.prefill_rows, self.prefill_chunk)
+        return one_call == (other.prefill_rows, other.prefill_chunk) and all(
+            getattr(other, name).keys() <= getattr(self, name).keys() for name in _TABLES
+        )
+
+    def save(self, path: Path) -> None:
+        tables = {
+            name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
+            for name in _TABLES
+        }
+        shape = {"prefill_rows": self.prefill_rows, "prefill_chunk": self.prefill_chunk}
+        replace_text(path, json.dumps({**tables, **shape}, indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> "LatencyModel":
+        data = json.loads(path.read_text())
+        tables: dict[str, Any] = {
+            name: {_from_plain(key): seconds for key, seconds in data[name]} for name in _TABLES
+        }
+        return cls(**tables, prefill_rows=data["prefill_rows"], prefill_chunk=data["prefill_chunk"])
+
+
+def _plain(key: tuple) -> list:
+    return [list(part) if isinstance(part, Split) else part for part in key]
+
+
+def _from_plain(key: list) -> tuple:
+    return tuple(Split(*part) if isinstance(part, list) else part for part in key)

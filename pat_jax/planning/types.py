@@ -1,0 +1,43 @@
+"""The words the planner and the engine share: what is running, and what to do next."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Carry = Literal["migrate", "recompute"]  # how the KV cache crosses a switch
+
+
+class Split(NamedTuple):
+    """How many ways the devices split a batch (dp) and a model (tp). Written `dp2tp4`."""
+
+    dp: int
+    tp: int
+
+    def __str__(self) -> str:
+        return f"dp{self.dp}tp{self.tp}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """The unfinished sequences, one entry each, and where they sit."""
+
+    group: np.ndarray  # int[live], data-parallel group
+    generated: np.ndarray  # int[live], tokens sampled so far
+    context: np.ndarray  # int[live], tokens in the KV cache: prompt and response
+    budget: np.ndarray  # int[live], tokens that may still be sampled
+
+    @property
+    def live(self) -> int:
+        return len(self.group)
+
+
+@dataclass(frozen=True)
+class Plan:
+    split: Split  # the layout of the next burst
+    threshold: int  # end the burst when the fullest group has this many live sequences or fewer
+    carry: Carry = "migrate"  # to `split`, if that is a switch
+    predicted_saving_s: float = 0.0  # staying to the end minus this plan, its switches included
+    predicted_cost_s: float = 0.0  # of the switch to `split`, if it is one
+    predicted_remaining_s: float = 0.0  # of the whole plan
+    reason: str = ""

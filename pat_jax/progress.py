@@ -1,0 +1,110 @@
+"""What a person sees of a run: a progress bar, or one line a step where output is not a terminal.
+
+Knows which metrics are worth a glance. Does not know how they are measured or stored.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+
+class Progress:
+    """One bar for a run of `total` steps, `done` of which lie behind it."""
+
+    def __init__(self, total: int, *, done: int = 0, stream: TextIO | None = None):
+        self._stream = stream or sys.stderr
+        self._total = total
+        self._last = ""  # the line of the last step
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            file=self._stream,
+            disable=not self._stream.isatty(),
+            dynamic_ncols=True,
+            bar_format="{n_fmt}/{total_fmt} |{bar:16}| {elapsed}<{remaining} {desc}",
+        )
+
+    def stage(self, text: str) -> None:
+        """Show what is going on within a step, such as `rollout dp2tp1 live 12` (terminals only)."""
+        self._bar.set_description_str(f"{text}  {self._last}")
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Show that `step` (counted from 1) is done, and its metrics."""
+        self._last = describe(metrics)
+        self._bar.set_description_str(self._last, refresh=False)
+        self._bar.update(step - self._bar.n)
+        if self._bar.disable:
+            self.print(f"step {step:>{len(str(self._total))}}/{self._total}  {self._last}")
+
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar.disable:
+            print(text, file=self._stream, flush=True)
+        else:
+            self._bar.write(text, file=self._stream)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """The metrics of one step in one line; what was not measured is left out."""
+    templates = {
+        "reward/mean": "reward {:.3f}",
+        "train/loss": "loss {:.4f}",
+        "rollout/length_p50": "length p50 {:.0f}",
+        "rollout/length_max": "max {:.0f}",
+        "rollout/tokens_per_s": "{:,.0f} tok/s",
+        "rollout/layouts": "{}",
+    }
+    parts = [text.format(metrics[name]) for name, text in templates.items() if name in metrics]
+    stages = [f"{name} {seconds:.2f}" for name, seconds in _stages(metrics).items()]
+    return "  ".join([*parts, f"{', '.join(stages)} s"] if stages else parts)
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What came of a run, from its metric rows, in at most five lines."""
+    if not rows:
+        return "no step was finished"
+    totals: dict[str, float] = {}
+    for row in rows:
+        for stage, seconds in _stages(row).items():
+            totals[stage] = totals.get(stage, 0.0) + seconds
+    whole = sum(totals.values())
+    parts = sorted(totals.items(), key=lambda stage: -stage[1])
+    split = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds)
+    num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
+    lines = [f"{_count(num_steps, 'step')} in {whole:,.1f} s" + (f": {split}" if split else "")]
+    if rewards := _values(rows, "reward/mean"):
+        few = min(10, max(1, len(rewards) // 2))
+        first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
+        span = f"mean of the first and last {few} steps" if few > 1 else "first and last step"
+        lines.append(f"reward {first:.3f} -> {last:.3f} ({span})")
+    if scores := _values(rows, "eval/reward"):
+        lines.append(f"held-out reward {scores[0]:.3f} -> {scores[-1]:.3f}")
+    if (tokens := _values(rows, "rollout/tokens")) and totals.get("rollout"):
+        lines.append(f"{sum(tokens):,.0f} tokens, {sum(tokens) / totals['rollout']:,.0f} tok/s")
+    if switches := sum(_values(rows, "rollout/switches")):
+        cost, saving = (
+            sum(_values(rows, name))
+            for name in ("rollout/switch_seconds", "rollout/predicted_saving_s")
+        )
+        times = f"cost {cost:.2f} s, predicted saving {saving:.2f} s"
+        lines.append(f"{_count(switches, 'switch', 'switches')}: {times}")
+    return "\n".join(lines)
+
+
+def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each stage; `timing/rollout` is a stage, `timing/rollout/switch` a part of one."""
+    names = {name: name.split("/")[1:] for name in metrics if name.startswith("timing/")}
+    return {path[0]: metrics[name] for name, path in names.items() if len(path) == 1}
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows if name in row]
+
+
+def _count(number: float, one: str, many: str = "") -> str:
+    return f"{number:,.0f} {one if number == 1 else many or one + 's'}"

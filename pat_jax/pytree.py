@@ -1,0 +1,32 @@
+"""A frozen dataclass that is a pytree, whose fields are not checked when a transformation rebuilds it."""
+
+import dataclasses
+import typing
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+import jax
+
+T = TypeVar("T")
+
+
+@typing.dataclass_transform(frozen_default=True)
+def pytree_dataclass(cls: type[T]) -> type[T]:
+    """Registers `cls` so that its leaves may be shapes or shardings as well as arrays.
+
+    Unflattening skips `__init__`: type checkers that hook it would refuse a leaf that is no array.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    names = [f.name for f in dataclasses.fields(cast(Any, cls))]
+
+    def flatten(obj: T) -> tuple[list[tuple[Any, Any]], None]:
+        return [(jax.tree_util.GetAttrKey(name), getattr(obj, name)) for name in names], None
+
+    def unflatten(_: None, children: Iterable[Any]) -> T:
+        obj = object.__new__(cls)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(obj, name, child)
+        return obj
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls

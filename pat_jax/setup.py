@@ -1,0 +1,251 @@
+"""Puts a run together from its configuration. Everything that can be wrong is found out here,
+before anything is compiled or written."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.checkpoint import check_fingerprint
+from pat_jax.config import RunConfig
+from pat_jax.devices import Device
+from pat_jax.engine.buckets import ladder
+from pat_jax.engine.layout import Layout, factored_mesh, find_layout, layout_chain
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_export import check_export
+from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
+from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath
+from pat_jax.planning.types import Split
+from pat_jax.rl.batches import shapes
+from pat_jax.rl.tokenizer import check_vocabulary
+from pat_jax.rl.update import PolicyUpdate, make_optimizer
+from pat_jax.task import Task, check_task, load_task, load_tokenizer
+from pat_jax.trainer import Trainer, model_functions
+
+CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"  # in the run folder
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run, nothing compiled yet."""
+
+    task: Task
+    policy: Policy
+    layouts: dict[Split, Layout]
+    dropped: Sequence[str]  # why layouts of the chain are missing
+    engine: RolloutEngine
+    trainer: Trainer
+    pinned: Planner | None  # the planner that the options ask for; None: plan by cost
+    fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
+
+    def initial_params(self, config: RunConfig) -> Params:
+        if Path(config.model).is_dir():
+            return load_params(config.model, self.policy, self.trainer.shardings, jnp.float32)
+        return self.trainer.init(config.seed)
+
+
+def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
+    """Raises UserError for whatever in the configuration or its files cannot work.
+
+    What is cheap to find out comes first: options, headers of files, layouts; then the tokenizer
+    and the data, which take seconds.
+    """
+    check_task(config)
+    _check_export_dir(config)
+    model = _model_config(config, len(devices))
+    fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
+    if config.resume:
+        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    mesh = factored_mesh(devices)
+    chain, dropped = layout_chain(mesh, model)
+    layouts = _wanted_layouts(config, chain, mesh, model)
+    _check_batch(config, layouts)
+    tokenizer = load_tokenizer(config)
+    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    task = load_task(config, tokenizer)
+    policy = Policy.from_config(model)
+    dtype = DTYPES[config.compute_dtype]
+    engine = RolloutEngine(
+        policy,
+        devices,
+        config.rollout,
+        capacity=config.rollout.prompts_per_step * config.rollout.num_generations,
+        eos_ids=tokenizer.eos_ids,
+        dtype=dtype,
+        layouts=layouts,
+    )
+    trainer = _trainer(config, policy, next(iter(chain.values())), layouts, dtype)
+    planner = _pinned_planner(config, layouts)
+    return Setup(task, policy, layouts, dropped, engine, trainer, planner, fingerprint)
+
+
+def check_run_dir(config: RunConfig) -> Path:
+    """The run's folder, if it can be written; not made yet.
+
+    Raises:
+      UserError: it cannot be written, holds another run, or has nothing to resume.
+    """
+    folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
+    existing = folder
+    while not os.path.exists(existing):  # False too where looking is forbidden
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
+    if config.resume and not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
+    if not config.resume and folder.is_dir() and any(folder.iterdir()):
+        raise UserError(
+            f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
+        )
+    return folder
+
+
+def make_run_dir(config: RunConfig, folder: Path) -> None:
+    """The first thing that a run writes."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # such as /proc, which says that it can be written
+        raise UserError(
+            f"option --run_dir is {config.run_dir!r}: expected a folder that can be written "
+            f"({error.strerror})."
+        ) from None
+
+
+def _check_export_dir(config: RunConfig) -> None:
+    if not (name := config.checkpoint.export_dir):
+        return
+    if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
+        raise UserError(
+            f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
+            f"folder {config.run_dir!r} lies there; choose another, such as one in the run folder."
+        )
+    check_export(name)
+
+
+def _model_config(config: RunConfig, num_devices: int) -> ModelConfig:
+    if Path(config.model).is_dir():
+        model = check_checkpoint(config.model)
+    elif os.sep in config.model:
+        raise UserError(
+            f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "
+            "the name of a built-in shape, but there is no such directory."
+        )
+    else:
+        model = preset(config.model, vocab_size=load_tokenizer(config).vocab_size)
+    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+
+
+def _check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:
+    sequences = config.rollout.prompts_per_step * config.rollout.num_generations
+    widest = max(layouts, key=lambda split: split.dp)
+    if sequences % widest.dp:
+        raise UserError(
+            f"option --rollout.prompts_per_step x --rollout.num_generations is {sequences}: expected "
+            f"a multiple of {widest.dp}, so that the data parallelism of {widest} can divide it; "
+            "change one of them."
+        )
+
+
+def _wanted_layouts(
+    config: RunConfig, chain: dict[Split, Layout], mesh: jax.sharding.Mesh, model: ModelConfig
+) -> dict[Split, Layout]:
+    """Only what the options can lead to is compiled."""
+    if config.switch_to:
+        option, names = "switch_to", [str(next(iter(chain))), *config.switch_to.split(",")]
+    elif config.layout != "auto":
+        option, names = "layout", [config.layout]
+    else:
+        return chain
+    found = [find_layout(chain, name, mesh, model, option=option) for name in dict.fromkeys(names)]
+    return {layout.split: layout for layout in found}
+
+
+def _pinned_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
+    by_name = {str(split): split for split in layouts}
+    carry = "migrate" if config.rollout.kv_carry == "auto" else config.rollout.kv_carry
+    if config.switch_to:
+        path = zip(config.switch_to.split(","), map(int, config.switch_at.split(",")), strict=True)
+        first = next(iter(layouts))
+        return ScriptedPath(first, tuple((by_name[name], at) for name, at in path), carry)
+    if config.layout != "auto":
+        return FixedLayout(by_name[config.layout])
+    return None
+
+
+def _trainer(
+    config: RunConfig,
+    policy: Policy,
+    layout: Layout,
+    rollout_layouts: dict[Split, Layout],
+    dtype: jnp.dtype,
+) -> Trainer:
+    algorithm, rollout = config.algorithm, config.rollout
+    updates_per_step = (
+        rollout.prompts_per_step // algorithm.mini_batch_size * algorithm.num_iterations
+    )
+    forward, logits = model_functions(policy, layout, dtype, remat=config.remat)
+
+    def functions(optimizer) -> PolicyUpdate:
+        return PolicyUpdate(
+            forward,
+            logits,
+            optimizer,
+            policy.config.vocab_size,
+            temperature=rollout.temperature,
+            epsilon=algorithm.epsilon,
+            epsilon_high=algorithm.epsilon_high,
+            beta=algorithm.beta,
+        )
+
+    optimizer = config.optimizer
+    update = functions(
+        make_optimizer(
+            learning_rate=optimizer.learning_rate,
+            total_steps=config.steps * updates_per_step,
+            schedule=optimizer.schedule,
+            warmup_steps=optimizer.warmup_steps,
+            weight_decay=optimizer.weight_decay,
+            b1=optimizer.b1,
+            b2=optimizer.b2,
+            max_grad_norm=optimizer.max_grad_norm,
+        )
+    )
+    warm_start = config.warm_start
+    supervised = make_optimizer(
+        learning_rate=warm_start.learning_rate,
+        total_steps=warm_start.steps,
+        schedule="cosine",
+        warmup_steps=10,
+    )
+    return Trainer(
+        policy,
+        layout,
+        update,
+        # A rollout-only run compiles no forward and backward passes.
+        micro_shapes=micro_shapes(config, layout.split.dp)
+        if config.train or warm_start.steps
+        else (),
+        rollout_layouts=rollout_layouts,
+        rollout_dtype=dtype,
+        is_on_policy=updates_per_step == 1,
+        num_iterations=algorithm.num_iterations,
+        supervised=functions(supervised) if warm_start.steps else None,
+    )
+
+
+def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:
+    rollout = config.rollout
+    longest = rollout.max_prompt_length + rollout.max_completion_length
+    whole = -(-longest // rollout.min_length) * rollout.min_length
+    return shapes(
+        ladder(rollout.min_length, whole), config.algorithm.tokens_per_micro_batch, num_shards
+    )

@@ -1,0 +1,315 @@
+"""`python -m pat_jax.train`: GRPO whose rollout changes its tensor parallelism while it runs.
+
+Wires the rooms together; the loop in `Run.iterate` is the whole algorithm.
+"""
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pat_jax.checkpoint import Checkpointer
+from pat_jax.cli import dump, parse, run_command
+from pat_jax.config import RunConfig
+from pat_jax.devices import configure
+from pat_jax.engine.rollout import RolloutReport
+from pat_jax.files import replace_text
+from pat_jax.generation import Generator
+from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.models.hf_export import export
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.plot import plot_rollout
+from pat_jax.profiling.measure import Warmup
+from pat_jax.progress import Progress, summarize
+from pat_jax.rl.advantages import group_advantages
+from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch
+from pat_jax.rl.reward_workers import RewardScorer
+from pat_jax.rl.rewards import reward_inputs
+from pat_jax.rl.types import FinishReason, RolloutGroup
+from pat_jax.setup import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    DTYPES,
+    Setup,
+    build,
+    check_run_dir,
+    make_run_dir,
+    micro_shapes,
+)
+from pat_jax.stopwatch import Stopwatch
+
+log = logging.getLogger("pat_jax")
+
+
+def main() -> None:
+    config = configuration(sys.argv[1:])
+    folder = check_run_dir(config)
+    setup = build(config, configure(config.devices))
+    with RewardScorer(setup.task.reward, config.reward_timeout) as scorer:
+        Run(config, folder, setup, scorer).run()
+
+
+def configuration(argv: Sequence[str]) -> RunConfig:
+    """The options; those of a resumed run are its own, unless given again."""
+    config = parse(argv)
+    if config.resume:
+        check_run_dir(config)
+        return parse(["--config", str(Path(config.run_dir) / CONFIG_FILE), *argv])
+    if not config.run_dir:
+        config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
+    return config
+
+
+class Run:
+    """One run, from the first compilation to the last picture."""
+
+    def __init__(self, config: RunConfig, folder: Path, setup: Setup, scorer: RewardScorer):
+        self.config, self.folder, self.setup, self.scorer = config, folder, setup, scorer
+        self.trainer, self.task = setup.trainer, setup.task
+        make_run_dir(config, folder)
+        replace_text(folder / CONFIG_FILE, dump(replace(config, resume=False)))
+        self.checkpoints = Checkpointer(
+            folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=setup.fingerprint
+        )
+        _log_to(folder / "run.log")
+        self.progress = Progress(config.steps)
+        self.stopwatch = Stopwatch()
+
+    def run(self) -> None:
+        config = self.config
+        self.compile()
+        self.restore_or_start()
+        resume_step = self.first_step + 1 if config.resume else None
+        with MetricsWriter(self.folder, resume_step=resume_step) as self.metrics:
+            for step in range(self.first_step, config.steps):
+                self.iterate(step)
+            self.evaluate(config.steps)
+        self.finish()
+
+    def iterate(self, step: int) -> None:
+        """Prompts to rollouts to rewards to advantages to an update to the next policy."""
+        config, clock = self.config, self.stopwatch
+        if config.eval.every and step % config.eval.every == 0:
+            self.evaluate(step)
+        clock.reset()
+        prompts = self.task.train_batch(step, config.rollout.prompts_per_step)
+        with clock("rollout"):
+            groups, report = self.generator.rollout(
+                prompts, step
+            )  # prompt -> rollout, switching inside
+        with clock("reward"):
+            rewards = self.score(groups)
+        measured = describe_rollouts(groups, rewards, report)
+        if config.train:
+            batch = to_train_batch(
+                groups,
+                group_advantages(rewards, scale=config.algorithm.scale_rewards),
+                mini_batch_size=config.algorithm.mini_batch_size,
+                micro_shapes=self.shapes,
+                aggregation=config.algorithm.loss_aggregation,
+                truncated=config.algorithm.truncated,
+            )
+            self.generator.release()
+            with clock("update"):
+                self.state, result = self.trainer.update(self.state, batch, self.reference)
+            with clock("transfer"):
+                self.generator.load(self.state.params)  # the next rollout samples the new policy
+            measured |= result.metrics | {"train/padding_efficiency": batch.padding_efficiency}
+        self.report, measured = report, measured | clock.metrics("timing/")
+        self.metrics.write(step + 1, measured)
+        self.progress.step(step + 1, measured)
+        if (step + 1) % config.checkpoint.every == 0 or step + 1 == config.steps:
+            self.save(step + 1)
+
+    def compile(self) -> None:
+        """Every program of the run, in parallel; nothing is compiled after this and the warm-up."""
+        start = time.perf_counter()
+        if self.task.note:
+            self.progress.print(self.task.note)
+        for reason in self.setup.dropped:
+            log.info("layout dropped: %s", reason)
+        self.progress.print(
+            f"run folder {self.folder}; layouts {', '.join(map(str, self.setup.layouts))}"
+        )
+        for name, part in (("rollout", self.setup.engine), ("training", self.trainer)):
+            part.compile(
+                lambda done, total, name=name: self.progress.stage(
+                    f"compiling {name} {done}/{total}"
+                )
+            )
+        self.progress.print(f"compiled in {time.perf_counter() - start:.1f} s")
+
+    def restore_or_start(self) -> None:
+        """Parameters, optimizer and history: from the checkpoint, or from the start."""
+        config = self.config
+        self.shapes = micro_shapes(config, self.trainer.layout.split.dp)
+        lengths = LengthModel.empty(config.rollout.max_completion_length)
+        if config.resume and self.checkpoints.latest_step() is not None:
+            abstract: dict[str, Any] = {"train": self.trainer.abstract_state}
+            if self.trainer.has_reference:
+                abstract["reference"] = self.trainer.abstract_params
+            self.first_step, saved, meta = self.checkpoints.restore(abstract)
+            self.state, self.reference = saved["train"], saved.get("reference")
+            lengths = LengthModel.from_json(meta["lengths"])
+            self.progress.print(f"resumed after step {self.first_step}")
+        else:
+            self.first_step, self.reference = 0, None
+            self.state = self.trainer["init_state"](self.setup.initial_params(config))
+            self.warm_start()
+            if self.trainer.has_reference:
+                self.reference = self.trainer["copy"](self.state.params)
+        self.warm_up(lengths)
+
+    def warm_start(self) -> None:
+        """A short supervised stage; the optimizer of the reinforcement stage starts afresh."""
+        config = self.config.warm_start
+        start = time.perf_counter()
+        for step, shown in zip(range(config.steps), self.demonstration_batches(), strict=False):
+            self.state, result = self.trainer.supervised_step(self.state, shown)
+            loss = result.metrics["train/loss"]
+            self.progress.stage(f"warm start {step + 1}/{config.steps} loss {loss:.3f}")
+        if config.steps:
+            self.state = self.trainer["init_state"](self.state.params)
+            seconds = time.perf_counter() - start
+            self.progress.print(f"warm start: {config.steps} supervised steps in {seconds:.1f} s")
+
+    def demonstration_batches(self) -> Iterator[Sequence[MicroBatch]]:
+        """Batches of demonstrations of like length: a long one does not pad the short ones."""
+        size = self.config.warm_start.batch_size
+        assert self.task.demonstrations is not None  # check_task refuses a warm start without
+        for draw in itertools.count():
+            shown = self.task.demonstrations(draw, 8 * size)
+            batches = length_grouped(shown, self.shapes, max_rows=size)
+            for i in np.random.default_rng((self.config.seed, draw)).permutation(len(batches)):
+                yield to_supervised_batch(batches[i], micro_shapes=self.shapes)
+
+    def warm_up(self, lengths: LengthModel) -> None:
+        """Runs every program of the rollout; the times it takes are the planner's profile."""
+        config, params = self.config, self.state.params
+        self.progress.stage("warming up")
+        start = time.perf_counter()
+        latency = Warmup(self.setup.engine).measure(
+            lambda layout: self.trainer.transfer(params, layout)
+        )
+        latency = self.frozen(latency)
+        planner = self.setup.pinned or CostModelPlanner(
+            tuple(self.setup.layouts), latency, lengths, carry=config.rollout.kv_carry
+        )
+        self.generator = Generator(
+            self.setup.engine,
+            self.trainer,
+            planner,
+            config.rollout,
+            config.seed,
+            lengths,
+            config.deterministic,
+        )
+        self.generator.load(params)
+        self.progress.print(f"warmed up and profiled in {time.perf_counter() - start:.1f} s")
+
+    def frozen(self, measured: LatencyModel) -> LatencyModel:
+        """The profile to plan by: under `--deterministic` the one that the run began with."""
+        path = self.folder / "profile.json"
+        if self.config.deterministic and path.exists():
+            kept = LatencyModel.load(path)
+            if kept.covers(measured):
+                return kept
+            self.progress.print(f"{path} is of other devices or shapes: measured anew")
+        measured.save(path)
+        return measured
+
+    def score(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
+        """Rewards, float32[groups, samples]."""
+        return self.scorer.score(*reward_inputs(groups, self.task.tokenizer)).reshape(
+            len(groups), -1
+        )
+
+    def evaluate(self, step: int) -> None:
+        """Held-out reward of the current policy."""
+        if not self.config.eval.every:
+            return
+        start = time.perf_counter()
+        groups = self.generator.evaluate(self.task.heldout, self.config.eval.temperature)
+        reward = float(self.score(groups).mean())
+        seconds = time.perf_counter() - start
+        self.metrics.write(step, {"eval/reward": reward, "eval/seconds": seconds})
+        self.progress.print(f"step {step}: held-out reward {reward:.3f} ({len(groups)} prompts)")
+
+    def save(self, step: int) -> None:
+        """After the step's metrics are written: a run resumed from here does not repeat it."""
+        start = time.perf_counter()
+        self.metrics.flush()
+        state = {"train": self.state}
+        if self.reference is not None:
+            state["reference"] = self.reference
+        self.checkpoints.save(step, state, {"lengths": self.generator.lengths.to_json()})
+        self.metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
+
+    def finish(self) -> None:
+        config = self.config
+        self.checkpoints.wait()
+        self.checkpoints.close()
+        self.progress.close()
+        if config.steps > self.first_step:
+            plot_rollout(self.report.trace(), self.folder / "rollout.png")
+        if config.checkpoint.export_dir:
+            source = config.model if Path(config.model).is_dir() else None
+            export(
+                config.checkpoint.export_dir,
+                self.setup.policy,
+                self.state.params,
+                DTYPES[config.compute_dtype],
+                tokenizer_dir=source,
+            )
+        print(summarize(read_metrics(self.folder / METRICS_FILE)))
+        print(f"metrics, checkpoint, configuration and rollout.png are in {self.folder}")
+
+
+def describe_rollouts(
+    groups: Sequence[RolloutGroup], rewards: np.ndarray, report: RolloutReport
+) -> dict[str, float | str]:
+    """The metrics of a rollout, under the names of the logs."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
+    path = list(dict.fromkeys(report.layouts[:1])) + [switch.target for switch in report.switches]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/groups_without_signal": float(np.mean(rewards.std(axis=1) == 0)),
+        "rollout/length_mean": float(lengths.mean()),
+        "rollout/length_p50": float(np.median(lengths)),
+        "rollout/length_max": float(lengths.max()),
+        "rollout/truncated": float(truncated),
+        "rollout/tokens": report.tokens,
+        "rollout/tokens_per_s": report.tokens / report.total_s,
+        "rollout/decode_steps": report.decode_steps,
+        "rollout/row_occupancy": report.busy_rows / report.total_rows,
+        "rollout/layouts": " -> ".join(path),
+        "rollout/switches": len(report.switches),
+        "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
+        "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
+        **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
+    }
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    package = logging.getLogger("pat_jax")
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    package.propagate = False
+
+
+if __name__ == "__main__":
+    run_command(main)

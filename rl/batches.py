@@ -1,0 +1,251 @@
+"""From responses to arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
+
+A row is prompt + response, padded on the right with token 0. The per-token arrays have the shape of
+`tokens` and belong to its *targets*: position t describes the token at t + 1, the one that the
+hidden state at t predicts. Hence a response of n tokens after a prompt of p occupies positions
+p - 1 … p + n - 2, and the last column is always empty. Everything here runs on the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from pat_jax.pytree import pytree_dataclass
+from pat_jax.rl.logprobs import next_tokens
+from pat_jax.rl.types import FinishReason, RolloutGroup
+
+Aggregation = Literal["token", "sequence"]
+AnyArray = Any  # a NumPy array from here, a JAX array inside a program
+
+
+@pytree_dataclass
+class MicroBatch:
+    """One forward-backward pass. Empty rows and positions are 0 everywhere."""
+
+    tokens: Int[AnyArray, "rows length"]  # prompt + response, int32
+    mask: Bool[AnyArray, "rows length"]  # the target is a token of the response
+    weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
+    advantages: Float[AnyArray, " rows"]
+    behavior_logprobs: Float[AnyArray, "rows length"]  # nats, as sampled
+    old_logprobs: Float[AnyArray, "rows length"] | None = None  # None: those of the policy itself
+    reference_logprobs: Float[AnyArray, "rows length"] | None = None  # None: no reference
+
+    @property
+    def targets(self) -> Int[Array, "rows length"]:
+        return next_tokens(self.tokens)
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
+    padding_efficiency: float  # tokens / (rows * length) over all micro-batches
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row before it is packed."""
+
+    prompt: Sequence[int] | np.ndarray
+    response: np.ndarray  # int[n]
+    behavior_logprobs: np.ndarray  # float[n], nats
+    advantage: float
+    in_loss: bool  # False: its tokens have weight 0
+
+    def __post_init__(self):
+        if not len(self.prompt):
+            raise ValueError(
+                "an example needs a prompt of at least one token to predict from; got 0."
+            )
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[tuple[int, int]]:
+    """Every (rows, length) a micro-batch can have, shortest first: compile these ahead of time.
+
+    Args:
+      buckets: lengths in tokens, strictly increasing; the last must hold the longest row.
+      budget: rows * length in tokens, all devices together; exceeded only where `row_multiple`
+        rows are already more.
+      row_multiple: the number of shards that the rows are split into.
+    """
+    if not buckets or buckets[0] < 1 or any(a >= b for a, b in pairwise(buckets)):
+        raise ValueError(f"buckets must be positive and strictly increasing; got {list(buckets)}.")
+    if row_multiple < 1:
+        raise ValueError(f"row_multiple must be at least 1; got {row_multiple}.")
+    return [
+        (max(row_multiple, budget // length // row_multiple * row_multiple), length)
+        for length in buckets
+    ]
+
+
+def abstract_micro_batch(
+    rows: int, length: int, *, has_old: bool, has_reference: bool
+) -> MicroBatch:
+    """A micro-batch of `jax.ShapeDtypeStruct`, to lower a program with."""
+    per_token = np.zeros((rows, length), np.float32)
+    micro = MicroBatch(
+        tokens=per_token.astype(np.int32),
+        mask=per_token.astype(bool),
+        weights=per_token,
+        advantages=per_token[:, 0],
+        behavior_logprobs=per_token,
+        old_logprobs=per_token if has_old else None,
+        reference_logprobs=per_token if has_reference else None,
+    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), micro)
+
+
+def to_train_batch(
+    groups: Sequence[RolloutGroup],
+    advantages: Float[np.ndarray, "groups samples"],
+    *,
+    mini_batch_size: int,
+    micro_shapes: Sequence[tuple[int, int]],
+    aggregation: Aggregation,
+    truncated: Literal["mask", "score"],
+) -> TrainBatch:
+    """Mini-batches of whole groups, each cut into micro-batches.
+
+    Args:
+      groups: the rollouts of one iteration.
+      advantages: one for each rollout, in the order of `groups` and of their rollouts.
+      mini_batch_size: prompts in one mini-batch; the last may hold fewer.
+      micro_shapes: from `shapes`.
+      aggregation: how tokens are weighted, see `pack`.
+      truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
+    """
+    examples_G = [
+        _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
+    ]
+    mini_batches = [
+        pack(list(chain(*examples_G[i : i + mini_batch_size])), micro_shapes, aggregation)
+        for i in range(0, len(groups), mini_batch_size)
+    ]
+    num_tokens = sum(len(example) for example in chain(*examples_G))
+    return TrainBatch(mini_batches, _padding_efficiency(num_tokens, mini_batches))
+
+
+def _examples(
+    group: RolloutGroup, advantages: Float[np.ndarray, " samples"], truncated: str
+) -> list[Example]:
+    if truncated not in ("mask", "score"):
+        raise ValueError(f"truncated is {truncated!r}; expected 'mask' or 'score'.")
+    return [
+        Example(
+            prompt=rollout.prompt.tokens,
+            response=rollout.tokens,
+            behavior_logprobs=rollout.logprobs,
+            advantage=float(advantage),
+            in_loss=truncated == "score" or rollout.finish is not FinishReason.LENGTH,
+        )
+        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+    ]
+
+
+def to_supervised_batch(
+    demonstrations: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]],
+    *,
+    micro_shapes: Sequence[tuple[int, int]],
+    aggregation: Aggregation = "token",
+) -> Sequence[MicroBatch]:
+    """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included."""
+    examples = [
+        Example(prompt, np.asarray(response), np.zeros(len(response)), 0.0, True)
+        for prompt, response in demonstrations
+    ]
+    return pack(examples, micro_shapes, aggregation)
+
+
+def length_grouped(
+    demonstrations: Sequence[tuple[Sequence[int], Sequence[int]]],
+    micro_shapes: Sequence[tuple[int, int]],
+    *,
+    max_rows: int,
+) -> list[list[tuple[Sequence[int], Sequence[int]]]]:
+    """The demonstrations in batches that fill one micro-batch each, of one length bucket each."""
+    batches = []
+    for (rows, length), shorter in zip(
+        micro_shapes, [0, *(length for _, length in micro_shapes)], strict=False
+    ):
+        members = [d for d in demonstrations if shorter < len(d[0]) + len(d[1]) <= length]
+        size = min(rows, max_rows)
+        batches += [members[i : i + size] for i in range(0, len(members), size)]
+    return batches
+
+
+def pack(
+    examples: Sequence[Example],
+    micro_shapes: Sequence[tuple[int, int]],
+    aggregation: Aggregation,
+) -> list[MicroBatch]:
+    """One mini-batch: every example in one row of one micro-batch, in as few of these as possible.
+
+    All shapes cost about the same budget, and a shorter one has at least as many rows; so filling
+    up from the longest example down needs the fewest. Equal lengths keep their order.
+
+    The weights add up to 1, or to 0 if nothing is in the loss:
+
+        weight = 1 / (tokens in the loss)                             aggregation = "token"
+        weight = 1 / (tokens of its response * responses in the loss)               "sequence"
+    """
+    longest = max((len(example) for example in examples), default=0)
+    if longest > micro_shapes[-1][1]:
+        raise ValueError(
+            f"an example of {longest} tokens does not fit the longest bucket, {micro_shapes[-1][1]}. "
+            f"Usual cause: buckets made for another max_prompt_length + max_completion_length."
+        )
+    weights = _token_weights(examples, aggregation)
+    rest = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
+    micro_batches = []
+    while rest:
+        rows, length = next(s for s in micro_shapes if s[1] >= len(examples[rest[0]]))
+        chosen, rest = rest[:rows], rest[rows:]
+        micro_batches.append(
+            _fill([examples[i] for i in chosen], [weights[i] for i in chosen], rows, length)
+        )
+    return micro_batches
+
+
+def _token_weights(examples: Sequence[Example], aggregation: Aggregation) -> list[float]:
+    """The weight of each token of each example."""
+    counts = [len(example.response) if example.in_loss else 0 for example in examples]
+    num_tokens, num_sequences = sum(counts), sum(count > 0 for count in counts)
+    match aggregation:
+        case "token":
+            return [1 / num_tokens if count else 0.0 for count in counts]
+        case "sequence":
+            return [1 / (count * num_sequences) if count else 0.0 for count in counts]
+        case _:
+            raise ValueError(f"aggregation is {aggregation!r}; expected 'token' or 'sequence'.")
+
+
+def _fill(
+    examples: Sequence[Example], weights: Sequence[float], rows: int, length: int
+) -> MicroBatch:
+    tokens = np.zeros((rows, length), np.int32)
+    mask = np.zeros((rows, length), bool)
+    token_weights = np.zeros((rows, length), np.float32)
+    advantages = np.zeros(rows, np.float32)
+    behavior_logprobs = np.zeros((rows, length), np.float32)
+    for row, (example, weight) in enumerate(zip(examples, weights, strict=True)):
+        num_prompt, total = len(example.prompt), len(example)
+        targets = slice(num_prompt - 1, total - 1)
+        tokens[row, :num_prompt] = example.prompt
+        tokens[row, num_prompt:total] = example.response
+        mask[row, targets] = True
+        token_weights[row, targets] = weight
+        advantages[row] = example.advantage
+        behavior_logprobs[row, targets] = example.behavior_logprobs
+    return MicroBatch(tokens, mask, token_weights, advantages, behavior_logprobs)
+
+
+def _padding_efficiency(num_tokens: int, mini_batches: Sequence[Sequence[MicroBatch]]) -> float:
+    slots = sum(micro.tokens.size for micro_batches in mini_batches for micro in micro_batches)
+    return num_tokens / slots if slots else 1.0

@@ -1,0 +1,89 @@
+"""Log-probabilities of given tokens without the full logits.
+
+Knows hidden states and a function from them to logits. Does not know the model, nor how its
+arrays are sharded.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+Logits = Callable[[Float[Array, "rows chunk embed"]], Float[Array, "rows chunk vocab"]]
+
+# exp of it is exactly 0 in float32, and unlike -inf it gives 0, not NaN, when multiplied by that 0.
+_MASKED_LOGIT = -1e30
+
+
+def next_tokens(tokens: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
+    """What each position predicts: the tokens moved left by one, the last column filled with 0."""
+    return jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+
+
+def token_logprobs(
+    hidden: Float[Array, "rows length embed"],
+    targets: Int[Array, "rows length"],
+    logits_fn: Logits,
+    *,
+    vocab_size: int,
+    temperature: float = 1.0,
+    chunk: int = 128,
+) -> tuple[Float[Array, "rows length"], Float[Array, "rows length"]]:
+    """log π(target) and the entropy of π at each position, π = softmax(logits / temperature).
+
+    The logits of `chunk` positions exist at a time, in the backward pass as well (there they are
+    computed again): memory is rows * chunk * vocab instead of rows * length * vocab.
+
+    Args:
+      hidden: the last hidden states; position t predicts `targets[:, t]`.
+      targets: token ids, each below `vocab_size`.
+      logits_fn: the head, applied to a chunk of positions; any float type.
+      vocab_size: the real vocabulary; logits beyond it are padding and get probability 0.
+      temperature: 0 (greedy sampling) is treated as 1, there being no gradient otherwise.
+      chunk: positions in one chunk, at most.
+
+    Returns:
+      Log-probabilities and entropies in nats, both float32. The entropy carries no gradient.
+    """
+    rows, length, _ = hidden.shape
+    num_chunks = -(-length // chunk)
+    chunk = -(-length // num_chunks)
+    padding = num_chunks * chunk - length
+
+    def split(x):
+        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
+
+    def join(x):
+        return jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
+
+    @jax.checkpoint
+    def one_chunk(hidden_and_targets):
+        hidden, targets = hidden_and_targets
+        return _chunk_logprobs(logits_fn(hidden), targets, vocab_size, temperature or 1.0)
+
+    logprobs, entropy = jax.lax.map(one_chunk, (split(hidden), split(targets)))
+    return join(logprobs), join(entropy)
+
+
+def _chunk_logprobs(
+    logits: Float[Array, "rows chunk vocab"],
+    targets: Int[Array, "rows chunk"],
+    vocab_size: int,
+    temperature: float,
+) -> tuple[Float[Array, "rows chunk"], Float[Array, "rows chunk"]]:
+    logits = logits.astype(jnp.float32) / temperature
+    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
+    if logits.shape[-1] > vocab_size:
+        logits = jnp.where(ids < vocab_size, logits, _MASKED_LOGIT)
+    shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    exponentials = jnp.exp(shifted)
+    total = exponentials.sum(axis=-1)
+    # Compare-and-sum instead of a gather: with the vocabulary sharded, each device sums its own
+    # shard and one number a token is reduced, whatever the partitioner makes of a gather along a
+    # sharded axis; and the transpose is a select, not a scatter.
+    target = jnp.where(ids == targets[..., None], shifted, 0.0).sum(axis=-1)
+    log_total = jnp.log(total)
+    entropy = log_total - (exponentials * shifted).sum(axis=-1) / total
+    return target - log_total, jax.lax.stop_gradient(entropy)

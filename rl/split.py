@@ -1,0 +1,19 @@
+"""Which problems are held out: a property of the problem's text and of nothing else.
+
+No seed, file order or run enters, so what one run trained on no other run evaluates on.
+"""
+
+import hashlib
+from enum import StrEnum
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+def split_of(text: str, heldout_share: float) -> Split:
+    """Held out if the text's 64-bit hash lies in the lowest `heldout_share` of all hashes."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    is_heldout = int.from_bytes(digest, "big") < heldout_share * 2**64
+    return Split.HELDOUT if is_heldout else Split.TRAIN

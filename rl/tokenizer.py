@@ -1,0 +1,205 @@
+"""Text to tokens and back: what every tokenizer offers, and the two that exist.
+
+Knows files of tokenizers and chat templates. Does not know models: `check_vocabulary` is told how
+many embedding rows there are.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from pat_jax.errors import UserError
+
+ChatMessage = Mapping[str, str]  # {"role": …, "content": …}
+PromptText = str | Sequence[ChatMessage]
+
+_VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+@runtime_checkable  # for the type checks of the tests
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id: the embedding rows that the tokenizer needs."""
+        ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every token that ends a response."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of the text alone: nothing is put before or after."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text without special tokens (padding, end of sequence)."""
+        ...
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        """Tokens after which the response begins: the chat template, where there is one, applied."""
+        ...
+
+
+def flatten_messages(prompt: PromptText) -> str:
+    """What a person reads of a prompt: the contents of its messages, without roles."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(message["content"] for message in prompt)
+
+
+class CharTokenizer:
+    """One token a character of a fixed alphabet, after padding (0) and end of sequence (1)."""
+
+    pad_id = 0
+    eos_ids = (1,)
+    _NUM_SPECIAL = 2
+
+    def __init__(self, alphabet: str):
+        if len(set(alphabet)) != len(alphabet):
+            raise ValueError(f"alphabet repeats a character: {alphabet!r}")
+        self.alphabet = alphabet
+        self._ids = {char: index + self._NUM_SPECIAL for index, char in enumerate(alphabet)}
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.alphabet) + self._NUM_SPECIAL
+
+    def encode(self, text: str) -> list[int]:
+        unknown = sorted(set(text) - self._ids.keys())
+        if unknown:
+            raise UserError(
+                f"text {text[:40]!r} has the character {unknown[0]!r}: this tokenizer knows only "
+                f"{self.alphabet!r}; use a model directory with its own tokenizer."
+            )
+        return [self._ids[char] for char in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(
+            self.alphabet[token - self._NUM_SPECIAL]
+            for token in tokens
+            if token >= self._NUM_SPECIAL
+        )
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        return self.encode(flatten_messages(prompt))
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer of a Hugging Face checkpoint directory, read from local files only."""
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self._tokenizer = _load_auto_tokenizer(self.directory)
+        self.eos_ids = self._find_eos_ids()
+        pad_id = self._tokenizer.pad_token_id
+        self.pad_id: int = self.eos_ids[0] if pad_id is None else pad_id
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+        self.has_chat_template = bool(self._tokenizer.chat_template)
+        if self.has_chat_template and importlib.util.find_spec("jinja2") is None:
+            raise UserError(
+                f"{self.directory} has a chat template, which needs the package jinja2: run "
+                "`pip install jinja2`."
+            )
+
+    def _find_eos_ids(self) -> tuple[int, ...]:
+        own = self._tokenizer.eos_token_id
+        ids = [] if own is None else [own]
+        ids += [token for token in _read_generation_eos(self.directory) if token not in ids]
+        if not ids:
+            raise UserError(
+                f"{self.directory} names no end-of-sequence token: expected eos_token in "
+                "tokenizer_config.json or eos_token_id in generation_config.json; add one of them."
+            )
+        return tuple(ids)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        # Cleaning up spaces would change what the policy wrote.
+        return self._tokenizer.decode(
+            [int(token) for token in tokens],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        if not self.has_chat_template:
+            # Unlike `encode`, with the beginning-of-sequence token that a base model expects.
+            return list(self._tokenizer.encode(flatten_messages(prompt)))
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return list(
+            self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )
+        )
+
+
+def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:
+    """Refuses a tokenizer whose largest id has no row in an embedding of `num_embeddings` rows.
+
+    `source` is the checkpoint directory that the message names.
+    """
+    largest = tokenizer.vocab_size - 1
+    if largest >= num_embeddings:
+        raise UserError(
+            f"{source}{': ' if source else ''}the tokenizer's largest token id is {largest}, but the "
+            f"model has {num_embeddings} embedding rows (vocab_size in config.json): expected at "
+            f"least {largest + 1}; use the tokenizer that belongs to this model."
+        )
+
+
+def _load_auto_tokenizer(directory: Path):
+    # Without these files transformers makes up a tokenizer of one token from config.json.
+    if not any((directory / name).is_file() for name in _VOCABULARY_FILES):
+        what = "has no tokenizer files" if directory.is_dir() else "does not exist"
+        raise UserError(
+            f"tokenizer directory {directory} {what}: expected a folder with tokenizer.json; check "
+            "the path, or copy the file from the model's release."
+        )
+    # Every run would print that PyTorch is missing, which is how it should be.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer  # takes seconds, and only checkpoints need it
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    # The Rust tokenizer raises bare Exception on a broken tokenizer.json; nothing narrower is named.
+    except Exception as error:
+        raise UserError(
+            f"no tokenizer could be read from {directory} ({_first_line(error)}): expected intact "
+            "tokenizer.json and tokenizer_config.json; copy them from the model's release."
+        ) from error
+
+
+def _read_generation_eos(directory: Path) -> list[int]:
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return []
+    try:
+        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not a JSON object ({_first_line(error)}): expected one with eos_token_id; "
+            "repair or remove the file."
+        ) from error
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(token, int) for token in ids):
+        raise UserError(
+            f"{path}, field eos_token_id, is {eos!r}: expected an integer or a list of integers; "
+            "correct it."
+        )
+    return ids
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -1,0 +1,39 @@
+"""What flows through an iteration: Prompt -> Rollout -> RolloutGroup -> TrainBatch.
+
+Host-side values. Tokens in, tokens out: text is decoded from tokens once, for rewards, and never
+tokenised again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # the policy ended its response
+    LENGTH = "length"  # cut at max_completion_length
+
+
+@dataclass(frozen=True)
+class Prompt:
+    id: int  # stable over the run and its resumptions; sampling keys are folded from it
+    tokens: tuple[int, ...]
+    text: str
+    columns: Mapping[str, object]  # every other column of the data row, passed on to rewards
+
+
+@dataclass(frozen=True)
+class Rollout:
+    prompt: Prompt
+    sample: int  # 0 … num_generations - 1
+    tokens: np.ndarray  # int32[length], the end-of-sequence token included when finish is STOP
+    logprobs: np.ndarray  # float32[length], nats under the distribution that sampled each token
+    finish: FinishReason
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    prompt: Prompt
+    rollouts: Sequence[Rollout]

@@ -1,0 +1,205 @@
+"""The update as pure functions of arrays: log-probabilities, gradients, one optimizer step.
+
+Knows neither the model nor how anything is sharded or compiled: the model comes as two functions,
+and the caller compiles the steps ahead of time, with shardings and donation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from pat_jax.pytree import pytree_dataclass
+from pat_jax.rl.batches import MicroBatch
+from pat_jax.rl.logprobs import token_logprobs
+from pat_jax.rl.losses import LossSums, grpo_loss, supervised_loss
+
+Params = Any  # a pytree of float32 arrays, the master weights
+PerToken = Float[Array, "rows length"]
+
+
+@pytree_dataclass
+class TrainState:
+    """All that an optimizer step changes."""
+
+    params: Params
+    opt_state: optax.OptState
+    step: Int[Array, ""]  # updates applied; skipped ones do not count
+
+
+@dataclass(frozen=True)
+class PolicyUpdate:
+    """The model, the loss and the optimizer of an update; its methods are the programs.
+
+    A mini-batch is: `grad_step` (or `sft_grad_step`) for each of its micro-batches, starting from
+    `zero_gradients` and `zero_sums`, then `apply_step`. To be donated: grads and sums where they
+    are added to, the state where it is replaced.
+    """
+
+    forward: Callable[[Params, Array], Array]  # params, tokens[rows, length] -> hidden states
+    logits: Callable[[Params, Array], Array]  # params, hidden states -> logits, padding included
+    optimizer: optax.GradientTransformation
+    vocab_size: int  # without padding
+    temperature: float = 1.0  # the rollout's, so that both mean the same distribution
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    beta: float = 0.0
+    logit_tokens: int = 4096  # tokens, all devices together, whose logits exist at a time
+
+    def init(self, params: Params) -> TrainState:
+        return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
+        """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
+        logprobs, entropy = self._logprobs(params, micro, self.temperature)
+        return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
+
+    def grad_step(
+        self, params: Params, micro: MicroBatch, grads: Params, sums: LossSums
+    ) -> tuple[Params, LossSums]:
+        """Adds the micro-batch's GRPO gradient to `grads` and its metrics to `sums`.
+
+        Without `micro.old_logprobs` the old policy is `params` itself: right for the first update
+        after a rollout, and one forward pass cheaper.
+        """
+
+        def loss(params):
+            logprobs, entropy = self._logprobs(params, micro, self.temperature)
+            return grpo_loss(
+                logprobs,
+                logprobs if micro.old_logprobs is None else micro.old_logprobs,
+                micro.advantages,
+                micro.weights,
+                epsilon=self.epsilon,
+                epsilon_high=self.epsilon_high,
+                beta=self.beta,
+                reference_logprobs=micro.reference_logprobs,
+                behavior_logprobs=micro.behavior_logprobs,
+                entropy=entropy,
+            )
+
+        return _accumulate(loss, params, grads, sums)
+
+    def sft_grad_step(
+        self, params: Params, micro: MicroBatch, grads: Params, sums: LossSums
+    ) -> tuple[Params, LossSums]:
+        """The same for the cross-entropy of the responses, at temperature 1."""
+
+        def loss(params):
+            logprobs, entropy = self._logprobs(params, micro, 1.0)
+            return supervised_loss(logprobs, micro.weights, entropy=entropy)
+
+        return _accumulate(loss, params, grads, sums)
+
+    def apply_step(
+        self, state: TrainState, grads: Params
+    ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
+        """One optimizer step, left out altogether when a gradient is not finite.
+
+        Returns:
+          The new state, the gradient's global norm before clipping, and whether it was applied.
+        """
+        grad_norm = optax.tree.norm(grads)
+        is_applied = jnp.isfinite(grad_norm)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        # A select, not a cond: both states have the same buffers, so donation still works.
+        state = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), updated, state)
+        return state, grad_norm, is_applied
+
+    def _logprobs(
+        self, params: Params, micro: MicroBatch, temperature: float
+    ) -> tuple[PerToken, PerToken]:
+        hidden = self.forward(params, micro.tokens)
+        return token_logprobs(
+            hidden,
+            micro.targets,
+            lambda hidden: self.logits(params, hidden),
+            vocab_size=self.vocab_size,
+            temperature=temperature,
+            chunk=max(1, self.logit_tokens // hidden.shape[0]),
+        )
+
+
+def zero_gradients(params: Params) -> Params:
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def _accumulate(
+    loss: Callable[[Params], tuple[Array, LossSums]],
+    params: Params,
+    grads: Params,
+    sums: LossSums,
+) -> tuple[Params, LossSums]:
+    micro_grads, micro_sums = jax.grad(loss, has_aux=True)(params)
+    return jax.tree.map(jnp.add, grads, micro_grads), sums.add(micro_sums)
+
+
+def make_schedule(
+    *,
+    learning_rate: float,
+    schedule: Literal["constant", "cosine"],
+    warmup_steps: int,
+    total_steps: int,
+) -> Callable[[ArrayLike], Array]:
+    """The learning rate of update number `step` (from 0).
+
+        rate = learning_rate * min(1, (step + 1) / warmup_steps) * decay
+        decay = 1                                                            "constant"
+        decay = (1 + cos(π (step - warmup) / (total - warmup))) / 2          "cosine"
+
+    The first update of a warm-up is small but not nothing, and so is the last of a cosine.
+    """
+    if schedule not in ("constant", "cosine"):
+        raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
+
+    def rate(count: ArrayLike) -> Array:
+        step = jnp.asarray(count, jnp.float32)
+        warm_up = jnp.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
+        progress = jnp.clip((step - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
+        decay = 0.5 * (1.0 + jnp.cos(jnp.pi * progress)) if schedule == "cosine" else 1.0
+        return learning_rate * warm_up * decay
+
+    return rate
+
+
+def make_optimizer(
+    *,
+    learning_rate: float,
+    total_steps: int,
+    schedule: Literal["constant", "cosine"] = "constant",
+    warmup_steps: int = 0,
+    weight_decay: float = 0.0,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    max_grad_norm: float = 1.0,
+) -> optax.GradientTransformation:
+    """Global-norm clipping, then AdamW; norms and biases are not decayed."""
+    rate = make_schedule(
+        learning_rate=learning_rate,
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask),
+    )
+
+
+def decay_mask(params: Params) -> Params:
+    """True where weight decay applies: neither 1-D nor named `…norm` or `…bias`.
+
+    A bias may have an axis for its heads, so the number of axes alone does not tell.
+    """
+
+    def is_decayed(path: tuple, x: Array) -> bool:
+        words = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        return x.ndim > 1 and not any(word.endswith(("norm", "bias")) for word in words)
+
+    return jax.tree_util.tree_map_with_path(is_decayed, params)

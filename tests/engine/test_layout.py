@@ -1,0 +1,159 @@
+"""Which mesh axes a layout takes, how KV heads fall on them, and which layouts there are."""
+
+import itertools
+import math
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from fakes import SPLITS
+
+from pat_jax.engine.layout import (
+    Layout,
+    factored_mesh,
+    find_layout,
+    layout_chain,
+    make_layout,
+    prime_factors,
+)
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS
+from pat_jax.planning.types import Split
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=61,
+    embed_dim=16,
+    mlp_dim=32,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=4,
+    vocab_multiple=8,
+)
+
+
+def layouts(num_devices: int = 8, **changes) -> dict[Split, Layout]:
+    return layout_chain(factored_mesh(jax.devices()[:num_devices]), replace(CONFIG, **changes))[0]
+
+
+@pytest.mark.parametrize(
+    "n, factors", [(1, []), (2, [2]), (8, [2, 2, 2]), (12, [2, 2, 3]), (35, [5, 7])]
+)
+def test_prime_factors(n, factors):
+    assert prime_factors(n) == factors and math.prod(factors) == n
+
+
+def test_the_mesh_keeps_neighbours_innermost():
+    mesh = factored_mesh(jax.devices()[::-1])
+    assert mesh.devices.shape == (2, 2, 2)
+    ids = np.vectorize(lambda device: device.id)(mesh.devices)
+    np.testing.assert_array_equal(ids.reshape(-1), sorted(ids.reshape(-1)))
+
+
+def test_tp_takes_the_innermost_axes_and_dp_counts_the_rest_from_inside():
+    chain = layouts()
+    axes = {split: (layout.dp_axes, layout.tp_axes) for split, layout in chain.items()}
+    assert axes == {
+        Split(8, 1): (("axis2", "axis1", "axis0"), ()),
+        Split(4, 2): (("axis1", "axis0"), ("axis2",)),
+        Split(2, 4): (("axis0",), ("axis2", "axis1")),
+        Split(1, 8): ((), ("axis2", "axis1", "axis0")),
+    }
+    assert tuple(chain) == SPLITS
+
+
+@pytest.mark.parametrize("name", ["vocab", "mlp", "kv_heads"])
+def test_a_wider_shard_is_part_of_the_narrower_one_on_its_device(name):
+    chain = list(layouts().values())
+    for narrow, wide in itertools.pairwise(chain):
+        before = narrow.sharding(name).devices_indices_map((64,))
+        after = wide.sharding(name).devices_indices_map((64,))
+        for device, (part,) in after.items():
+            assert set(range(64)[part]) < set(range(64)[before[device][0]])
+
+
+@pytest.mark.parametrize(
+    "kv_heads, num_heads, kv_sizes",
+    [(8, 8, (1, 2, 4, 8)), (6, 24, (1, 2, 2, 2)), (2, 8, (1, 2, 2, 2)), (1, 8, (1, 1, 1, 1))],
+)
+def test_kv_heads_take_the_leading_axes_that_divide_them(kv_heads, num_heads, kv_sizes):
+    for layout, size in zip(
+        layouts(num_kv_heads=kv_heads, num_heads=num_heads).values(), kv_sizes, strict=True
+    ):
+        assert layout.size(layout.kv_axes) == size
+        assert layout.kv_axes == layout.tp_axes[: len(layout.kv_axes)]
+        # Query heads of one KV head share out the other axes.
+        assert layout.mesh_axes("kv_heads") + layout.mesh_axes("queries_per_kv") == layout.tp_axes
+
+
+def test_the_run_of_kv_axes_does_not_jump_over_an_axis():
+    """Factors 2 · 3, innermost 3: four KV heads divide by 2, but 3 comes first."""
+    layout = layouts(6, num_kv_heads=4, num_heads=24, mlp_dim=48, vocab_multiple=24)[Split(1, 6)]
+    assert layout.kv_axes == ()
+    assert [layout.mesh.shape[axis] for axis in layout.tp_axes] == [3, 2]
+
+
+def test_every_parameter_axis_has_a_rule_and_no_mesh_axis_twice():
+    for config in PRESETS.values():
+        policy = Policy.from_config(replace(config, num_layers=1, vocab_multiple=8))
+        chain, _ = layout_chain(factored_mesh(jax.devices()), policy.config)
+        for layout in chain.values():
+            for role in ("rollout", "train"):
+                for spec in jax.tree.leaves(layout.param_specs(policy, role)):
+                    used = [axis for part in spec if part for axis in part]
+                    assert len(used) == len(set(used))
+
+
+def test_the_trainer_splits_the_embedding_over_dp_and_the_rollout_does_not():
+    layout = layouts()[Split(4, 2)]
+    assert layout.mesh_axes("embed", "train") == layout.dp_axes
+    assert layout.mesh_axes("embed") == ()
+    odd = layouts(embed_dim=18)[Split(4, 2)]
+    assert odd.size(odd.mesh_axes("embed", "train")) == 2  # 18 = 2 · 9
+
+
+def test_an_unknown_axis_name_is_refused():
+    with pytest.raises(ValueError, match="'width' has no row"):
+        layouts()[SPLITS[0]].spec("width")
+
+
+@pytest.mark.parametrize(
+    "changes, kept, reason",
+    [
+        ({"mlp_dim": 36}, (1, 2, 4), r"dp1tp8 needs mlp_dim = 36 divisible by 8"),
+        ({"num_heads": 6, "num_kv_heads": 2}, (1, 2), r"dp2tp4 needs num_heads / num_kv_heads = 3"),
+        ({"vocab_multiple": 2}, (1, 2), r"dp2tp4 needs padded vocab_size = 62 divisible by 4"),
+    ],
+)
+def test_layouts_that_do_not_divide_are_dropped_with_a_reason(changes, kept, reason):
+    chain, dropped = layout_chain(factored_mesh(jax.devices()), replace(CONFIG, **changes))
+    assert tuple(split.tp for split in chain) == kept
+    assert len(chain) + len(dropped) == 4
+    assert any(re.search(reason, text) for text in dropped)
+
+
+def test_a_pinned_layout_that_does_not_divide_is_refused_with_the_reason():
+    config, mesh = replace(CONFIG, mlp_dim=36), factored_mesh(jax.devices())
+    chain, _ = layout_chain(mesh, config)
+    assert find_layout(chain, "dp2tp4", mesh, config) is chain[Split(2, 4)]
+    with pytest.raises(UserError, match="dp1tp8 needs mlp_dim = 36 divisible by 8"):
+        find_layout(chain, "dp1tp8", mesh, config)
+    with pytest.raises(UserError, match=r"'dp3tp3'.*dp8tp1, dp4tp2, dp2tp4; choose one"):
+        find_layout(chain, "dp3tp3", mesh, config)
+
+
+def test_one_device_has_one_layout():
+    mesh = factored_mesh(jax.devices()[:1])
+    chain, dropped = layout_chain(mesh, CONFIG)
+    assert list(chain) == [Split(1, 1)] and dropped == []
+    assert find_layout(chain, "dp1tp1", mesh, CONFIG) is chain[Split(1, 1)]
+
+
+def test_a_layout_names_its_split():
+    layout = make_layout(factored_mesh(jax.devices()), 1, CONFIG)
+    assert (str(layout), layout.split, layout.size(layout.dp_axes)) == ("dp4tp2", Split(4, 2), 4)

@@ -1,0 +1,173 @@
+"""The lossless contract: switching layouts changes no token that was not a near-tie."""
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import SETTINGS, static_run, subject
+
+from benchmarks.lossless import (
+    MODELS,
+    PATHS,
+    SEEDS,
+    THOROUGH,
+    machine,
+    make_requests,
+    measure,
+    summary,
+    tally,
+)
+from benchmarks.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
+from pat_jax.engine.scheduler import Completion, Request
+
+TOLERANCE = 1e-4  # of log-probabilities, nats
+
+
+def check(total: Tally) -> None:
+    assert total.compared > 0.9 * total.tokens > 100
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.max_logprob_difference <= TOLERANCE
+    assert total.max_logprob_error <= TOLERANCE
+
+
+@pytest.mark.parametrize("carry", ["migrate", "recompute"])
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(map(str, path)))
+@pytest.mark.parametrize("name", MODELS)
+def test_switching_changes_no_token(name, path, carry):
+    requests, static = static_run(name, seed=0)
+    planner = subject(name).adaptive(path, carry, len(requests))
+    adaptive, report = subject(name).run(requests, planner)
+
+    tp = {str(split): split.tp for split in subject(name).engine.layouts}
+    assert tuple(tp[switch.target] for switch in report.switches) == path[1:]
+    assert {switch.kv for switch in report.switches} == {carry}
+    assert all(0 < switch.live < len(requests) for switch in report.switches)
+    check(sum(tally(subject(name), requests, static, [adaptive]).values(), Tally()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layout_generates_the_same(name):
+    requests, static = static_run(name, seed=1)
+    others = [subject(name).run(requests, subject(name).static(tp))[0] for tp in (2, 4, 8)]
+    check(sum(tally(subject(name), requests, static, others).values(), Tally()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_comparison_covers_what_it_should(name):
+    """Every way to sample and to end, many lengths, and buckets that change on the way."""
+    requests, static = static_run(name, seed=0)
+    lengths = np.array([len(done.tokens) for done in static])
+    assert lengths.min() < 6 and lengths.max() > 40 and len(set(lengths)) > 8
+    assert {done.is_truncated for done in static} == {True, False}
+    assert all(
+        len(done.tokens) <= r.max_new_tokens for r, done in zip(requests, static, strict=True)
+    )
+    counts = tally(subject(name), requests, static, [static])
+    assert all(total.tokens > 50 for total in counts.values())
+
+    _, report = subject(name).run(requests, subject(name).static(8))
+    buckets = subject(name).engine.catalogue.buckets
+    assert {rows for _, rows, _, _ in report.bursts} == set(buckets.rows[report.bursts[0][0]])
+    assert {length for _, _, length, _ in report.bursts} == set(buckets.lengths)
+    assert report.tokens == lengths.sum()
+
+
+def test_a_sequence_does_not_depend_on_its_company():
+    """Half of the requests, in another order and so in other rows, groups and buckets."""
+    requests, static = static_run("kv8", seed=0)
+    some = [13, 2, 7, 4, 11, 0, 9]
+    alone, _ = subject("kv8").run([requests[i] for i in some], subject("kv8").static(2))
+    decisions = subject("kv8").judge.decisions(requests, static)
+    check(
+        sum(
+            (compare(static[i], new, decisions[i]) for i, new in zip(some, alone, strict=True)),
+            Tally(),
+        )
+    )
+
+
+def test_samples_differ_by_key_alone():
+    request = replace(make_requests(SETTINGS["kv8"], 0)[1], ignore_eos=True, max_new_tokens=20)
+    other = replace(request, key=request.key + np.uint32(1))
+    run = subject("kv8").run([request, other, request], subject("kv8").static(1))[0]
+    assert run[0].tokens.tolist() == run[2].tokens.tolist() != run[1].tokens.tolist()
+
+
+class TestJudge:
+    """What the comparison would say of a rollout that is not lossless."""
+
+    REQUEST = Request(tokens=(1,), key=np.zeros(2, np.uint32), max_new_tokens=3)
+    STATIC = Completion(np.array([5, 6, 7]), np.array([-1.0, -2.0, -3.0]), True)
+
+    def decisions(self, margins, filter_margins=(1.0, 1.0, 1.0)) -> Decisions:
+        logprobs = self.STATIC.logprobs
+        return Decisions(self.STATIC.tokens, logprobs, np.array(margins), np.array(filter_margins))
+
+    def test_another_token_at_a_sure_decision_is_unexplained(self):
+        other = replace(self.STATIC, tokens=np.array([5, 9, 7]))
+        total = compare(self.STATIC, other, self.decisions([1.0, 0.5, 1.0]))
+        assert (total.divergences, total.unexplained, total.compared) == (1, 1, 1)
+
+    @pytest.mark.parametrize("margins", [[1.0, 0.5e-4, 1.0], [1.0, 0.5, 1.0]])
+    def test_a_near_tie_of_choice_or_filter_explains_it(self, margins):
+        other = replace(self.STATIC, tokens=np.array([5, 9, 7]))
+        total = compare(self.STATIC, other, self.decisions(margins, (1.0, margins[1] / 1e4, 1.0)))
+        assert (total.divergences, total.unexplained, total.near_ties) == (1, 0, 1)
+
+    @pytest.mark.parametrize("tokens", [[5, 6], [5, 6, 7, 8]])
+    def test_another_length_is_a_divergence(self, tokens):
+        other = Completion(np.array(tokens), np.full(len(tokens), -1.0), True)
+        total = compare(self.STATIC, other, self.decisions([1.0, 1.0, 1.0]))
+        assert (total.divergences, total.unexplained) == (1, 1)
+
+    def test_logprobs_are_compared_before_the_divergence_only(self):
+        other = replace(self.STATIC, logprobs=np.array([-1.0, -2.5, -3.0]))
+        decisions = self.decisions([1.0, 1.0, 1.0])
+        assert compare(self.STATIC, other, decisions).max_logprob_difference == 0.5
+        other = replace(other, tokens=np.array([9, 6, 7]))
+        assert compare(self.STATIC, other, decisions).max_logprob_difference == 0.0
+
+    def test_margins_of_a_known_distribution(self):
+        logits = np.log([[0.5, 0.3, 0.15, 0.05]])
+        taken = np.array([1])
+        greedy = decide(logits, np.array([0.9]), replace(self.REQUEST, temperature=0.0), taken)
+        np.testing.assert_allclose(greedy.margins, np.log(0.5 / 0.3))
+        sampled = decide(logits, np.array([0.77]), self.REQUEST, taken)
+        np.testing.assert_allclose(sampled.margins, 0.03)
+        np.testing.assert_allclose(sampled.logprobs, np.log(0.3))
+        filtered = decide(logits, np.array([0.7]), replace(self.REQUEST, top_k=3, top_p=0.8), taken)
+        np.testing.assert_allclose(filtered.margins, 0.7 - 0.5 / 0.8)
+        np.testing.assert_allclose(filtered.logprobs, np.log(0.3 / 0.8))
+        # Cut to three, the likeliest two have the mass 0.8 / 0.95, the likeliest alone 0.5 / 0.95.
+        np.testing.assert_allclose(filtered.filter_margins, 0.8 / 0.95 - 0.8)
+        assert (greedy.tokens[0], sampled.tokens[0], filtered.tokens[0]) == (0, 1, 1)
+
+    def test_a_wrong_token_in_a_real_run_is_noticed(self):
+        requests, static = static_run("kv8", seed=0)
+        decided = subject("kv8").judge.decisions(requests, static)[0]
+        assert not decided.is_near_tie[1]
+        tokens = static[0].tokens.copy()
+        tokens[1] = (tokens[1] + 1) % 61
+        spoiled = replace(static[0], tokens=tokens)
+        assert compare(static[0], spoiled, decided).unexplained == 1
+        again = subject("kv8").judge.decisions(requests[:1], [spoiled])[0]
+        assert compare(spoiled, static[0], again).judge_disagrees >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_tokens(capsys):
+    """The settings of `python -m benchmarks.lossless`; bfloat16 is reported, not judged."""
+    records = list(measure(tuple(MODELS), jnp.float32, THOROUGH, SEEDS))
+    records += measure(("kv2",), jnp.bfloat16, THOROUGH, SEEDS)
+    totals = summary(records)
+    with capsys.disabled():
+        print(machine(), json.dumps(totals, indent=1))
+    total = totals["float32"]["all"]
+    assert total["compared"] >= 100_000
+    assert total["unexplained"] == total["judge_disagrees"] == 0
+    assert total["max_logprob_difference"] <= TOLERANCE
+    assert total["near_tie_rate"] < 100 * NEAR_TIE  # 61 boundaries, each 2 · NEAR_TIE wide
+    assert totals["bfloat16"]["all"]["tokens"] > 10_000

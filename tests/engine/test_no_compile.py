@@ -1,0 +1,179 @@
+"""After the warm-up nothing is compiled: rollouts with switches, updates and transfers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import SETTINGS, SPLITS, subject
+
+from benchmarks.lossless import Subject
+from pat_jax.generation import Generator
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner, ScriptedPath
+from pat_jax.profiling.measure import Warmup
+from pat_jax.rl.batches import to_train_batch
+from pat_jax.rl.types import Prompt
+from pat_jax.rl.update import PolicyUpdate, make_optimizer
+from pat_jax.trainer import Trainer, model_functions
+
+pytestmark = pytest.mark.timeout(1500)
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextmanager
+def counted_compilations() -> Iterator[list[str]]:
+    """The events of compilation, those answered by the persistent cache included."""
+    events: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == COMPILED:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_the_counter_counts():
+    x = jnp.arange(5.0)
+    with counted_compilations() as events:
+        jax.jit(lambda x: x * 3 + 1)(x)
+    assert len(events) == 1
+    with counted_compilations() as events:
+        function = jax.jit(lambda x: x * 3 + 2)
+        function(x)
+        function(x + 0)  # `+` compiles, too
+        function(x[:3])  # as does a slice, and the second shape
+    assert len(events) > 3
+    with counted_compilations() as events:
+        function(x)
+    assert events == []
+
+
+@dataclass
+class Iterations:
+    """A run in small: sampling, a made-up reward, an update, the next policy."""
+
+    subject: Subject
+
+    def __post_init__(self):
+        self.engine, self.policy = self.subject.engine, self.subject.policy
+        self.trainer.compile()
+        params = jax.device_put(self.subject.params, self.trainer.shardings)
+        self.state = self.trainer["init_state"](params)
+        self.reference = self.trainer["copy"](self.state.params)
+        self.latency = Warmup(self.engine).measure(
+            lambda layout: self.trainer.transfer(self.state.params, layout)
+        )
+        config = replace(SETTINGS["kv2"].rollout, prompts_per_step=4, num_generations=4)
+        lengths = LengthModel.empty(config.max_completion_length)
+        self.generator = Generator(
+            self.engine, self.trainer, FixedLayout(DP8), config, seed=5, lengths=lengths
+        )
+        self.generator.load(self.state.params)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        layout = self.engine.layouts[DP8]
+        forward, logits = model_functions(self.policy, layout, jnp.float32)
+        update = PolicyUpdate(
+            forward,
+            logits,
+            make_optimizer(learning_rate=1e-3, total_steps=10),
+            self.policy.config.vocab_size,
+            beta=0.01,
+        )
+        return Trainer(
+            self.policy,
+            layout,
+            update,
+            micro_shapes=[(8, 64)],
+            rollout_layouts=self.engine.layouts,
+            rollout_dtype=jnp.float32,
+            is_on_policy=False,
+        )
+
+    def iterate(self, step: int, planner: Planner, **options: float) -> list[str]:
+        """One iteration; returns the layouts that its rollout went through."""
+        self.generator.planner = planner
+        self.generator.config = replace(self.generator.config, **options)
+        rng = np.random.default_rng(step)
+        prompts = [
+            Prompt(i, tuple(rng.integers(3, 61, rng.integers(1, 13)).tolist()), "", {})
+            for i in range(4)
+        ]
+        groups, report = self.generator.rollout(prompts, step)
+        batch = to_train_batch(
+            groups,
+            rng.normal(size=(4, 4)),
+            mini_batch_size=2,
+            micro_shapes=[(8, 64)],
+            aggregation="token",
+            truncated="score",
+        )
+        self.generator.release()
+        self.state, result = self.trainer.update(self.state, batch, self.reference)
+        self.generator.load(self.state.params)
+        assert result.num_updates == 2 and np.isfinite(result.metrics["train/loss"])
+        assert result.metrics["train/behavior_gap_max"] < 1e-4 or options
+        switches = report.switches
+        return [s.source for s in switches[:1]] + [s.target for s in switches]
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterations:
+    return Iterations(subject("kv2"))
+
+
+def test_iterations_compile_nothing(warm):
+    up = ScriptedPath(DP8, ((DP4TP2, 12), (DP2TP4, 8), (TP8, 4)))
+    down = ScriptedPath(TP8, ((DP2TP4, 12), (DP8, 6)))
+    there_and_back = ScriptedPath(DP4TP2, ((TP8, 10), (DP8, 4)), carry="recompute")
+    paths = []
+    with counted_compilations() as events:
+        paths.append(warm.iterate(0, FixedLayout(DP8)))
+        paths.append(warm.iterate(1, up, temperature=0.7, top_k=5))
+        paths.append(warm.iterate(2, down, temperature=1.3, top_k=0, top_p=0.9))
+        paths.append(warm.iterate(3, there_and_back, temperature=0.9, top_k=3, top_p=1.0))
+    assert events == []
+    assert paths == [
+        [],
+        ["dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8"],
+        ["dp1tp8", "dp2tp4", "dp8tp1"],
+        ["dp4tp2", "dp1tp8", "dp8tp1"],
+    ]
+
+
+def test_planning_by_the_measured_costs_compiles_nothing(warm):
+    with counted_compilations() as events:
+        planner = CostModelPlanner(SPLITS, warm.latency, warm.generator.lengths)
+        warm.iterate(4, planner, temperature=1.0)
+        warm.generator.evaluate(
+            [Prompt(i, (3, 4, 5)[: 1 + i % 3], "", {}) for i in range(20)], temperature=0.0
+        )
+    assert events == []
+
+
+def test_the_profile_covers_what_a_rollout_runs(warm):
+    """Every table of the latency model: all layouts, all pairs, all buckets, no zeros."""
+    latency, buckets = warm.latency, warm.engine.catalogue.buckets
+    assert set(latency.decode_table) == {
+        (split, rows, length)
+        for split in SPLITS
+        for rows in buckets.rows[split]
+        for length in buckets.lengths
+    }
+    pairs = {(a, b) for a in SPLITS for b in SPLITS if a != b}
+    assert set(latency.reslice_table) == pairs
+    assert {key[:2] for key in latency.migrate_table} == pairs
+    assert set(latency.prefill_table) == {(s, length) for s in SPLITS for length in buckets.lengths}
+    tables = (latency.decode_table, latency.reslice_table, latency.migrate_table)
+    assert all(0 < seconds < 60 for table in tables for seconds in table.values())

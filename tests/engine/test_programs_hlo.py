@@ -1,0 +1,214 @@
+"""What the compiled programs send: nothing, or exactly what the design says."""
+
+from itertools import permutations
+
+import jax
+import numpy as np
+import pytest
+from fakes import SETTINGS, SPLITS, subject
+from hlo import collectives
+
+from benchmarks.lossless import MODELS
+from pat_jax.engine.layout import Layout
+from pat_jax.engine.programs import Key
+from pat_jax.engine.switch import Exchange, cache_bytes_moved, row_order
+from pat_jax.models.kv_cache import KV_AXES
+
+PAIRS = list(permutations(SPLITS, 2))
+UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]
+DOWN = [pair for pair in PAIRS if pair[1].tp < pair[0].tp]
+
+
+def hlo(name: str, key: Key) -> str:
+    return subject(name).engine.programs[key].as_text()
+
+
+def programs(name: str, kind: str, source=None, target=None) -> list[Key]:
+    found = [
+        key
+        for key in subject(name).engine.programs.keys(kind)
+        if source in (None, key.split) and target in (None, key.target)
+    ]
+    assert found
+    return found
+
+
+def test_the_reader_sees_collectives_and_loops():
+    layout = subject("kv8").engine.layouts[SPLITS[-1]]
+    mesh, split = layout.mesh, layout.sharding("mlp")
+
+    def run(x):
+        gathered = jax.lax.with_sharding_constraint(x, layout.sharding())
+        return jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x) + gathered[0]
+
+    x = jax.ShapeDtypeStruct((64,), np.float32, sharding=split)
+    text = jax.jit(run, out_shardings=split).lower(x).compile().as_text()
+    assert text is not None
+    found = collectives(text)
+    assert {(c.name, c.depth) for c in found} >= {("all-gather", 0), ("all-reduce", 1)}
+    gather = next(c for c in found if c.name == "all-gather")
+    assert (gather.num_bytes, gather.group, gather.received) == (256, mesh.size, 224)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_raising_tp_reslices_without_any_communication(name):
+    for source, target in UP:
+        for key in programs(name, "reslice", source, target):
+            assert collectives(hlo(name, key)) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lowering_tp_only_gathers_weights(name):
+    for source, target in DOWN:
+        for key in programs(name, "reslice", source, target):
+            assert {c.name for c in collectives(hlo(name, key))} == {"all-gather"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_migration_exchanges_heads_for_rows_and_nothing_else(name):
+    layouts = subject(name).engine.layouts
+    for source, target in PAIRS:
+        exchange = Exchange.between(layouts[source], layouts[target])
+        expected = {"all-to-all"} if exchange.heads else set()
+        if exchange.copies and target.tp > source.tp:
+            expected.add("all-gather")
+        for key in programs(name, "migrate", source, target):
+            assert {c.name for c in collectives(hlo(name, key))} == expected
+
+
+def cache_bytes(name: str, key: Key) -> int:
+    """Of the whole bucket, all devices together."""
+    layout = subject(name).engine.layouts[key.split]
+    cache = subject(name).engine.catalogue.cache(layout, key.rows, key.length)
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_migration_moves_the_bytes_of_its_bucket(name):
+    layouts = subject(name).engine.layouts
+    for key in programs(name, "migrate"):
+        assert key.target is not None
+        sent = sum(c.received for c in collectives(hlo(name, key)))
+        needed = cache_bytes_moved(layouts[key.split], layouts[key.target], cache_bytes(name, key))
+        assert sent == pytest.approx(needed, rel=0.1)
+
+
+def least_rows_received(source: Layout, target: Layout, num_rows: int, kv_heads: int) -> set[int]:
+    """Rows x heads that a device needs and has not, counted one by one; one number a device."""
+    order = row_order(source, target, num_rows // source.split.dp)
+    held: dict = {}
+    for layout, rows in ((source, np.arange(num_rows)), (target, order)):
+        indices = layout.sharding(*KV_AXES).devices_indices_map((num_rows, kv_heads, 1, 1))
+        for device, (at_rows, at_heads, *_) in indices.items():
+            heads = range(kv_heads)[at_heads]
+            cells = {(row, head) for row in rows[at_rows].tolist() for head in heads}
+            held.setdefault(device, []).append(cells)
+    return {len(after - before) for before, after in held.values()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_migration_could_move_fewer_bytes(name):
+    layouts, kv_heads = subject(name).engine.layouts, MODELS[name].num_kv_heads
+    for source, target in PAIRS:
+        num_rows = 16
+        least = least_rows_received(layouts[source], layouts[target], num_rows, kv_heads)
+        counted = cache_bytes_moved(layouts[source], layouts[target], num_rows * kv_heads)
+        assert {counted} == least, (source, target)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_decode_step_sums_twice_a_layer(name):
+    config = MODELS[name]
+    for key in programs(name, "decode"):
+        step = [(c.name, c.num_bytes) for c in collectives(hlo(name, key)) if c.depth == 2]
+        hidden = ("all-reduce", key.rows * config.embed_dim * 4)
+        logits = ("all-gather", key.rows * config.padded_vocab_size * 4)
+        if key.split.tp == 1:
+            assert step == []
+        else:
+            assert sorted(step) == sorted([hidden] * (2 * config.num_layers + 1) + [logits])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_live_rows_are_counted_once_in_several_steps(name):
+    """Before the first step, then in the outer loop; one device or group counts for itself."""
+    for key in programs(name, "decode"):
+        rest = [c for c in collectives(hlo(name, key)) if c.depth < 2]
+        assert sorted(c.depth for c in rest) == ([0, 1] if key.split.dp > 1 else [])
+        assert {(c.name, c.num_bytes, c.group) for c in rest} <= {("all-reduce", 4, key.split.dp)}
+
+
+@pytest.mark.parametrize("kind", ["resize", "insert", "allocate"])
+def test_compaction_and_growth_are_local(kind):
+    for key in programs("kv2", kind):
+        assert collectives(hlo("kv2", key)) == []
+
+
+def test_prefill_computes_no_logits():
+    layers = MODELS["kv2"].num_layers
+    for key in programs("kv2", "prefill"):
+        found = [c.name for c in collectives(hlo("kv2", key))]
+        # The last sum of the last layer has no reader: the newest token is left to decoding.
+        assert len(found) <= (2 * layers + 1 if key.split.tp > 1 else 0)
+        assert set(found) <= {"all-reduce"}
+
+
+def bytes_a_device(arrays) -> int:
+    return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in arrays)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
+    """Peak of the live arrays, looked at when each chunk's program has given its new leaves."""
+    engine = subject(name).engine
+    table = type(engine.programs)
+    lookup, peaks = table.__getitem__, []
+
+    def watched(self, key):
+        program = lookup(self, key)
+
+        def run(leaves):
+            new = jax.block_until_ready(program(leaves))
+            peaks.append(bytes_a_device(x for x in jax.live_arrays() if id(x) not in before))
+            return new
+
+        return run
+
+    monkeypatch.setattr(table, "__getitem__", watched)
+    for source, target in PAIRS:
+        before = {id(x) for x in jax.live_arrays()}
+        layouts = engine.layouts[source], engine.layouts[target]
+        engine.set_weights(subject(name).weights(layouts[0]), layouts[0])
+        old = bytes_a_device(jax.tree.leaves(engine.params))
+        peaks.clear()
+        engine.reslice(layouts[1])
+        new = bytes_a_device(jax.tree.leaves(engine.params))
+        left = bytes_a_device(x for x in jax.live_arrays() if id(x) not in before)
+        leaves = jax.tree.leaves(engine.params)
+        runs = engine.catalogue.reslice_runs(*layouts)
+        chunk = max(bytes_a_device(leaves[i] for i in run) for run in runs)
+        assert len(peaks) == len(runs) > 2
+        assert max(peaks) <= max(old, new) + chunk < old + new
+        assert left == new
+        engine.release_weights()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reslice_programs_need_little_besides_their_leaves(name):
+    engine = subject(name).engine
+    for key in programs(name, "reslice"):
+        memory = engine.programs[key].memory_analysis()
+        assert key.target is not None
+        is_up = key.target.tp > key.split.tp
+        # Going down, what is gathered is copied into the order of its axes: one chunk at most.
+        limit = 64 if is_up else SETTINGS[name].reslice_chunk_bytes
+        assert memory.temp_size_in_bytes <= limit
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chunks_of_a_reslice_are_bounded(name):
+    engine, limit = subject(name).engine, SETTINGS[name].reslice_chunk_bytes
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(subject(name).params)]
+    for source, target in PAIRS:
+        runs = engine.catalogue.reslice_runs(engine.layouts[source], engine.layouts[target])
+        assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit for run in runs)

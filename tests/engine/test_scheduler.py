@@ -1,0 +1,215 @@
+"""The scheduler's accounts, held against a cache of labels that follows the same moves."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+from fakes import SPLITS
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pat_jax.engine.layout import factored_mesh, layout_chain
+from pat_jax.engine.scheduler import NO_ROW, Request, Scheduler
+from pat_jax.engine.state import BurstOutput
+from pat_jax.engine.switch import row_order
+from pat_jax.models.config import ModelConfig
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=61,
+    embed_dim=16,
+    mlp_dim=32,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=4,
+    vocab_multiple=8,
+)
+LAYOUTS = layout_chain(factored_mesh(jax.devices()), CONFIG)[0]
+EMPTY, BURST = -1, 4
+
+
+def make_request(number: int, prompt_length: int, max_new_tokens: int) -> Request:
+    key = np.array([number, 7], np.uint32)
+    tokens = tuple(range(100 * number, 100 * number + prompt_length))
+    return Request(tokens, key, max_new_tokens, temperature=number / 4, top_k=number, top_p=0.5)
+
+
+class Moves(RuleBasedStateMachine):
+    """`labels[row]` says which sequence's cache is in a row: the devices' side of each move."""
+
+    @initialize(
+        lengths=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=20),
+        split=st.sampled_from(SPLITS),
+    )
+    def begin(self, lengths, split):
+        self.requests = [make_request(i, *both) for i, both in enumerate(lengths)]
+        self.split = split
+        rows = -(-len(lengths) // split.dp)
+        self.scheduler = Scheduler(self.requests, num_groups=split.dp, rows_per_group=rows)
+        self.said = [[] for _ in lengths]
+        self.rng = np.random.default_rng(len(lengths))
+        self.prefill()
+
+    def prefill(self):
+        self.labels = np.full(self.split.dp * self.scheduler.rows_per_group, EMPTY)
+        self.labels[self.scheduler.row[self.scheduler.live]] = self.scheduler.live
+
+    def pick(self, picks: np.ndarray):
+        """What `decode.resize` does in each group."""
+        by_group = self.labels.reshape(self.split.dp, -1)
+        chosen = np.take_along_axis(by_group, picks.reshape(self.split.dp, -1), axis=1)
+        self.labels = chosen.reshape(-1)
+
+    has_work = precondition(lambda self: self.scheduler.has_work)
+
+    @has_work
+    @rule(data=st.data())
+    def retire(self, data):
+        """A burst: every live row says up to BURST tokens, some end before."""
+        rows = len(self.labels)
+        tokens = self.rng.integers(0, 61, (rows, BURST)).astype(np.int32)
+        emitted, live = np.zeros(rows, np.int32), np.zeros(rows, bool)
+        for i in self.scheduler.live:
+            row = self.scheduler.row[i]
+            left = int(self.scheduler.end[i] - self.scheduler.length[i])
+            emitted[row] = data.draw(st.integers(1, min(BURST, left)))
+            live[row] = emitted[row] < left and data.draw(st.booleans())
+            self.said[i] += tokens[row, : emitted[row]].tolist()
+        output = BurstOutput(tokens, -tokens.astype(np.float32), emitted, np.int32(BURST))
+        assert self.scheduler.retire(output, live) == emitted.sum()
+
+    @has_work
+    @rule(spare=st.integers(0, 5))
+    def compact(self, spare):
+        self.pick(self.scheduler.compact(self.scheduler.fullest + spare))
+
+    @has_work
+    @rule(to=st.sampled_from(SPLITS))
+    def migrate(self, to):
+        """Up: groups merge. Down: rows are made divisible and spread, then groups split."""
+        if to == self.split:
+            return
+        source, ratio, before = self.split, 1, 0
+        if to.tp < source.tp:
+            ratio = to.dp // source.dp
+            self.pick(self.scheduler.compact(-(-self.scheduler.fullest // ratio) * ratio))
+            before = self.scheduler.fullest
+            self.pick(self.scheduler.spread(ratio))
+        order = row_order(LAYOUTS[source], LAYOUTS[to], self.scheduler.rows_per_group)
+        self.labels = self.labels[order]
+        self.scheduler.reorder(order, num_groups=to.dp)
+        self.split = to
+        if to.tp < source.tp:
+            assert self.scheduler.fullest == -(-before // ratio)
+
+    @has_work
+    @rule(to=st.sampled_from(SPLITS), spare=st.integers(0, 3))
+    def recompute(self, to, spare):
+        live = len(self.scheduler.live)
+        rows = -(-live // to.dp) + spare
+        self.scheduler.redeal(num_groups=to.dp, rows_per_group=rows)
+        self.split = to
+        assert self.scheduler.fullest == -(-live // to.dp)
+        self.prefill()
+
+    @precondition(lambda self: not self.scheduler.has_work)
+    @rule()
+    def rest(self):
+        assert len(self.scheduler.live) == 0
+
+    @invariant()
+    def every_live_sequence_is_in_one_row_of_its_own(self):
+        live = self.scheduler.live
+        rows = self.scheduler.row[live]
+        assert len(set(rows.tolist())) == len(live)
+        np.testing.assert_array_equal(self.labels[rows], live)
+        assert (self.scheduler.row[self.scheduler.is_done] == NO_ROW).all()
+
+    @invariant()
+    def tokens_are_as_they_were_said(self):
+        for i, done in enumerate(self.scheduler.completions(eos_ids=())):
+            assert done.tokens.tolist() == self.said[i]
+            np.testing.assert_array_equal(done.logprobs, -np.array(self.said[i], np.float32))
+            assert self.scheduler.tokens[i, : len(self.requests[i].tokens)].tolist() == list(
+                self.requests[i].tokens
+            )
+
+    @invariant()
+    def rows_and_load_say_the_same(self):
+        rows, load = self.scheduler.row_state(), self.scheduler.load()
+        assert rows.live.sum() == load.live == len(self.scheduler.live)
+        groups = Counter(load.group.tolist())
+        assert max(groups.values(), default=0) == (
+            self.scheduler.fullest if self.scheduler.has_work else 0
+        )
+        for n, i in enumerate(self.scheduler.live):
+            row, request = self.scheduler.row[i], self.requests[i]
+            known = [*request.tokens, *self.said[i]]
+            assert rows.last_token[row] == known[-1]
+            assert rows.position[row] == load.context[n] == len(known) - 1
+            assert rows.end[row] == len(request.tokens) + request.max_new_tokens
+            assert load.generated[n] == len(self.said[i])
+            assert load.budget[n] == request.max_new_tokens - len(self.said[i])
+            assert rows.key[row].tolist() == request.key.tolist()
+            assert (rows.temperature[row], rows.top_k[row]) == (request.temperature, request.top_k)
+            assert load.group[n] == row // self.scheduler.rows_per_group
+
+
+TestMoves = Moves.TestCase
+
+
+def make_scheduler(count: int, num_groups: int, rows: int) -> Scheduler:
+    requests = [make_request(i, 2, 5) for i in range(count)]
+    return Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+
+
+def test_sequences_are_dealt_out_evenly():
+    scheduler = make_scheduler(9, num_groups=4, rows=5)
+    assert sorted(np.bincount(scheduler.row // 5, minlength=4)) == [0, 3, 3, 3]
+    assert scheduler.fullest == 3
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_too_many_sequences_are_refused(rows):
+    with pytest.raises(ValueError, match="9 sequences do not fit 4 groups"):
+        make_scheduler(9, num_groups=4, rows=rows)
+    with pytest.raises(ValueError, match="9 sequences do not fit 4 groups"):
+        make_scheduler(9, num_groups=4, rows=3).redeal(num_groups=4, rows_per_group=rows)
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: list[int]
+    ignore_eos: bool
+    is_truncated: bool
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case([5, 0], False, is_truncated=False),
+        Case([5, 6], False, is_truncated=True),
+        Case([0, 6], False, is_truncated=True),
+        Case([5, 0], True, is_truncated=True),
+    ],
+    ids=str,
+)
+def test_a_completion_says_how_it_ended(case):
+    request = Request((1,), np.zeros(2, np.uint32), 2, ignore_eos=case.ignore_eos)
+    scheduler = Scheduler([request], num_groups=1, rows_per_group=1)
+    tokens = np.array([case.tokens], np.int32)
+    output = BurstOutput(tokens, np.zeros((1, 2), np.float32), np.array([2]), np.int32(2))
+    scheduler.retire(output, np.array([False]))
+    (done,) = scheduler.completions(eos_ids=(0,))
+    assert done.is_truncated == case.is_truncated
+    assert not scheduler.has_work and scheduler.load().live == 0
+
+
+def test_the_longest_sequences_are_spread_first():
+    requests = [make_request(i, prompt_length=1 + i, max_new_tokens=5) for i in range(4)]
+    scheduler = Scheduler(requests, num_groups=1, rows_per_group=4)
+    scheduler.spread(2)
+    assert (scheduler.row // 2).tolist() == [1, 0, 1, 0]  # longest first: 3, 2, 1, 0 in turns

@@ -1,0 +1,80 @@
+"""Small real things that several tests share: compiled engines, loads, made-up machines."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import permutations
+
+import numpy as np
+
+from benchmarks.lossless import MODELS, Settings, Subject, make_requests
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.types import Load, Split
+
+SETTINGS = {
+    "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice
+    "kv2": Settings(min_rows=8),  # lengthens its cache
+    "kv1": Settings(min_rows=16, min_length=64, prefill_chunk=40),  # 64 is no multiple of 40
+}
+
+
+@cache
+def subject(name: str) -> Subject:
+    """A compiled engine on eight devices, made once for all tests: compiling is what costs."""
+    return Subject(MODELS[name], SETTINGS[name])
+
+
+@cache
+def static_run(name: str, seed: int) -> tuple[list[Request], list[Completion]]:
+    """What the engine generates without switching, on eight replicas."""
+    requests = make_requests(SETTINGS[name], seed)
+    return requests, subject(name).run(requests, subject(name).static(1))[0]
+
+
+SPLITS = (Split(8, 1), Split(4, 2), Split(2, 4), Split(1, 8))
+
+
+def made_up_latency(
+    step: dict[Split, float],
+    per_row: dict[Split, float],
+    *,
+    reslice: float,
+    migrate_per_row: float,
+    prefill: float = 1.0,
+    max_rows: int = 64,
+    lengths: Sequence[int] = (64, 128),
+) -> LatencyModel:
+    """A machine whose decode step takes `step` + rows · `per_row` seconds."""
+    rows = range(1, max_rows + 1)
+    pairs = list(permutations(step, 2))
+    return LatencyModel(
+        decode_table={
+            (split, n, length): (step[split] + n * per_row[split]) * (1 + length / 1000)
+            for split in step
+            for n in rows
+            for length in lengths
+        },
+        reslice_table=dict.fromkeys(pairs, reslice),
+        migrate_table={
+            (*pair, n, length): n * migrate_per_row
+            for pair in pairs
+            for n in rows
+            for length in lengths
+        },
+        prefill_table={(split, length): prefill for split in step for length in lengths},
+        prefill_rows=4,
+        prefill_chunk=32,
+    )
+
+
+def make_load(
+    num_live: int, split: Split, *, generated: int = 0, budget: int = 100, prompt: int = 10
+) -> Load:
+    """`num_live` sequences alike, dealt out evenly to the groups of `split`."""
+    per_group = -(-num_live // split.dp)
+    return Load(
+        group=np.arange(num_live) // per_group,
+        generated=np.full(num_live, generated),
+        context=np.full(num_live, prompt + generated - 1),
+        budget=np.full(num_live, budget),
+    )

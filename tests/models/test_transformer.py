@@ -1,0 +1,245 @@
+"""The transformer against its own definitions: cache, causality, rotary positions, sizes."""
+
+import functools
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pat_jax.errors import UserError
+from pat_jax.models import layers
+from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.kv_cache import kv_cache_shape
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS, preset
+from pat_jax.models.transformer import Transformer
+
+BASE = ModelConfig(
+    architecture="llama",
+    vocab_size=50,
+    embed_dim=32,
+    mlp_dim=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_multiple=32,
+)
+CONFIGS = {
+    "llama": replace(BASE, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 32)),
+    "qwen2": replace(BASE, architecture="qwen2", attention_bias=True),
+    "qwen3": replace(BASE, architecture="qwen3", qk_norm=True, tie_embeddings=True),
+}
+
+
+@functools.cache
+def policy_and_params(name):
+    """A policy with parameters so large that every part of it moves the output."""
+    policy = Policy.from_config(CONFIGS[name])
+    params = policy.init(0)
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noisy = [x + 0.2 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+    return policy, jax.tree.unflatten(structure, noisy)
+
+
+def random_tokens(rows, length):
+    return jnp.asarray(np.random.default_rng(0).integers(0, BASE.vocab_size, (rows, length)))
+
+
+@functools.partial(jax.jit, static_argnames=("name", "remat", "dtype"))
+def forward(name, params, tokens, positions=None, cache=None, *, remat=False, dtype=jnp.float32):
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    model = policy_and_params(name)[0].bind(params)
+    hidden, cache = model(tokens, positions, cache, remat=remat, dtype=dtype)
+    return model.logits(hidden), cache
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decoding_with_a_cache_equals_the_full_forward(name):
+    """Rows stand at different positions, and the columns beyond them hold refuse."""
+    policy, params = policy_and_params(name)
+    tokens, length, prefilled = random_tokens(2, 12), np.array([6, 3]), 6
+    full, _ = forward(name, params, tokens)
+
+    shape = kv_cache_shape(policy.config, rows=2, length=16, dtype=jnp.float32)
+    refuse = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e3, leaf.dtype), shape)
+    start = np.broadcast_to(np.arange(prefilled), (2, prefilled))
+    logits, cache = forward(name, params, tokens[:, :prefilled], start, refuse)
+    np.testing.assert_allclose(logits, full[:, :prefilled], atol=2e-5)
+    for _ in range(6):
+        token = jnp.take_along_axis(tokens, jnp.asarray(length[:, None]), axis=1)
+        logits, cache = forward(name, params, token, length[:, None], cache)
+        np.testing.assert_allclose(logits[:, 0], full[np.arange(2), length], atol=2e-5)
+        length = length + 1
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_token_moves_itself_and_later_positions_only(name):
+    _, params = policy_and_params(name)
+    tokens = random_tokens(1, 12)
+    changed = tokens.at[0, 7].set((tokens[0, 7] + 1) % BASE.vocab_size)
+    before, _ = forward(name, params, tokens)
+    after, _ = forward(name, params, changed)
+    moved = np.abs(after - before)[0].max(axis=-1)
+    np.testing.assert_array_equal(moved[:7], 0)
+    assert (moved[7:] > 1e-3).all()
+
+
+def test_remat_changes_neither_value_nor_gradient():
+    _, params = policy_and_params("qwen3")
+    tokens = random_tokens(2, 8)
+
+    def loss(params, remat):
+        return jnp.mean(jnp.square(forward("qwen3", params, tokens, remat=remat)[0]))
+
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    plain, plain_grads = run(params, False)
+    remat, remat_grads = run(params, True)
+    np.testing.assert_allclose(plain, remat, rtol=1e-6)
+    for expected, got in zip(
+        jax.tree.leaves(plain_grads), jax.tree.leaves(remat_grads), strict=True
+    ):
+        assert np.abs(expected).max() > 0
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_bfloat16_is_used_when_asked_for_and_logits_stay_float32():
+    policy, params = policy_and_params("qwen3")
+    tokens = random_tokens(2, 8)
+    hidden = jax.eval_shape(
+        lambda params: policy.bind(params)(tokens, tokens, dtype=jnp.bfloat16)[0], params
+    )
+    assert hidden.dtype == jnp.bfloat16
+    low, _ = forward("qwen3", params, tokens, dtype=jnp.bfloat16)
+    high, _ = forward("qwen3", params, tokens)
+    assert low.dtype == jnp.float32
+    error = np.abs(low - high).max() / np.abs(high).max()
+    assert 1e-5 < error < 0.05
+
+
+def test_attention_in_query_blocks_equals_attention_at_once(monkeypatch):
+    keys = jax.random.split(jax.random.key(0))
+    queries = jax.random.normal(keys[0], (2, 32, 2, 2, 8))
+    context = jax.random.normal(keys[1], (2, 2, 2, 40, 8))  # keys and values
+    positions = jnp.stack([jnp.arange(32), jnp.arange(32) + 8])
+
+    def loss(queries, context):
+        out = layers.attend(queries, context[0], context[1], positions)
+        return jnp.sum(jnp.sin(out)), out
+
+    results = {}
+    for block in (8, 512):
+        monkeypatch.setattr(layers, "QUERY_BLOCK", block)
+        run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        results[block] = jax.jit(run)(queries, context)
+    for got, expected in zip(
+        jax.tree.leaves(results[8]), jax.tree.leaves(results[512]), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_rotation_equals_complex_multiplication_in_float64():
+    config = CONFIGS["qwen2"]
+    x = np.random.default_rng(0).normal(size=(2, 5, 3, 8)).astype(np.float32)
+    positions = np.array([[0, 1, 2, 3, 4], [7, 100, 1023, 2048, 4095]])
+    got = layers.rotate(jnp.asarray(x), jnp.asarray(positions), layers.rope_frequencies(config))
+
+    frequencies = config.rope_theta ** -(np.arange(4) / 4)
+    turns = np.exp(1j * positions[..., None, None] * frequencies)
+    rotated = (x[..., :4] + 1j * x[..., 4:].astype(np.float64)) * turns
+    expected = np.concatenate([rotated.real, rotated.imag], axis=-1)
+    np.testing.assert_allclose(got[0], expected[0], atol=2e-6)
+    np.testing.assert_allclose(got[1], expected[1], atol=1e-3)  # float32 angles up to 4095
+
+
+def test_llama_frequencies_follow_the_three_published_branches():
+    config = preset("llama-3.1-8b")
+    got = layers.rope_frequencies(config)
+    branches = set()
+    for i, frequency in enumerate(500_000.0 ** -(np.arange(64) / 64)):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 8192 / 4:
+            branch, expected = "kept", frequency
+        elif wavelength > 8192 / 1:
+            branch, expected = "divided", frequency / 8
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            branch, expected = "blended", (1 - smooth) * frequency / 8 + smooth * frequency
+        branches.add(branch)
+        np.testing.assert_allclose(got[i], expected, rtol=1e-12)
+    assert branches == {"kept", "blended", "divided"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_parameter_names_its_axes(name):
+    policy, params = policy_and_params(name)
+    axes = jax.tree.leaves(policy.param_axes(), is_leaf=lambda node: isinstance(node, tuple))
+    known = {"embed", "mlp", "kv_heads", "queries_per_kv", "vocab", None}
+    for array, names in zip(jax.tree.leaves(params), axes, strict=True):
+        assert len(names) == array.ndim and set(names) <= known
+    assert jax.tree.structure(params) == jax.tree.structure(policy.abstract_params)
+
+
+def test_equal_configurations_make_equal_trees():
+    """Else parameters made under one policy would not fit programs compiled under another."""
+    first, second = Policy.from_config(CONFIGS["qwen3"]), Policy.from_config(CONFIGS["qwen3"])
+    assert jax.tree.structure(first.abstract_params) == jax.tree.structure(second.abstract_params)
+    assert first.definition == second.definition
+    assert hash(first.definition) == hash(second.definition)
+
+
+# Counts published with the checkpoints, tied embeddings counted once.
+PUBLISHED_SIZES = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "qwen2.5-7b": 7_615_616_512,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SIZES)
+def test_published_shapes_have_the_published_number_of_parameters(name):
+    policy = Policy.from_config(preset(name))
+    assert (
+        sum(leaf.size for leaf in jax.tree.leaves(policy.abstract_params)) == PUBLISHED_SIZES[name]
+    )
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-0.6b"])
+def test_published_shapes_trace_to_logits_of_their_vocabulary(name):
+    policy = Policy.from_config(preset(name))
+
+    def run(params, tokens, positions):
+        model: Transformer = policy.bind(params)
+        return model.logits(model(tokens, positions, dtype=jnp.bfloat16)[0])
+
+    tokens = jax.ShapeDtypeStruct((2, 16), jnp.int32)
+    logits = jax.eval_shape(run, policy.abstract(jnp.bfloat16), tokens, tokens)
+    assert (logits.shape, logits.dtype) == ((2, 16, policy.config.vocab_size), jnp.float32)
+
+
+def test_own_presets_take_the_callers_vocabulary():
+    demo = preset("demo", vocab_size=70)
+    assert (demo.vocab_size, demo.padded_vocab_size) == (70, 96)
+    assert preset("demo") == PRESETS["demo"]
+    policy = Policy.from_config(preset("random-130m"))
+    sizes = [leaf.size for leaf in jax.tree.leaves(policy.abstract_params)]
+    embedding_size = policy.config.padded_vocab_size * policy.config.embed_dim
+    assert 125e6 < sum(sizes) < 135e6
+    assert embedding_size < 0.05 * sum(sizes)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(
+        UserError, match=r"'qwen3-0.6' is not a built-in.*nearest is 'qwen3-0.6b'\.$"
+    ):
+        preset("qwen3-0.6")

@@ -1,0 +1,222 @@
+"""The planner against brute force over every path, and against cases with a known answer."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from fakes import SPLITS, made_up_latency, make_load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Forecast, ScriptedPath
+from pat_jax.planning.types import Load, Split
+
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+CAP = 400
+
+
+def lengths_of(*ended: tuple[int, int]) -> LengthModel:
+    """Many responses, (length, how many of them) each, and hardly a prior."""
+    model = replace(LengthModel.empty(CAP), prior_weight=1e-3)
+    lengths = np.concatenate([np.full(count, length) for length, count in ended])
+    return model.updated(lengths, np.zeros(len(lengths), bool))
+
+
+def machine(step: dict[Split, float], *, reslice=0.5, migrate_per_row=0.05, per_row=0.0, **options):
+    return made_up_latency(
+        step,
+        {split: per_row * split.tp for split in step},
+        reslice=reslice,
+        migrate_per_row=migrate_per_row,
+        max_rows=128,
+        lengths=(64, 512),
+        **options,
+    )
+
+
+FASTER_WITH_TP = {DP8: 0.8, DP4TP2: 0.5, DP2TP4: 0.3, TP8: 0.2}
+SLOWER_WITH_TP = {DP8: 0.2, DP4TP2: 0.3, DP2TP4: 0.5, TP8: 0.8}
+LONG_TAIL = lengths_of((50, 95), (CAP, 5))
+
+
+def make_planner(latency, lengths=LONG_TAIL, **options) -> CostModelPlanner:
+    return CostModelPlanner(tuple(latency.correction or SPLITS), latency, lengths, **options)
+
+
+class TestKnownAnswers:
+    def test_no_switch_where_tp_costs_more(self):
+        planner = make_planner(machine(SLOWER_WITH_TP))
+        for live, generated in product((1, 8, 64), (0, 100, 390)):
+            load = make_load(live, DP8, generated=generated, budget=CAP - generated)
+            plan = planner.plan(load, DP8)
+            assert (plan.split, plan.predicted_saving_s, plan.threshold) == (DP8, 0.0, 0)
+
+    def test_a_long_tail_switches_where_tp_is_faster(self):
+        planner = make_planner(machine(FASTER_WITH_TP))
+        load = make_load(2, DP8, generated=60, budget=CAP - 60)
+        plan = planner.plan(load, DP8)
+        assert plan.split == TP8 and plan.carry == "migrate"
+        # 340 steps at 0.6 s less each, nearly twice the other costs of the model.
+        assert plan.predicted_saving_s > 100 and plan.predicted_cost_s == pytest.approx(0.55)
+        assert "dp8tp1 to dp1tp8" in plan.reason
+
+    def test_the_switch_waits_for_the_tail(self):
+        """Full, TP is slower by its rows; with few rows it is faster."""
+        planner = make_planner(machine(FASTER_WITH_TP, per_row=0.01))
+        full = planner.plan(make_load(96, DP8, budget=CAP), DP8)
+        assert full.split == DP8 and 0 < full.threshold < 12
+        assert "at" in full.reason and full.predicted_cost_s == 0.0
+        tail = planner.plan(make_load(4, DP8, generated=55, budget=CAP - 55), DP8)
+        assert tail.split in (DP2TP4, TP8)
+
+    @pytest.mark.parametrize("left, is_worth_it", [(10, False), (40, True)])
+    def test_no_switch_whose_cost_exceeds_the_saving(self, left, is_worth_it):
+        """0.6 s saved a step, 12 s for the switch (counted 1.2 times)."""
+        planner = make_planner(machine(FASTER_WITH_TP, reslice=12.0), lengths_of((CAP, 10)))
+        load = make_load(1, DP8, generated=CAP - left, budget=left)
+        assert (planner.plan(load, DP8).split != DP8) == is_worth_it
+
+    def test_it_goes_down_again_when_that_pays(self):
+        step = {DP8: 0.8, DP4TP2: 0.5, DP2TP4: 0.3, TP8: 0.2}
+        latency = machine(step, per_row=0.02)
+        planner = make_planner(latency, lengths_of((CAP, 10)))
+        load = make_load(96, TP8, budget=CAP)
+        assert planner.plan(load, TP8).split == DP8
+        assert planner.plan(replace_group(load, DP8), DP8).split == DP8
+
+    def test_a_saving_within_the_noise_is_no_reason(self):
+        nearly = {**dict.fromkeys(SPLITS, 1.0), TP8: 0.985}
+        load = make_load(2, DP8, budget=CAP)
+        lengths = lengths_of((CAP, 10))
+        latency = machine(nearly, reslice=0.0, migrate_per_row=0.0)
+        assert make_planner(latency, lengths).plan(load, DP8).split == DP8
+        assert make_planner(latency, lengths, min_saving=0.0).plan(load, DP8).split == TP8
+
+    @pytest.mark.parametrize(
+        "migrate_per_row, prefill, carry", [(0.05, 10.0, "migrate"), (50.0, 0.1, "recompute")]
+    )
+    def test_the_cache_is_carried_the_cheaper_way(self, migrate_per_row, prefill, carry):
+        latency = machine(FASTER_WITH_TP, migrate_per_row=migrate_per_row, prefill=prefill)
+        plan = make_planner(latency).plan(make_load(2, DP8, generated=60, budget=340), DP8)
+        assert (plan.split, plan.carry) == (TP8, carry)
+        for pinned in ("migrate", "recompute"):
+            planner = make_planner(latency, carry=pinned, safety=0.1)
+            assert planner.plan(make_load(2, DP8, generated=60, budget=340), DP8).carry == pinned
+
+    def test_a_rollout_starts_where_it_will_be_cheapest(self):
+        load = make_load(96, TP8, budget=CAP)
+        assert make_planner(machine(FASTER_WITH_TP, per_row=0.02)).start(load) == DP8
+        assert make_planner(machine(FASTER_WITH_TP)).start(load) == TP8
+
+    def test_the_fullest_group_sets_the_pace(self):
+        """The same sequences all in one group: switching deals them out anew."""
+        latency = machine(dict.fromkeys(SPLITS, 0.1), per_row=0.1)
+        planner = make_planner(latency, lengths_of((CAP, 10)))
+        even = make_load(16, DP8, budget=CAP)
+        uneven = replace(even, group=np.where(np.arange(16) < 12, 0, 1))
+        assert planner.plan(even, DP8).split == DP8
+        assert planner.plan(uneven, DP8).predicted_remaining_s > (
+            planner.plan(even, DP8).predicted_remaining_s
+        )
+
+
+def replace_group(load: Load, split: Split) -> Load:
+    return replace(load, group=make_load(load.live, split).group)
+
+
+def forecast(planner: CostModelPlanner, load: Load, current: Split) -> Forecast:
+    horizon = int(load.budget.max())
+    grid = np.linspace(0, 1, planner.grid + 1) ** 2
+    edges = np.unique(np.round(horizon * grid).astype(int))
+    survive = planner.lengths.survival(load.generated, load.budget, edges[:-1])
+    return Forecast.of(load, survive, edges, planner.splits, current)
+
+
+def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split) -> float:
+    """What a path costs, added up from the latency model's own numbers."""
+    total, at = 0.0, current
+    for j, split in enumerate(path):
+        rows, length = int(np.ceil(seen.fullest[split][j])), int(seen.context[j])
+        if split != at:
+            leaving = int(np.ceil(seen.fullest[at][j]))
+            carry = min(
+                planner.latency.migrate(at, split, leaving, length),
+                planner.latency.recompute(split, rows, length),
+            )
+            switch = planner.latency.reslice(at, split) + carry
+            total += planner.safety * seen.any_live[j] * switch
+        step = planner.latency.decode_step(split, rows, length)
+        total += step * seen.steps[j] * seen.any_live[j]
+        at = split
+    return total
+
+
+costs = st.floats(0.01, 1.0)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
+    """Three layouts, five moments: 243 paths, each added up."""
+    splits = (DP8, DP2TP4, TP8)
+    latency = machine(
+        {split: data.draw(costs) for split in splits},
+        per_row=data.draw(st.floats(0, 0.05)),
+        reslice=data.draw(st.floats(0, 20)),
+        migrate_per_row=data.draw(st.floats(0, 1)),
+        prefill=data.draw(st.floats(0.1, 5)),
+    )
+    lengths = lengths_of((data.draw(st.integers(1, 200)), 9), (CAP, data.draw(st.integers(0, 3))))
+    planner = CostModelPlanner(splits, latency, lengths, min_saving=0.0, grid=5)
+    current = data.draw(st.sampled_from(splits))
+    load = make_load(data.draw(st.integers(1, 60)), current, budget=data.draw(st.integers(5, CAP)))
+    plan, seen = planner.plan(load, current), forecast(planner, load, current)
+    paths = {
+        path: path_seconds(planner, seen, path, current)
+        for path in product(splits, repeat=len(seen.steps))
+    }
+    best = min(paths.values())
+    assert plan.predicted_remaining_s == pytest.approx(best)
+    if plan.split != current:
+        assert plan.predicted_saving_s == pytest.approx(paths[(current,) * len(seen.steps)] - best)
+        assert min(p for path, p in paths.items() if path[0] == plan.split) == pytest.approx(best)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 90), st.integers(0, CAP - 1), st.sampled_from(SPLITS), st.booleans())
+def test_what_is_forecast_makes_sense(live, generated, current, is_long):
+    planner = make_planner(machine(FASTER_WITH_TP), LONG_TAIL if is_long else lengths_of((30, 9)))
+    load = make_load(live, current, generated=generated, budget=CAP - generated)
+    seen = forecast(planner, load, current)
+    assert seen.steps.sum() == CAP - generated and (seen.steps > 0).all()
+    assert seen.any_live[0] == 1 and (np.diff(seen.any_live) <= 1e-9).all()
+    assert seen.context[0] == load.context.max() and (seen.context >= seen.context[0]).all()
+    for split in SPLITS:
+        fullest = seen.fullest[split]
+        assert fullest[0] >= min(live / split.dp, 1) and (fullest <= live).all()
+        assert (np.diff(fullest) <= 1e-9).all() or split.dp > 1
+    assert seen.fullest[current][0] == -(-live // current.dp)
+
+
+class TestScripts:
+    def test_a_fixed_layout_stays(self):
+        planner, load = FixedLayout(DP4TP2), make_load(3, DP4TP2)
+        assert planner.start(load) == DP4TP2
+        assert planner.plan(load, DP4TP2).split == DP4TP2
+
+    def test_a_script_is_followed_as_sequences_finish(self):
+        planner = ScriptedPath(DP8, ((DP2TP4, 12), (TP8, 3)), carry="recompute")
+        assert planner.start(make_load(20, DP8)) == DP8
+        at = {live: planner.plan(make_load(live, DP8), DP8) for live in (20, 13, 12, 4, 3, 1)}
+        assert [plan.split for plan in at.values()] == [DP8, DP8, DP2TP4, DP2TP4, TP8, TP8]
+        assert {plan.carry for plan in at.values()} == {"recompute"}
+
+    def test_a_burst_ends_when_the_next_step_of_the_script_could_be_due(self):
+        """The threshold counts the groups of the layout that the burst runs in."""
+        planner = ScriptedPath(DP8, ((DP2TP4, 12), (TP8, 3)))
+        assert planner.plan(make_load(20, DP8), DP8).threshold == 12 // 8
+        assert planner.plan(make_load(12, DP8), DP8).threshold == 3 // 2
+        assert planner.plan(make_load(12, DP2TP4), DP2TP4).threshold == 3 // 2
+        assert planner.plan(make_load(2, TP8), TP8).threshold == 0

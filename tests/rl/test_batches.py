@@ -1,0 +1,219 @@
+"""Every response token is in a mini-batch once, in its place and with its weight."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.rl.batches import (
+    MicroBatch,
+    TrainBatch,
+    abstract_micro_batch,
+    shapes,
+    to_supervised_batch,
+    to_train_batch,
+)
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+
+BUCKETS = (4, 8, 16)
+
+
+def make_groups(
+    lengths: Sequence[tuple[int, Sequence[tuple[int, FinishReason]]]],
+) -> tuple[list[RolloutGroup], np.ndarray]:
+    """Groups of (prompt length, [(response length, finish)]); no token occurs twice anywhere."""
+    token = count(1)
+    groups = []
+    for number, (prompt_length, responses) in enumerate(lengths):
+        prompt = Prompt(number, tuple(next(token) for _ in range(prompt_length)), "", {})
+        rollouts = []
+        for sample, (length, finish) in enumerate(responses):
+            tokens = np.array([next(token) for _ in range(length)], np.int32)
+            logprobs = -tokens.astype(np.float32) / 7
+            rollouts.append(Rollout(prompt, sample, tokens, logprobs, finish))
+        groups.append(RolloutGroup(prompt, rollouts))
+    num_samples = len(lengths[0][1])
+    advantages = np.arange(1, 1 + len(groups) * num_samples, dtype=np.float32)
+    return groups, advantages.reshape(len(groups), num_samples)
+
+
+RESPONSES = st.tuples(st.integers(1, 10), st.sampled_from(FinishReason))
+LENGTHS = st.integers(1, 3).flatmap(
+    lambda num_samples: st.lists(
+        st.tuples(
+            st.integers(1, 6), st.lists(RESPONSES, min_size=num_samples, max_size=num_samples)
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+
+
+def occurrences(micro_batches: Sequence[MicroBatch]) -> dict[int, tuple[float, float, float]]:
+    """Target token -> (weight, advantage, behaviour log-probability), each seen once."""
+    found = {}
+    for micro in micro_batches:
+        targets = np.roll(micro.tokens, -1, axis=1)
+        for row, t in zip(*np.nonzero(micro.mask), strict=True):
+            token = int(targets[row, t])
+            assert token not in found
+            found[token] = (
+                float(micro.weights[row, t]),
+                float(micro.advantages[row]),
+                float(micro.behavior_logprobs[row, t]),
+            )
+    return found
+
+
+def expected_occurrences(groups, advantages, aggregation, truncated):
+    responses = [
+        (rollout, float(advantage), truncated == "score" or rollout.finish == "stop")
+        for group, row in zip(groups, advantages, strict=True)
+        for rollout, advantage in zip(group.rollouts, row, strict=True)
+    ]
+    counted = [rollout for rollout, _, is_counted in responses if is_counted]
+    num_tokens = sum(len(rollout.tokens) for rollout in counted)
+    expected = {}
+    for rollout, advantage, is_counted in responses:
+        weight = 0.0
+        if is_counted:
+            per_sequence = 1 / (len(counted) * len(rollout.tokens))
+            weight = 1 / num_tokens if aggregation == "token" else per_sequence
+        for token, logprob in zip(rollout.tokens, rollout.logprobs, strict=True):
+            expected[int(token)] = (weight, advantage, float(logprob))
+    return expected
+
+
+@given(
+    LENGTHS,
+    st.integers(1, 4),
+    st.integers(1, 80),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["token", "sequence"]),
+    st.sampled_from(["mask", "score"]),
+)
+def test_every_response_token_is_there_once_with_its_weight(
+    lengths, mini_batch_size, budget, row_multiple, aggregation, truncated
+):
+    groups, advantages = make_groups(lengths)
+    allowed = shapes(BUCKETS, budget, row_multiple)
+    batch = to_train_batch(
+        groups,
+        advantages,
+        mini_batch_size=mini_batch_size,
+        micro_shapes=allowed,
+        aggregation=aggregation,
+        truncated=truncated,
+    )
+    assert len(batch.mini_batches) == -(-len(groups) // mini_batch_size)
+    for i, micro_batches in enumerate(batch.mini_batches):
+        chosen = slice(i * mini_batch_size, (i + 1) * mini_batch_size)
+        expected = expected_occurrences(groups[chosen], advantages[chosen], aggregation, truncated)
+        found = occurrences(micro_batches)
+        assert found.keys() == expected.keys()
+        for token, values in found.items():
+            np.testing.assert_allclose(values, expected[token], rtol=1e-6)
+        total = sum(float(micro.weights.sum(dtype=np.float64)) for micro in micro_batches)
+        any_counted = any(weight for weight, *_ in expected.values())
+        np.testing.assert_allclose(total, float(any_counted), rtol=1e-6)
+    check_shapes_and_padding(batch, groups, allowed)
+
+
+def check_shapes_and_padding(batch: TrainBatch, groups: list[RolloutGroup], allowed) -> None:
+    every = [micro for micro_batches in batch.mini_batches for micro in micro_batches]
+    slots = sum(rows * length for rows, length in (micro.tokens.shape for micro in every))
+    sizes = [len(g.prompt.tokens) + len(r.tokens) for g in groups for r in g.rollouts]
+    assert batch.padding_efficiency == pytest.approx(sum(sizes) / slots)
+    assert sum(int((micro.tokens > 0).sum()) for micro in every) == sum(sizes)
+    for micro in every:
+        assert micro.tokens.shape in allowed
+        for per_token in (micro.mask, micro.weights, micro.behavior_logprobs):
+            assert not per_token[~micro.mask].any()
+            assert not per_token[:, -1].any()
+
+
+def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
+    groups, advantages = make_groups([(2, [(3, FinishReason.STOP)])])  # tokens 1 2 | 3 4 5
+    batch = to_train_batch(
+        groups,
+        advantages,
+        mini_batch_size=1,
+        micro_shapes=[(2, 8)],
+        aggregation="token",
+        truncated="score",
+    )
+    ((micro,),) = batch.mini_batches
+    np.testing.assert_array_equal(micro.tokens, [[1, 2, 3, 4, 5, 0, 0, 0], [0] * 8])
+    np.testing.assert_array_equal(micro.mask, np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8]) > 0)
+    np.testing.assert_allclose(micro.weights[0, 1:4], 1 / 3)
+    np.testing.assert_allclose(micro.behavior_logprobs[0, 1:4], np.array([-3, -4, -5]) / 7)
+    np.testing.assert_array_equal(micro.advantages, [1, 0])
+    targets = jax.jit(lambda micro: micro.targets)(micro)
+    np.testing.assert_array_equal(targets[0, micro.mask[0]], [3, 4, 5])
+    assert batch.padding_efficiency == 5 / 16
+
+
+def test_shapes_are_the_budget_in_whole_multiples_of_the_row_shards():
+    assert shapes((64, 128, 200), budget=1000, row_multiple=4) == [(12, 64), (4, 128), (4, 200)]
+    assert shapes((64, 128), budget=1024, row_multiple=1) == [(16, 64), (8, 128)]
+
+
+@pytest.mark.parametrize("buckets", [(), (8, 8), (16, 8), (0, 8)])
+def test_buckets_that_do_not_increase_are_refused(buckets):
+    with pytest.raises(ValueError, match="strictly increasing"):
+        shapes(buckets, 64, 1)
+
+
+def test_packing_fills_from_the_longest_down_and_keeps_the_order_of_equals():
+    demonstrations = [
+        ([token], [token] * (n - 1)) for token, n in enumerate((3, 12, 4, 3, 9, 3), 1)
+    ]
+    micro_batches = to_supervised_batch(demonstrations, micro_shapes=shapes(BUCKETS, 32, 2))
+    first_tokens = [micro.tokens[:, 0].tolist() for micro in micro_batches]
+    assert first_tokens == [[2, 5], [3, 1, 4, 6, 0, 0, 0, 0]]
+    assert [micro.tokens.shape for micro in micro_batches] == [(2, 16), (8, 4)]
+
+
+def test_a_mini_batch_without_anything_in_the_loss_has_no_weight():
+    groups, advantages = make_groups([(2, [(3, FinishReason.LENGTH), (4, FinishReason.LENGTH)])])
+    batch = to_train_batch(
+        groups,
+        advantages,
+        mini_batch_size=1,
+        micro_shapes=[(2, 8)],
+        aggregation="sequence",
+        truncated="mask",
+    )
+    ((micro,),) = batch.mini_batches
+    assert micro.mask.sum() == 7 and not micro.weights.any()
+
+
+def test_an_example_longer_than_every_bucket_is_refused():
+    with pytest.raises(ValueError, match=r"an example of 17 tokens does not fit .* 16"):
+        to_supervised_batch([([1] * 7, [2] * 10)], micro_shapes=shapes(BUCKETS, 32, 1))
+
+
+def test_an_example_without_a_prompt_is_refused():
+    with pytest.raises(ValueError, match="a prompt of at least one token"):
+        to_supervised_batch([([], [2, 3])], micro_shapes=[(1, 4)])
+
+
+@pytest.mark.parametrize(("option", "value"), [("aggregation", "sum"), ("truncated", "drop")])
+def test_an_unknown_variant_is_refused(option, value):
+    groups, advantages = make_groups([(1, [(1, FinishReason.STOP)])])
+    options = {"aggregation": "token", "truncated": "mask", option: value}
+    with pytest.raises(Exception, match=value):  # by the type hook, or by the function without it
+        to_train_batch(groups, advantages, mini_batch_size=1, micro_shapes=[(1, 4)], **options)
+
+
+def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
+    (real,) = to_supervised_batch([([1, 2], [3])], micro_shapes=[(2, 4)])
+    structure = jax.tree.map(lambda x: (x.shape, x.dtype), real)
+    abstract = abstract_micro_batch(2, 4, has_old=False, has_reference=False)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == structure
+    filled = abstract_micro_batch(2, 4, has_old=True, has_reference=True)
+    assert len(jax.tree.leaves(filled)) == len(jax.tree.leaves(real)) + 2

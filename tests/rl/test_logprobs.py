@@ -1,0 +1,194 @@
+"""Chunked log-probabilities against NumPy in float64, and the memory and traffic they promise."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from pat_jax.rl.logprobs import next_tokens, token_logprobs
+
+ROWS, LENGTH, EMBED, VOCAB, PADDED = 3, 14, 6, 29, 32
+TARGETS = np.random.default_rng(1).integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32)
+
+
+def weights(scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    hidden = scale * rng.normal(size=(ROWS, LENGTH, EMBED))
+    return jnp.asarray(hidden, jnp.float32), jnp.asarray(
+        rng.normal(size=(EMBED, PADDED)), "float32"
+    )
+
+
+def run(hidden, head, **options):
+    options = {"vocab_size": VOCAB, "chunk": 4, **options}
+    return token_logprobs(hidden, jnp.asarray(TARGETS), lambda x: x @ head, **options)
+
+
+def reference(hidden, head, temperature=1.0):
+    logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64)
+    logits = logits[..., :VOCAB] / temperature
+    logits -= logits.max(axis=-1, keepdims=True)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    target = np.take_along_axis(logprobs, TARGETS[..., None], axis=-1)[..., 0]
+    return target, -(np.exp(logprobs) * logprobs).sum(axis=-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 100])
+def test_matches_log_softmax(chunk, temperature):
+    hidden, head = weights()
+    with jax.numpy_dtype_promotion("strict"):
+        logprobs, entropy = run(hidden, head, chunk=chunk, temperature=temperature)
+    expected, expected_entropy = reference(hidden, head, temperature)
+    np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+    np.testing.assert_allclose(entropy, expected_entropy, atol=1e-5)
+
+
+def test_greedy_sampling_trains_at_temperature_one():
+    hidden, head = weights()
+    for value, expected in zip(run(hidden, head, temperature=0.0), run(hidden, head), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("padding", [-np.inf, 0.0, 1e6])
+def test_what_the_padded_logits_hold_has_no_influence(padding):
+    hidden, head = weights()
+    is_padding = jnp.arange(PADDED) >= VOCAB
+
+    def outputs(hidden, value):
+        logprobs, entropy = token_logprobs(
+            hidden,
+            jnp.asarray(TARGETS),
+            lambda x: jnp.where(is_padding[None, None], value, x @ head),
+            vocab_size=VOCAB,
+            chunk=4,
+        )
+        return logprobs.sum(), (logprobs, entropy)
+
+    got = jax.grad(outputs, has_aux=True)(hidden, padding)
+    expected = jax.grad(outputs, has_aux=True)(hidden, -1e9)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_extreme_logits_stay_finite():
+    hidden, head = weights(scale=1e4)
+    logprobs, entropy = run(hidden, head)
+    expected, expected_entropy = reference(hidden, head)
+    np.testing.assert_allclose(logprobs, expected, rtol=1e-5, atol=1e-2)
+    np.testing.assert_allclose(entropy, expected_entropy, atol=1e-2)
+
+
+def test_low_precision_logits_are_normalised_in_float32():
+    hidden, head = weights()
+    low = hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16)
+    logprobs, entropy = run(*low)
+    assert logprobs.dtype == entropy.dtype == jnp.float32
+    logits = (low[0] @ low[1]).astype(jnp.float32)[..., :VOCAB]
+    expected = jax.nn.log_softmax(logits)
+    expected = np.take_along_axis(np.asarray(expected), TARGETS[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+def test_gradient_is_the_one_without_chunks():
+    hidden, head = weights()
+    cotangent = jnp.asarray(np.random.default_rng(2).normal(size=(ROWS, LENGTH)), jnp.float32)
+
+    def chunked(hidden, head):
+        return (cotangent * run(hidden, head, temperature=0.7)[0]).sum()
+
+    def plain(hidden, head):
+        logprobs = jax.nn.log_softmax((hidden @ head)[..., :VOCAB] / 0.7)
+        picked = jnp.take_along_axis(logprobs, jnp.asarray(TARGETS)[..., None], axis=-1)[..., 0]
+        return (cotangent * picked).sum()
+
+    got, expected = (jax.grad(f, argnums=(0, 1))(hidden, head) for f in (chunked, plain))
+    for value, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_entropy_has_no_gradient():
+    hidden, head = weights()
+    np.testing.assert_array_equal(jax.grad(lambda x: run(x, head)[1].sum())(hidden), 0)
+
+
+def test_next_tokens_moves_left_by_one():
+    tokens = jnp.array([[5, 6, 7], [8, 9, 1]])
+    np.testing.assert_array_equal(next_tokens(tokens), [[6, 7, 0], [9, 1, 0]])
+
+
+# Sizes at which nothing but the logits of all positions reaches rows * length * vocab numbers.
+BIG = {"rows": 4, "length": 64, "embed": 8, "vocab": 256}
+
+
+def big_gradient(chunk: int):
+    def loss(hidden, head, targets):
+        logprobs, entropy = token_logprobs(
+            hidden, targets, lambda x: x @ head, vocab_size=BIG["vocab"] - 3, chunk=chunk
+        )
+        return logprobs.sum(), entropy
+
+    return jax.grad(loss, argnums=(0, 1), has_aux=True)
+
+
+def big_arguments():
+    rows, length, embed, vocab = BIG.values()
+    return (
+        jax.ShapeDtypeStruct((rows, length, embed), jnp.float32),
+        jax.ShapeDtypeStruct((embed, vocab), jnp.float32),
+        jax.ShapeDtypeStruct((rows, length), jnp.int32),
+    )
+
+
+def compiled_text(function, arguments) -> str:
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    assert text is not None
+    return text
+
+
+def largest_in_jaxpr(jaxpr) -> int:
+    sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+    for eqn in jaxpr.eqns:
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(value):
+                sizes.append(largest_in_jaxpr(getattr(value, "jaxpr", value)))
+    return max(sizes, default=0)
+
+
+def is_jaxpr(value) -> bool:
+    return hasattr(value, "eqns")
+
+
+def largest_in_hlo(text: str) -> int:
+    shapes = re.findall(r"\b(?:f32|bf16|pred|s32)\[([\d,]+)\]", text)
+    return max(int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes)
+
+
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_the_logits_of_all_positions_never_exist(chunk):
+    """With one chunk of the whole length they do: that is how the test knows that it looks."""
+    rows, length, _, vocab = BIG.values()
+    is_whole = chunk == length
+    jaxpr = jax.make_jaxpr(big_gradient(chunk))(*big_arguments())
+    text = compiled_text(big_gradient(chunk), big_arguments())
+    for largest in (largest_in_jaxpr(jaxpr), largest_in_hlo(text)):
+        assert (largest >= rows * length * vocab) == is_whole
+
+
+def test_a_sharded_vocabulary_is_never_gathered():
+    """Only one number a token, and gradients, cross the tensor axis; nothing is collected."""
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    specs = (PartitionSpec("data"), PartitionSpec(None, "tensor"), PartitionSpec("data"))
+    arguments = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+        for x, spec in zip(big_arguments(), specs, strict=True)
+    ]
+    text = compiled_text(big_gradient(8), arguments)
+    collectives = set(re.findall(r"\b(all-[a-z-]+|collective-[a-z]+|reduce-scatter)\(", text))
+    assert collectives == {"all-reduce"}
+    reduced = [line.split("all-reduce(")[0] for line in text.splitlines() if "all-reduce(" in line]
+    rows, _, embed, vocab = BIG.values()
+    head_shard, chunk_of_logits = embed * vocab // 4, (rows // 2) * 8 * (vocab // 4)
+    assert max(largest_in_hlo(line) for line in reduced) == head_shard < chunk_of_logits

@@ -1,0 +1,275 @@
+"""The losses against the papers' formulas in float64, and what they must reduce to."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pat_jax.rl.advantages import group_advantages
+from pat_jax.rl.losses import LossSums, grpo_loss, k3_kl, supervised_loss, zero_sums
+
+LENGTHS = (9, 1, 14, 6)  # tokens of each sequence; row 1 has one, no row starts at position 0
+ROWS, LENGTH = len(LENGTHS), 16
+MASK = np.array([[1 <= t < 1 + n for t in range(LENGTH)] for n in LENGTHS])
+VARIANTS = [(0.2, 0.2, 0.0), (0.2, 0.28, 0.0), (0.1, 0.3, 0.05)]  # epsilon, epsilon_high, beta
+
+
+def token_weights(aggregation: str) -> np.ndarray:
+    counts = MASK.sum(axis=1, keepdims=True)
+    if aggregation == "token":
+        return MASK / MASK.sum()
+    return MASK / (counts * ROWS)
+
+
+def arrays(seed: int = 3) -> tuple[np.ndarray, ...]:
+    """logprobs, old, reference and advantages; the ratios lie on both sides of both clips."""
+    rng = np.random.default_rng(seed)
+    logprobs = -rng.exponential(1.5, (ROWS, LENGTH))
+    old = logprobs + 0.4 * rng.normal(size=(ROWS, LENGTH))
+    reference = logprobs + 0.4 * rng.normal(size=(ROWS, LENGTH))
+    return logprobs, old, reference, rng.normal(size=ROWS)
+
+
+def paper_loss(logprobs, old, reference, advantages, epsilon, epsilon_high, beta, aggregation):
+    """GRPO, eq. 3 and 4, token by token in float64; DAPO's average with aggregation 'token'."""
+    sequences = []
+    for i, n in enumerate(LENGTHS):
+        terms = []
+        for t in range(1, 1 + n):
+            ratio = np.exp(logprobs[i, t]) / np.exp(old[i, t])
+            clipped = min(max(ratio, 1 - epsilon), 1 + epsilon_high)
+            to_reference = np.exp(reference[i, t]) / np.exp(logprobs[i, t])
+            kl = to_reference - np.log(to_reference) - 1
+            terms.append(min(ratio * advantages[i], clipped * advantages[i]) - beta * kl)
+        sequences.append(terms)
+    if aggregation == "token":
+        return -np.mean(np.concatenate(sequences))
+    return -np.mean([np.mean(terms) for terms in sequences])
+
+
+def numeric_gradient(function, x, step=1e-6):
+    gradient = np.zeros_like(x)
+    for index in np.ndindex(x.shape):
+        up, down = x.copy(), x.copy()
+        up[index] += step
+        down[index] -= step
+        gradient[index] = (function(up) - function(down)) / (2 * step)
+    return gradient
+
+
+def assert_every_clip_acts(ratio, advantages, epsilon, epsilon_high):
+    """The data can tell the upper clip from the lower, and each from none."""
+    rises = np.broadcast_to(advantages[:, None] > 0, MASK.shape)
+    assert np.any(MASK & rises & (ratio > 1 + epsilon_high))
+    assert np.any(MASK & ~rises & (ratio < 1 - epsilon))
+    if epsilon != epsilon_high:
+        low, high = sorted((1 + epsilon, 1 + epsilon_high))
+        assert np.any(MASK & rises & (ratio > low) & (ratio < high))
+
+
+def jax_arrays(*values):
+    return tuple(jnp.asarray(value, jnp.float32) for value in values)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize(("epsilon", "epsilon_high", "beta"), VARIANTS)
+def test_loss_and_gradient_are_the_papers(aggregation, epsilon, epsilon_high, beta):
+    logprobs, old, reference, advantages = arrays()
+    options = (epsilon, epsilon_high, beta, aggregation)
+
+    def expected(x):
+        return paper_loss(x, old, reference, advantages, *options)
+
+    assert_every_clip_acts(np.exp(logprobs - old), advantages, epsilon, epsilon_high)
+
+    lp, old32, ref32, adv32, w32 = jax_arrays(
+        logprobs, old, reference, advantages, token_weights(aggregation)
+    )
+
+    def loss(x):
+        return grpo_loss(
+            x,
+            old32,
+            adv32,
+            w32,
+            epsilon=epsilon,
+            epsilon_high=epsilon_high,
+            beta=beta,
+            reference_logprobs=ref32,
+        )[0]
+
+    with jax.numpy_dtype_promotion("strict"):
+        value, gradient = jax.value_and_grad(loss)(lp)
+    np.testing.assert_allclose(value, expected(logprobs), rtol=1e-5)
+    np.testing.assert_allclose(gradient, numeric_gradient(expected, logprobs), atol=1e-6)
+    assert np.all(np.asarray(gradient)[~MASK] == 0)
+
+
+def test_metrics_are_the_weighted_means_of_their_definitions():
+    logprobs, old, reference, advantages = arrays(1)
+    entropy, behavior = np.random.default_rng(2).uniform(0, 3, (2, ROWS, LENGTH))
+    lp, old32, ref32, adv32, w32, ent32, beh32 = jax_arrays(
+        logprobs, old, reference, advantages, token_weights("token"), entropy, behavior
+    )
+    _, sums = grpo_loss(
+        lp,
+        old32,
+        adv32,
+        w32,
+        epsilon=0.1,
+        epsilon_high=0.3,
+        beta=0.1,
+        reference_logprobs=ref32,
+        behavior_logprobs=beh32,
+        entropy=ent32,
+    )
+    ratio = np.exp(logprobs - old)
+    advantage = np.broadcast_to(advantages[:, None], MASK.shape)
+    clipped = ((ratio > 1.3) & (advantage > 0)) | ((ratio < 0.9) & (advantage < 0))
+    to_reference = np.exp(reference - logprobs)
+    assert 0 < clipped[MASK].mean() < 1
+    expected = {
+        "clip_fraction": clipped[MASK].mean(),
+        "approx_kl": (ratio - np.log(ratio) - 1)[MASK].mean(),
+        "reference_kl": (to_reference - np.log(to_reference) - 1)[MASK].mean(),
+        "entropy": entropy[MASK].mean(),
+        "behavior_gap": np.abs(old - behavior)[MASK].mean(),
+        "behavior_gap_max": np.abs(old - behavior)[MASK].max(),
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(sums, name), value, rtol=1e-5, err_msg=name)
+
+
+def test_at_ratio_one_the_gradient_is_the_policy_gradient():
+    logprobs, _, _, advantages = arrays()
+    lp, adv, w = jax_arrays(logprobs, advantages, token_weights("sequence"))
+    gradient = jax.grad(lambda x: grpo_loss(x, x, adv, w)[0])(lp)
+    np.testing.assert_allclose(gradient, -w * adv[:, None], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "log_ratio", "is_cut"),
+    [(1.0, 0.5, True), (-1.0, 0.5, False), (1.0, -0.5, False), (-1.0, -0.5, True)],
+)
+def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction(
+    advantage, log_ratio, is_cut
+):
+    one = jnp.ones((1, 1))
+
+    def loss(x):
+        return grpo_loss(x, x * 0 - 1.0, jnp.array([advantage]), one)
+
+    gradient, sums = jax.grad(loss, has_aux=True)(one * (log_ratio - 1.0))
+    assert (gradient[0, 0] == 0) == is_cut
+    assert sums.clip_fraction == is_cut
+
+
+def test_equal_rewards_give_zero_gradient():
+    logprobs, old, *_ = arrays(4)
+    advantages = group_advantages(np.full((1, ROWS), 0.3))[0]
+    lp, old32, adv, w = jax_arrays(logprobs, old, advantages, token_weights("token"))
+    gradient = jax.grad(lambda x: grpo_loss(x, old32, adv, w)[0])(lp)
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_only_the_policy_has_a_gradient():
+    logprobs, old, reference, advantages = arrays(5)
+    lp, old32, ref, adv, w = jax_arrays(
+        logprobs, old, reference, advantages, token_weights("token")
+    )
+
+    def loss(old, reference):
+        return grpo_loss(lp, old, adv, w, beta=0.1, reference_logprobs=reference)[0]
+
+    for gradient in jax.grad(loss, argnums=(0, 1))(old32, ref):
+        np.testing.assert_array_equal(gradient, 0)
+
+
+def test_k3_of_a_policy_with_itself_is_zero_and_flat():
+    (lp,) = jax_arrays(arrays()[0])
+    np.testing.assert_array_equal(k3_kl(lp, lp), 0)
+    gradient = jax.grad(lambda x: k3_kl(x, lp).sum())(lp)
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_k3_is_positive_and_its_mean_over_the_policy_is_the_kl():
+    p, q = np.random.default_rng(6).dirichlet(np.ones(12), 2)
+    log_p, log_q = jax_arrays(np.log(p)[None], np.log(q)[None])
+    estimate = np.asarray(k3_kl(log_p, log_q))[0]
+    assert np.all(estimate > 0)
+    np.testing.assert_allclose((p * estimate).sum(), (p * np.log(p / q)).sum(), rtol=1e-5)
+
+
+def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
+    delta = 2.0**-12
+    estimate = k3_kl(jnp.zeros((1, 1)), jnp.full((1, 1), delta))[0, 0]
+    np.testing.assert_allclose(estimate, delta**2 / 2, rtol=1e-2)
+
+
+def run(logprobs, old, reference, advantages, weights) -> tuple[np.ndarray, LossSums]:
+    """Gradient and sums, with every option on."""
+
+    def loss(x):
+        return grpo_loss(
+            x,
+            old,
+            advantages,
+            weights,
+            beta=0.1,
+            reference_logprobs=reference,
+            behavior_logprobs=reference,
+            entropy=old,
+        )
+
+    return jax.grad(loss, has_aux=True)(logprobs)
+
+
+def test_masked_equals_sliced_whatever_the_masked_positions_hold():
+    logprobs, old, reference, advantages = arrays(7)
+    weights = token_weights("sequence")
+    kept = np.where(np.arange(LENGTH) < 4, weights, 0.0)
+    sliced = jax_arrays(logprobs[:, :4], old[:, :4], reference[:, :4], advantages, kept[:, :4])
+    poisoned = [np.where(kept > 0, x, bad) for x, bad in
+                ((logprobs, np.nan), (old, -np.inf), (reference, 1e30))]  # fmt: skip
+    gradient, sums = run(*jax_arrays(*poisoned, advantages, kept))
+    expected_gradient, expected = run(*sliced)
+    np.testing.assert_allclose(gradient[:, :4], expected_gradient, rtol=1e-6)
+    np.testing.assert_array_equal(gradient[:, 4:], 0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, expected)
+
+
+def test_nothing_in_the_loss_gives_zero_not_nan():
+    logprobs, old, reference, advantages = arrays(8)
+    gradient, sums = run(*jax_arrays(logprobs, old, reference, advantages, 0 * logprobs))
+    for value in (gradient, *jax.tree.leaves(sums)):
+        np.testing.assert_array_equal(value, 0)
+
+
+def test_micro_batches_add_up_to_the_mini_batch():
+    logprobs, old, reference, advantages = arrays(9)
+    whole = jax_arrays(logprobs, old, reference, advantages, token_weights("token"))
+    expected_gradient, expected = run(*whole)
+    total, gradients = zero_sums(), []
+    for rows in (slice(0, 1), slice(1, 4)):
+        gradient, sums = run(*(x[rows] for x in whole))
+        gradients.append(gradient)
+        total = total.add(sums)
+    np.testing.assert_allclose(np.concatenate(gradients), expected_gradient, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), total, expected)
+
+
+def test_a_penalty_without_a_reference_is_refused():
+    lp, w = jnp.zeros((1, 2)), jnp.ones((1, 2))
+    with pytest.raises(ValueError, match=r"beta=0.1 needs reference_logprobs"):
+        grpo_loss(lp, lp, jnp.zeros(1), w, beta=0.1)
+
+
+def test_supervised_loss_is_the_cross_entropy():
+    logprobs, entropy, *_ = arrays(10)
+    poisoned = np.where(MASK, logprobs, np.nan)
+    lp, ent, w = jax_arrays(poisoned, entropy, token_weights("token"))
+    with jax.numpy_dtype_promotion("strict"):
+        gradient, sums = jax.grad(supervised_loss, has_aux=True)(lp, w, entropy=ent)
+    np.testing.assert_allclose(sums.loss, -logprobs[MASK].mean(), rtol=1e-6)
+    np.testing.assert_allclose(sums.entropy, entropy[MASK].mean(), rtol=1e-6)
+    np.testing.assert_array_equal(gradient, -w)

@@ -1,0 +1,165 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.errors import UserError
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.reward_workers import RewardScorer
+from pat_jax.rl.rewards import exact_reward, math_reward, resolve_reward, reward_inputs
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data" / "math"
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+# --- built-in functions ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish", "expected"),
+    [
+        ("b3+8=1;#4", STOP, 1),
+        ("#4", STOP, 1),
+        ("#3;#4", STOP, 1),  # the last one counts
+        ("#4;#3", STOP, 0),
+        ("#4", LENGTH, 0),  # it had not ended
+        ("#44", STOP, 0),
+        ("#4 ", STOP, 0),
+        ("#", STOP, 0),
+        ("4", STOP, 0),
+        ("", STOP, 0),
+    ],
+)
+def test_exact(completion, finish, expected):
+    assert exact_reward(["p"], [completion], answer=["4"], finish=[finish]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        (r"so \boxed{5}.", "5", 1),
+        (r"\boxed{4} no, \boxed{5}", "5", 1),  # the last one counts
+        (r"\boxed{5} no, \boxed{4}", "5", 0),
+        (r"\boxed{5}, unlike 7", "5", 1),  # a box wins over a later number
+        (r"\boxed{5} and \boxed{4", "5", 1),  # an unfinished box is none
+        (r"\boxed{\frac{1}{2}}", "0.5", 1),
+        (r"\boxed{\frac{1}{2}}", r"\frac{2}{4}", 1),
+        (r"\boxed{(1, 2)}", "(1,2)", 1),
+        (r"\boxed{2\sqrt{2}}", r"\sqrt{8}", 1),
+        (r"\boxed{x^2+1}", "1+x^2", 1),
+        (r"\boxed{x^2+1}", "x^2-1", 0),
+        (r"\boxed{}", "0", 0),
+        ("the answer is 1,234,567.", "1234567", 1),
+        ("3/4 of it", "0.75", 1),
+        ("so .5", "1/2", 1),
+        ("it is -5", "-5", 1),
+        ("as 10-5 shows", "5", 1),
+        ("72 clips", "72", 1),
+        ("72 clips, or 73", "72", 0),
+        ("none", "0", 0),
+        ("", "0", 0),
+    ],
+)
+def test_math(completion, answer, expected):
+    assert math_reward(["p"], [completion], answer=[answer]) == [expected]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"the DeepScaleR and GSM8K samples are not at {DATA}")
+def test_math_accepts_the_real_answers_and_refuses_the_next_rows():
+    rows = json.loads((DATA / "deepscaler" / "math_train_first1000.json").read_text())[:100]
+    answers = [row["answer"] for row in rows]
+    boxed = [rf"It follows that \boxed{{{answer}}}." for answer in answers]
+    assert math_reward(answers, boxed, answer=answers) == [1.0] * len(rows)
+    shifted = answers[1:] + answers[:1]
+    assert np.mean(math_reward(answers, boxed, answer=shifted)) < 0.1
+    with (DATA / "gsm8k" / "train_first1000.jsonl").open() as lines:
+        solutions = [json.loads(line)["answer"] for line in lines]
+    answers = [solution.rpartition("#### ")[2] for solution in solutions]
+    assert math_reward(solutions, solutions, answer=answers) == [1.0] * 1000
+
+
+@given(st.text(st.sampled_from(r"\boxed{}-+.,/0123456789 ax")), st.integers(-999, 999))
+def test_the_last_number_is_found_after_any_text_without_a_box(text, value):
+    text = text.replace("}", "")
+    assert math_reward(["p"], [f"{text} is {value}"], answer=[str(value)]) == [1.0]
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+
+def rollout(prompt: Prompt, sample: int, text: str, finish: FinishReason) -> Rollout:
+    tokens = TOKENIZER.encode(text) + list(TOKENIZER.eos_ids) * (finish is STOP)
+    return Rollout(
+        prompt, sample, np.asarray(tokens, np.int32), np.zeros(len(tokens), np.float32), finish
+    )
+
+
+def test_reward_inputs_follow_the_groups():
+    one = Prompt(id=1, tokens=(5,), text="a1=", columns={"answer": "1"})
+    two = Prompt(id=2, tokens=(6,), text="a2=", columns={"answer": "2", "level": 3})
+    groups = [
+        RolloutGroup(one, [rollout(one, 0, "#1", STOP), rollout(one, 1, "#1", LENGTH)]),
+        RolloutGroup(two, [rollout(two, 0, "#2", STOP)]),
+    ]
+    prompts, completions, columns = reward_inputs(groups, TOKENIZER)
+    assert prompts == ["a1=", "a1=", "a2="]
+    assert completions == ["#1", "#1", "#2"]
+    assert columns == {
+        "answer": ["1", "1", "2"],
+        "level": [None, None, 3],
+        "finish": [STOP, LENGTH, STOP],
+    }
+    with RewardScorer("exact", timeout=1.0) as scorer:
+        scores = scorer.score(prompts, completions, columns)
+    assert scores.dtype == np.float32 and scores.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("missing", ["answer", "finish"])
+def test_a_column_that_exact_needs(missing):
+    columns = {"answer": ["1"], "finish": [STOP]}
+    del columns[missing]
+    with pytest.raises(UserError, match=f"'exact' needs the column '{missing}'"):
+        exact_reward(["p"], ["#1"], **columns)
+
+
+# --- which function ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("accuracy", "option --reward is 'accuracy': expected exact, math, module:function"),
+        ("module:", "option --reward is 'module:'"),
+        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("json.no_such_part:f", "there is no module 'json.no_such_part'"),
+        ("absent/rewards.py:f", "file absent/rewards.py does not exist"),
+        ("json:lods", r"json has no function 'lods' \(it has .*loads"),
+        ("{path}:NOT_A_FUNCTION", "no function 'NOT_A_FUNCTION'.*brevity"),
+    ],
+)
+def test_a_function_that_is_not_there(tmp_path, spec, message):
+    path = tmp_path / "some_rewards.py"
+    path.write_text("def brevity(prompts, completions, **columns): ...\nNOT_A_FUNCTION = 3")
+    with pytest.raises(UserError, match=message):
+        resolve_reward(spec.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import no_such_dependency", "raised ModuleNotFoundError .*no_such_dependency"),
+        ("1 / 0", "raised ZeroDivisionError"),
+        ("def f(:", "raised SyntaxError"),
+        ("raise SystemExit(1)", "raised SystemExit"),
+    ],
+)
+def test_a_module_that_does_not_import(tmp_path, code, message):
+    path = tmp_path / "broken_rewards.py"
+    path.write_text(code)
+    with pytest.raises(UserError, match=message):
+        resolve_reward(f"{path}:f")

@@ -1,0 +1,167 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from pat_jax.errors import UserError
+from pat_jax.rl.tokenizer import CharTokenizer, HuggingFaceTokenizer, check_vocabulary
+
+ALPHABET = "abc +="
+IM, BOS = 2, 3
+TEMPLATE = (
+    "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<im>assistant:{% endif %}"
+)
+
+
+def write_tokenizer(directory: Path, *, generation: object = None, **config: object) -> Path:
+    """A byte-level tokenizer of 263 tokens, as a checkpoint directory holds it."""
+    tokenizer = RustTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=263,
+        special_tokens=["<eos>", "<pad>", "<im>", "<bos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the the the"], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+@given(st.text(ALPHABET))
+def test_characters_come_back(text):
+    tokenizer = CharTokenizer(ALPHABET)
+    tokens = tokenizer.encode_prompt(text)
+    assert tokenizer.decode(tokens) == text and len(tokens) == len(text)
+    assert all(tokenizer.eos_ids[0] < token < tokenizer.vocab_size for token in tokens)
+
+
+def test_characters_without_padding_and_end():
+    tokenizer = CharTokenizer(ALPHABET)
+    tokens = [tokenizer.pad_id, *tokenizer.encode("a+b"), *tokenizer.eos_ids, tokenizer.pad_id]
+    assert tokenizer.decode(tokens) == "a+b"
+
+
+def test_an_unknown_character_is_named():
+    with pytest.raises(UserError, match="'z'"):
+        CharTokenizer(ALPHABET).encode("abz")
+
+
+def test_an_alphabet_has_each_character_once():
+    with pytest.raises(ValueError, match="'aba'"):
+        CharTokenizer("aba")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
+    directory = write_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"),
+        generation={"eos_token_id": [2, 0]},
+        eos_token="<eos>",
+        pad_token="<pad>",
+    )
+    return HuggingFaceTokenizer(directory)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "<" not in text))
+def test_a_checkpoints_tokenizer_gives_the_text_back(tokenizer, text):
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode([*tokens, *tokenizer.eos_ids, tokenizer.pad_id]) == text
+    assert max(tokens, default=0) < tokenizer.vocab_size
+
+
+def test_spaces_before_punctuation_stay(tmp_path):
+    key = "clean_up_tokenization_spaces"
+    dirty = {key: True, f"{key}_for_bpe_even_though_it_will_corrupt_output": True}
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, eos_token="<eos>", **dirty))
+    assert tokenizer.decode(tokenizer.encode("is it ? no .")) == "is it ? no ."
+
+
+def test_a_base_models_prompt_is_the_text_after_its_beginning(tokenizer):
+    assert tokenizer.encode_prompt("the the") == [BOS, *tokenizer.encode("the the")]
+    assert BOS not in tokenizer.encode("the the")
+    messages = [{"role": "system", "content": "the"}, {"role": "user", "content": "end"}]
+    assert tokenizer.encode_prompt(messages) == [BOS, *tokenizer.encode("the\n\nend")]
+
+
+def test_special_tokens_and_size(tokenizer):
+    assert tokenizer.eos_ids == (0, 2)  # the tokenizer's own, then generation_config's
+    assert tokenizer.pad_id == 1
+    assert tokenizer.vocab_size == 263
+
+
+def test_a_single_end_token_in_the_generation_config(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, generation={"eos_token_id": 2}))
+    assert tokenizer.eos_ids == (2,)
+    assert tokenizer.pad_id == 2  # none of its own
+
+
+def test_the_chat_template_ends_where_the_response_begins(tmp_path):
+    pytest.importorskip("jinja2", reason="chat templates are rendered by jinja2")
+    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE)
+    tokenizer = HuggingFaceTokenizer(directory)
+    expected = [IM, *tokenizer.encode("user:the"), IM, *tokenizer.encode("assistant:")]
+    assert tokenizer.encode_prompt("the") == expected
+    assert tokenizer.encode_prompt([{"role": "user", "content": "the"}]) == expected
+    assert tokenizer.encode("the") == expected[6:-11]  # no template around plain text
+
+
+def test_a_chat_template_without_jinja2_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE)
+    with pytest.raises(UserError, match="pip install jinja2"):
+        HuggingFaceTokenizer(directory)
+
+
+def test_a_missing_directory(tmp_path):
+    with pytest.raises(UserError, match="absent does not exist"):
+        HuggingFaceTokenizer(tmp_path / "absent")
+
+
+def test_a_checkpoint_without_tokenizer_files(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(UserError, match=r"no tokenizer files: expected .* tokenizer\.json"):
+        HuggingFaceTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{ broken", "{}", '{"model": {"type": "BPE"}}'])
+def test_a_broken_tokenizer_file(tmp_path, content):
+    write_tokenizer(tmp_path, eos_token="<eos>")
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match="no tokenizer could be read from"):
+        HuggingFaceTokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_an_end(tmp_path):
+    with pytest.raises(UserError, match="names no end-of-sequence token"):
+        HuggingFaceTokenizer(write_tokenizer(tmp_path))
+
+
+@pytest.mark.parametrize("generation", [{"eos_token_id": "<eos>"}, [0], {"eos_token_id": [0, "2"]}])
+def test_a_broken_generation_config(tmp_path, generation):
+    directory = write_tokenizer(tmp_path, generation=generation, eos_token="<eos>")
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        HuggingFaceTokenizer(directory)
+
+
+def test_the_vocabulary_has_to_fit_the_embedding():
+    tokenizer = CharTokenizer(ALPHABET)
+    check_vocabulary(tokenizer, tokenizer.vocab_size)
+    with pytest.raises(
+        UserError, match="largest token id is 7, but the model has 7 embedding rows"
+    ):
+        check_vocabulary(tokenizer, tokenizer.vocab_size - 1)

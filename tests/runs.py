@@ -1,0 +1,165 @@
+"""The real command at its smallest: options, a checkpoint directory, a data file, processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import CACHE
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pat_jax.checkpoint import Checkpointer
+from pat_jax.cli import parse
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_export import export
+from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.update import TrainState
+from pat_jax.setup import CHECKPOINTS, CONFIG_FILE, Setup, build
+
+ROOT = Path(__file__).parent.parent
+COMMAND = ("-m", "pat_jax.train")
+
+SMALL_ROLLOUT = [
+    "--devices",
+    "2",
+    "--steps",
+    "2",
+    "--rollout.prompts_per_step",
+    "4",
+    "--rollout.num_generations",
+    "2",
+    "--rollout.max_completion_length",
+    "56",
+    "--rollout.min_rows",
+    "4",
+    "--rollout.min_length",
+    "128",
+    "--rollout.prefill_rows",
+    "4",
+    "--algorithm.mini_batch_size",
+    "4",
+    "--algorithm.tokens_per_micro_batch",
+    "1024",
+    "--eval.every",
+    "2",
+    "--eval.num_prompts",
+    "8",
+    "--checkpoint.every",
+    "2",
+]
+TINY = [
+    "--model",
+    "tiny",
+    "--warm_start.steps",
+    "2",
+    "--warm_start.batch_size",
+    "8",
+    *SMALL_ROLLOUT,
+]
+
+QWEN3 = ModelConfig(
+    architecture="qwen3",
+    vocab_size=300,
+    embed_dim=32,
+    mlp_dim=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    qk_norm=True,
+    tie_embeddings=True,
+    max_position=512,
+    vocab_multiple=8,
+)
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<im>assistant:{% endif %}"
+)
+
+
+def start(*options: str, cwd: Path = ROOT, program: Sequence[str] = COMMAND) -> subprocess.Popen:
+    """The command in a process of its own, sharing the compiled programs of the tests."""
+    ours = {"JAX_PLATFORMS": "cpu", "PAT_JAX_CACHE": str(CACHE), "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, *program, *options],
+        cwd=cwd,
+        env={**os.environ, **ours},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen, *, code: int = 0) -> str:
+    """What the command printed, once it has ended with `code`."""
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == code, output
+    return output
+
+
+def run(*options: str, cwd: Path = ROOT, code: int = 0) -> str:
+    return finish(start(*options, cwd=cwd), code=code)
+
+
+def saved_run(run_dir: Path) -> tuple[Setup, TrainState, int]:
+    """What a run was made of, and the state and step of its newest checkpoint."""
+    config = parse(["--config", str(run_dir / CONFIG_FILE)])
+    unexported = replace(config, checkpoint=replace(config.checkpoint, export_dir=""))
+    setup = build(unexported, jax.devices()[: config.devices])
+    with Checkpointer(run_dir / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
+        step, state, _ = checkpoints.restore({"train": setup.trainer.abstract_state})
+    return setup, state["train"], step
+
+
+def write_checkpoint(directory: Path, config: ModelConfig = QWEN3) -> Path:
+    """A Hugging Face directory: random weights, a byte-level tokenizer and its chat template."""
+    policy = Policy.from_config(config)
+    export(directory, policy, _random_params(policy), jnp.float32)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=263,
+        special_tokens=["<eos>", "<pad>", "<im>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the the the"], trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
+    fields |= {"pad_token": "<pad>", "chat_template": CHAT_TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields))
+    return directory
+
+
+def _random_params(policy: Policy) -> Params:
+    """Without a compiled program, unlike `policy.init`."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(1.0 if x.ndim == 1 else 0.0, 0.1, x.shape), jnp.float32),
+        policy.abstract_params,
+    )
+
+
+def write_problems(path: Path, count: int = 60) -> Path:
+    """Sums in GSM8K's format."""
+    rows = [
+        {"question": f"What is {i} + {i}?", "answer": f"{i} + {i} = {2 * i}\n#### {2 * i}"}
+        for i in range(count)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def same_bits(one: object, other: object) -> bool:
+    """Whether two trees of arrays are equal to the last bit."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(
+        (a.dtype, a.tobytes()) == (b.dtype, b.tobytes()) for a, b in jax.device_get(list(pairs))
+    )

@@ -1,0 +1,261 @@
+"""Mistakes of the user: one sentence, exit code 2, nothing compiled and nothing written."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import pytest
+from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
+
+from pat_jax import train
+from pat_jax.checkpoint import Checkpointer
+from pat_jax.cli import dump, run_command
+from pat_jax.rl.data import HELDOUT_SHARE
+from pat_jax.rl.split import Split, split_of
+from pat_jax.setup import CHECKPOINTS, CONFIG_FILE, build
+
+WEIGHTS = "model.safetensors"
+
+
+class Inputs:
+    """A sound checkpoint directory and data file, to be damaged."""
+
+    def __init__(self, folder: Path):
+        self.model, self.data = folder / "model", folder / "problems.jsonl"
+        self.run_dir = folder / "run"
+
+    @property
+    def options(self) -> list[str]:
+        names = ["--model", str(self.model), "--data", str(self.data), "--warm_start.steps", "0"]
+        return [*SMALL_ROLLOUT, *names, "--rollout.max_prompt_length", "120"]
+
+    def set_config(self, **fields: object) -> None:
+        path = self.model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    def edit_line(self, number: int, edit: Callable[[str], str]) -> None:
+        lines = self.data.read_text().splitlines(keepends=True)
+        lines[number - 1] = edit(lines[number - 1])
+        self.data.write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pristine")
+    write_checkpoint(folder / "model")
+    write_problems(folder / "problems.jsonl")
+    return folder
+
+
+@pytest.fixture
+def inputs(pristine: Path, tmp_path: Path) -> Inputs:
+    shutil.copytree(pristine, tmp_path, dirs_exist_ok=True)
+    return Inputs(tmp_path)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path) -> Callable[..., str]:
+    """Runs the command on two of the tests' devices; returns the sentence it refuses with."""
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **kwargs: (
+            compiled.append(event) if "backend_compile" in event else None
+        )
+    )
+
+    def refuse(*options: str) -> str:
+        before = snapshot(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train", *options])
+        monkeypatch.setattr(train, "configure", lambda count: jax.devices()[: count or 8])
+        monkeypatch.setattr(train.Run, "run", lambda self: pytest.fail("the run began"))
+        compiled.clear()
+        with pytest.raises(SystemExit) as caught:
+            run_command(train.main)
+        assert caught.value.code == 2
+        assert (compiled, snapshot(tmp_path)) == ([], before)
+        return sentence(capsys.readouterr().err)
+
+    return refuse
+
+
+def snapshot(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def sentence(text: str) -> str:
+    """The message of the one line of the form `error: …`."""
+    assert text.startswith("error: ") and text.endswith((".\n", "?\n")), text
+    assert text.count("\n") == 1, text
+    return text.removeprefix("error: ").strip()
+
+
+def cut_off(inputs: Inputs) -> None:
+    path = inputs.model / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def small_embedding(inputs: Inputs) -> None:
+    shutil.rmtree(inputs.model)
+    write_checkpoint(inputs.model, replace(QWEN3, vocab_size=200))
+
+
+def few_problems(inputs: Inputs) -> None:
+    write_problems(inputs.data, 3)
+
+
+def nothing_held_out(inputs: Inputs) -> None:
+    lines = inputs.data.read_text().splitlines(keepends=True)
+    kept = [x for x in lines if split_of(json.loads(x)["question"], HELDOUT_SHARE) is Split.TRAIN]
+    inputs.data.write_text("".join(kept))
+
+
+def without_answer(inputs: Inputs) -> None:
+    rows = [{"prompt": f"Say {i}."} for i in range(60)]
+    inputs.data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda x: (x.model / WEIGHTS).unlink(), ["{model}", WEIGHTS, "expected one of them"]),
+        (cut_off, ["{model}/" + WEIGHTS, "bytes, expected", "truncated"]),
+        (
+            lambda x: x.set_config(intermediate_size=64),
+            ["{model}/" + WEIGHTS, "mlp.down_proj.weight", "[32, 48], expected [32, 64]"],
+        ),
+        (
+            lambda x: x.set_config(architectures=["MixtralForCausalLM"]),
+            ["{model}/config.json", "field 'architectures'", "expected one of LlamaForCausalLM"],
+        ),
+        (small_embedding, ["{model}", "largest token id is 261", "expected at least 262"]),
+        (
+            lambda x: (x.model / "tokenizer.json").unlink(),
+            ["{model}", "no tokenizer files", "expected a folder with tokenizer.json"],
+        ),
+        (
+            lambda x: x.edit_line(7, lambda line: line.replace('"answer"', '"solution"')),
+            ["{data}, line 7", "no field 'answer'", "which the first row has"],
+        ),
+        (
+            lambda x: x.edit_line(9, lambda line: line[:20] + "\n"),
+            ["{data}, line 9, column", "broken JSON", "expected one complete object a line"],
+        ),
+        (few_problems, ["{data} (", "prompts, fewer than one batch of 4", "expected at least"]),
+        (nothing_held_out, ["{data} (held-out", "no prompts to evaluate", "--eval.every 0"]),
+        (without_answer, ["reward 'math'", "column 'answer'", "expected it in every row"]),
+        (lambda x: x.data.unlink(), ["--data", "{data}", "give a .json, .jsonl or .parquet file"]),
+        (lambda x: shutil.rmtree(x.model), ["--model", "{model}", "checkpoint directory"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words: list[str]):
+    damage(inputs)
+    message = command(*inputs.options, "--run_dir", str(inputs.run_dir))
+    for word in words:
+        assert word.format(model=inputs.model, data=inputs.data) in message
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--layout dp3tp1", ["--layout is 'dp3tp1'", "2 devices have the layouts dp2tp1, dp1tp2"]),
+        (
+            "--layout dp1tp8 --devices 8",
+            ["--layout is 'dp1tp8'", "num_heads", "= 2 divisible by 4"],
+        ),
+        (
+            "--rollout.prompts_per_step 5 --rollout.num_generations 1 --algorithm.mini_batch_size 5",
+            ["prompts_per_step x --rollout.num_generations is 5", "multiple of 2", "dp2tp1"],
+        ),
+        ("--switch_to dp1tp2,dp4tp4 --switch_at 4,2", ["--switch_to is 'dp4tp4'", "dp1tp2"]),
+        ("--switch_to dp1tp2 --switch_at many", ["--switch_at is 'many'", "live-sequence count"]),
+        ("--reward no_such_module:score", ["'no_such_module:score'", "no_such_module"]),
+        ("--reward maths", ["--reward is 'maths'", "expected exact, math, module:function"]),
+        ("--warm_start.steps 3", ["--warm_start.steps is 3", "no demonstrations", "set it to 0"]),
+        ("--data arithmetic", ["--data is 'arithmetic'", "its own tokenizer", "a built-in model"]),
+        ("--model tiny", ["--data is", "no Hugging Face checkpoint directory"]),
+        (
+            "--rollout.max_prompt_length 8",
+            ["expected some problems", "--rollout.max_prompt_length"],
+        ),
+        (
+            "--checkpoint.export_dir {model}",
+            ["{model}: the directory is not empty, expected a new"],
+        ),
+        ("--checkpoint.export_dir {data}/x", ["nothing can be written", "expected a writable"]),
+        (
+            "--checkpoint.export_dir {run_dir}",
+            ["--checkpoint.export_dir", "expected a folder of its"],
+        ),
+        ("--run_dir {model}", ["--run_dir is '{model}'", "expected a new or empty folder"]),
+        ("--run_dir {data}/x/y", ["--run_dir", "expected a folder that can be written", "{data}"]),
+        ("--run_dir /proc/a/run", ["--run_dir is '/proc/a/run'", "expected a folder that can be"]),
+        ("--run_dir {model} --resume", ["'{model}'", "expected the folder of a run to resume"]),
+        ("--rollout.tempature 1", ["unknown option --rollout.tempature", "--rollout.temperature"]),
+    ],
+)
+def test_options(inputs: Inputs, command, options: str, words: list[str]):
+    names = {"model": inputs.model, "data": inputs.data, "run_dir": inputs.run_dir}
+    given = [word.format(**names) for word in options.split()]
+    message = command(*inputs.options, "--run_dir", str(inputs.run_dir), *given)
+    for word in words:
+        assert word.format(**names) in message
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--model tinny", ["model 'tinny'", "expected one of", "the nearest is 'tiny'"]),
+        ("--rollout.max_prompt_length 20", ["max_prompt_length is 20", "have up to", "at least"]),
+    ],
+)
+def test_options_of_the_built_in_task(tmp_path: Path, command, options: str, words: list[str]):
+    message = command(*TINY, "--run_dir", str(tmp_path / "run"), *options.split())
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--model demo", ["of another model", "embed_dim (32 there, ", "here)", "--model"]),
+        ("--algorithm.beta 0.1", ["of another model", "has_reference (False there, True here)"]),
+    ],
+)
+def test_a_checkpoint_of_another_model(tmp_path: Path, command, options: str, words: list[str]):
+    run_dir = tmp_path / "run"
+    config = train.configuration([*TINY, "--run_dir", str(run_dir)])
+    fingerprint = build(config, jax.devices()[:2]).fingerprint
+    with Checkpointer(run_dir / CHECKPOINTS, fingerprint=fingerprint) as checkpoints:
+        checkpoints.save(2, {"x": jnp.zeros(3)}, {})
+    (run_dir / CONFIG_FILE).write_text(dump(config))
+    message = command("--run_dir", str(run_dir), "--resume", *options.split())
+    assert all(word in message for word in [str(run_dir), *words])
+
+
+def test_a_pinned_layout_that_the_mlp_cannot_be_divided_by(inputs: Inputs, command):
+    shutil.rmtree(inputs.model)
+    write_checkpoint(inputs.model, replace(QWEN3, num_heads=8, num_kv_heads=8, mlp_dim=36))
+    options = ["--run_dir", str(inputs.run_dir), "--layout", "dp1tp8", "--devices", "8"]
+    message = command(*inputs.options, *options)
+    assert "--layout is 'dp1tp8'" in message and "mlp_dim = 36 divisible by 8" in message
+
+
+def test_under_auto_a_layout_that_cannot_be_is_dropped_with_one_reason(inputs: Inputs):
+    config = train.configuration([*inputs.options, "--devices", "8"])
+    setup = build(config, jax.devices())
+    assert [str(split) for split in setup.layouts] == ["dp8tp1", "dp4tp2", "dp2tp4"]
+    (reason,) = setup.dropped
+    assert "dp1tp8 needs num_heads / num_kv_heads = 2 divisible by 4" in reason
+
+
+def test_the_command_itself_ends_with_code_2(inputs: Inputs):
+    cut_off(inputs)
+    output = run(*inputs.options, "--run_dir", str(inputs.run_dir), code=2)
+    assert "truncated" in sentence(output)
+    assert not inputs.run_dir.exists()

@@ -1,0 +1,240 @@
+"""The command line: what wins over what, and one sentence for every mistake."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax import cli
+from pat_jax.config import OptionError, RolloutConfig, RunConfig
+from pat_jax.errors import UserError
+
+PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.yaml"))
+GIVEN = ["--model", "some/model", "--data", "some/data.jsonl"]
+
+
+@pytest.fixture
+def config_file(tmp_path: Path):
+    def write(text: str) -> str:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def mistake(*argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        cli.parse(argv)
+    message = str(caught.value)
+    assert "\n" not in message and message.endswith((".", "?"))
+    return message
+
+
+def test_without_arguments_it_is_the_demo():
+    assert cli.parse([]) == cli.parse(["--preset", "demo"])
+
+
+def test_the_command_line_wins_over_files_and_files_over_the_preset(config_file):
+    path = config_file("steps: 7\nseed: 3\nrollout:\n  temperature: 0.5\n")
+    argv = ["--steps", "9", "--config", path, *GIVEN, "--preset", "qwen3-8b"]
+    config = cli.parse(argv)
+    assert (config.steps, config.seed, config.rollout.temperature) == (9, 3, 0.5)
+    assert (config.model, config.rollout.prompts_per_step) == ("some/model", 128)
+    assert cli.parse(argv[2:] + argv[:2]) == config
+
+
+def test_later_files_win_over_earlier_ones(tmp_path: Path):
+    for steps in (1, 2):
+        (tmp_path / f"{steps}.yaml").write_text(f"steps: {steps}\n")
+    argv = [f"--config={tmp_path / '1.yaml'}", f"--config={tmp_path / '2.yaml'}"]
+    assert cli.parse(argv).steps == 2
+
+
+def test_values_are_converted_to_the_type_of_their_field():
+    line = "--optimizer.learning_rate 1e-5 --seed=-4 --resume --run_dir there --train false"
+    config = cli.parse([*line.split(), "--algorithm.truncated", "mask"])
+    assert config.optimizer.learning_rate == 1e-5
+    assert (config.seed, config.resume, config.train) == (-4, True, False)
+    assert config.algorithm.truncated == "mask"
+
+
+def test_the_file_reads_one_e_minus_six_as_a_number(config_file):
+    path = config_file("optimizer: {learning_rate: 1e-6}\nrollout.top_k: 5\n")  # YAML 1.1: text
+    assert cli.parse(["--config", path]).optimizer.learning_rate == 1e-6
+    assert cli.parse(["--config", path]).rollout.top_k == 5
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_valid_and_says_what_it_is(name: str):
+    assert cli.parse(["--preset", name, *GIVEN]).data == "some/data.jsonl"
+    assert (cli.PRESETS / f"{name}.yaml").read_text().startswith("# ")
+
+
+def test_a_preset_of_a_real_model_wants_model_and_data():
+    message = mistake("--preset", "qwen3-0.6b", "--data", "x")
+    assert message == (
+        "option --model is '' in preset qwen3-0.6b, line 2: expected a value (it has no default"
+        " here)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            "--rollout.tempature 1",
+            "unknown option --rollout.tempature: did you mean --rollout.temperature (see --help)?",
+        ),
+        (
+            "--epsilonn 1",
+            "unknown option --epsilonn: did you mean --algorithm.epsilon (see --help)?",
+        ),
+        ("--qqqq 1", "unknown option --qqqq: --help lists every option."),
+        ("--rollout 1", "--rollout is a section: write --rollout.OPTION (see --help)."),
+        ("--steps ten", "option --steps is 'ten': expected an integer."),
+        ("--steps 1.5", "option --steps is '1.5': expected an integer."),
+        ("--eval.temperature nan", "option --eval.temperature is 'nan': expected a number."),
+        ("--resume maybe", "option --resume is 'maybe': expected true or false."),
+        (
+            "--compute_dtype fp8",
+            "option --compute_dtype is 'fp8': expected one of float32, bfloat16.",
+        ),
+        ("--steps", "option --steps has no value: expected an integer."),
+        ("--steps --seed 1", "option --steps has no value: expected an integer."),
+        ("steps=1", "unexpected 'steps=1': options are written --section.name value."),
+        ("--rollout.top_p 0", "option --rollout.top_p is 0.0: expected a number in (0, 1]."),
+        (
+            "--rollout.prompts_per_step 8 --algorithm.mini_batch_size 3",
+            "option --algorithm.mini_batch_size is 3: expected a divisor of"
+            " --rollout.prompts_per_step (8).",
+        ),
+        (
+            "--layout tp2",
+            "option --layout is 'tp2': expected auto or a layout such as dp4tp2.",
+        ),
+        (
+            "--switch_to dp1tp8",
+            "option --switch_at is '': expected one live-sequence count for each layout of"
+            " --switch_to ('dp1tp8').",
+        ),
+        (
+            "--resume",
+            "option --run_dir is '': expected with --resume the folder of the run to continue.",
+        ),
+        ("--config nowhere.yaml", "cannot read nowhere.yaml: No such file or directory."),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(argv: str, message: str):
+    assert mistake(*argv.split()) == message
+
+
+def test_an_unknown_preset_names_those_there_are():
+    assert mistake("--preset", "qwen") == (
+        f"option --preset is 'qwen': expected one of {', '.join(PRESETS)}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "steps: 3\nrollout:\n  tempature: 1\n",
+            "unknown option --rollout.tempature in FILE, line 3: did you mean"
+            " --rollout.temperature (see --help)?",
+        ),
+        ("\nsteps: many\n", "option --steps is 'many' in FILE, line 2: expected an integer."),
+        ("steps: -1\n", "option --steps is -1 in FILE, line 1: expected 0 or a positive integer."),
+        ("steps:\n", "option --steps is 'null' in FILE, line 1: expected an integer."),
+        (
+            "steps: [1, 2]\n",
+            "option --steps is 'a YAML sequence' in FILE, line 1: expected an integer.",
+        ),
+        ("rollout: 3\n", "rollout in FILE, line 1 is no list of `name: value`."),
+        ("- steps\n", "the text in FILE, line 1 is no list of `name: value`."),
+        ("seed: 1\nseed: 2\n", "option --seed is given twice in FILE, line 2: keep one."),
+        (
+            "seed: 1\nsteps: 3: 4\n",
+            "cannot read FILE, line 2: not YAML, mapping values are not allowed here.",
+        ),
+        ("steps: \x01\n", "cannot read FILE: it is not YAML text."),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file_and_the_line(config_file, text: str, message: str):
+    path = config_file(text)
+    assert mistake("--config", path) == message.replace("FILE", path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
+    (tmp_path / "weights").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in mistake("--config", str(tmp_path / "weights"))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}\n", "rollout:\n"])
+def test_an_empty_file_or_section_changes_nothing(config_file, text: str):
+    assert cli.parse(["--config", config_file(text)]) == cli.parse([])
+
+
+@given(
+    steps=st.integers(0, 10**12),
+    rate=st.floats(0, 1e9),
+    text=st.text(min_size=1),
+    resume=st.booleans(),
+)
+def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, text, resume):
+    config = RunConfig(steps=steps, model=text, run_dir=text, resume=resume)
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, learning_rate=rate)
+    )
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    path.write_bytes(cli.dump(config).encode())
+    assert cli.parse(["--config", str(path)]) == config
+    assert list(yaml.safe_load(path.read_text())) == [f.name for f in dataclasses.fields(config)]
+
+
+def test_help_lists_every_option_with_explanation_and_default(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.parse(["--steps", "nonsense", "--help"], prog="python -m pat_jax.train")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    blocks = dict(re.findall(r"^  --(\S+) (.*\n(?: {8}.*\n?)+)", text, re.MULTILINE))
+    names = {f.name for f in dataclasses.fields(RunConfig)}
+    names -= {"rollout", "algorithm", "optimizer", "warm_start", "eval", "checkpoint"}
+    names |= {f"rollout.{f.name}" for f in dataclasses.fields(RolloutConfig)}
+    assert names | {"preset", "config"} <= set(blocks)
+    assert "Softmax temperature" in blocks["rollout.temperature"]
+    assert "(default: 1.0)" in blocks["rollout.temperature"]
+    assert "{auto,migrate,recompute}" in blocks["rollout.kv_carry"]
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_another_command_may_have_options_of_its_own(capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Replay:
+        """Replay a trace."""
+
+        trace: str = ""
+        """File of the trace."""
+
+    assert cli.parse(["--trace", "x"], Replay, presets=None) == Replay("x")
+    with pytest.raises(UserError, match="unknown option --preset"):
+        cli.parse(["--preset", "demo"], Replay, presets=None)
+    with pytest.raises(SystemExit):
+        cli.parse(["-h"], Replay, prog="replay", presets=None)
+    assert "--preset" not in capsys.readouterr().out
+
+
+def test_a_command_ends_with_code_2_and_one_line(capsys):
+    def main():
+        raise OptionError("steps", -1, "0 or a positive integer")
+
+    with pytest.raises(SystemExit) as caught:
+        cli.run_command(main)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: option --steps is -1: expected 0 or a positive integer.\n"
+    )

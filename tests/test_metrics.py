@@ -1,0 +1,166 @@
+"""Metrics: what is written is read back, through kills and resumptions; the lines people see."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] generated
+
+from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.progress import Progress, describe, summarize
+
+STEP = {
+    "reward/mean": 0.4125,
+    "rollout/length_p50": 57,
+    "rollout/length_max": 160,
+    "rollout/tokens": 12000,
+    "rollout/tokens_per_s": 12345.6,
+    "rollout/layouts": "dp2tp1>dp1tp2",
+    "rollout/switches": 1,
+    "rollout/switch_seconds": 0.02,
+    "rollout/predicted_saving_s": 0.5,
+    "timing/rollout": 3.0,
+    "timing/rollout/switch": 0.02,
+    "timing/update": 1.0,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def values(rows: list[dict], name: str) -> dict[int, object]:
+    return {row["step"]: row[name] for row in rows if name in row}
+
+
+def test_what_is_written_is_read_back_while_the_run_goes_on(tmp_path: Path):
+    with MetricsWriter(tmp_path / "run") as metrics:
+        metrics.write(1, {"reward/mean": jnp.float32(0.5), "rollout/layouts": "dp1tp2"})
+        metrics.write(2, {"reward/mean": np.float64(0.25), "rollout/tokens": np.int32(7)})
+        rows = read_metrics(tmp_path / "run" / METRICS_FILE)
+    assert values(rows, "reward/mean") == {1: 0.5, 2: 0.25}
+    assert (rows[0]["rollout/layouts"], rows[1]["rollout/tokens"]) == ("dp1tp2", 7)
+
+
+def test_a_second_write_of_a_step_adds_to_it_and_supersedes(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(2, {"reward/mean": 0.5, "train/loss": 1.0})
+        metrics.write(1, {"reward/mean": 0.1})
+        metrics.write(2, {"reward/mean": 0.75, "eval/reward": 0.3})
+    rows = read_metrics(tmp_path / METRICS_FILE)
+    assert values(rows, "reward/mean") == {1: 0.1, 2: 0.75}
+    assert (rows[1]["train/loss"], rows[1]["eval/reward"]) == (1.0, 0.3)
+
+
+def test_a_resumed_run_supersedes_what_it_repeats_and_cuts_nothing_off(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        for step in (1, 2, 3, 4):
+            metrics.write(step, {"reward/mean": step})
+    with open(tmp_path / METRICS_FILE, "a", encoding="utf-8") as file:
+        file.write('{"step": 5, "rew')  # killed while writing
+    before = (tmp_path / METRICS_FILE).read_text()
+    with MetricsWriter(tmp_path, resume_step=3) as metrics:
+        metrics.write(3, {"reward/mean": 30})
+    text = (tmp_path / METRICS_FILE).read_text()
+    assert text.startswith(before + "\n")
+    assert json.loads(text.splitlines()[5])["event"] == "resume"
+    assert values(read_metrics(tmp_path / METRICS_FILE), "reward/mean") == {1: 1, 2: 2, 3: 30}
+
+
+def test_what_is_not_finite_is_valid_json_and_comes_back_as_nan(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(1, {"train/loss": math.nan, "train/kl": -math.inf})
+    line = (tmp_path / METRICS_FILE).read_text()
+    row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert row["train/loss"] is None
+    assert math.isnan(read_metrics(tmp_path / METRICS_FILE)[0]["train/kl"])
+
+
+def test_events_are_lines_of_their_own(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.event("layout dropped", layout="dp1tp8", reason="2 kv heads")
+    assert json.loads((tmp_path / METRICS_FILE).read_text())["layout"] == "dp1tp8"
+    assert read_metrics(tmp_path / METRICS_FILE) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [
+        ({"loss": 1.0}, "metric 'loss' has no namespace"),
+        ({"train/loss": None}, "is a NoneType: expected one number"),
+    ],
+)
+def test_metrics_without_a_namespace_or_a_number_are_refused(tmp_path: Path, metrics, error: str):
+    with MetricsWriter(tmp_path) as writer, pytest.raises((ValueError, TypeError), match=error):
+        writer.write(1, metrics)
+
+
+def test_tensorboard_gets_the_numbers(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(3, {"reward/mean": 0.5, "rollout/layouts": "dp1tp2"})
+    (path,) = (tmp_path / "tensorboard").glob("events*")
+    found = {
+        value.tag: (event.step, value.simple_value)
+        for event in map(Event.FromString, records(path))
+        for value in event.summary.value
+    }
+    assert found == {"reward/mean": (3, 0.5)}
+
+
+def records(path: Path):
+    """The records of a TensorBoard file: length (8 bytes), checksum (4), data, checksum (4)."""
+    data = path.read_bytes()
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        yield data[12 : 12 + length]
+        data = data[16 + length :]
+
+
+def test_without_a_terminal_each_step_is_one_line():
+    stream = io.StringIO()
+    progress = Progress(120, done=2, stream=stream)
+    progress.stage("rollout dp2tp1 live 12")
+    progress.step(3, STEP)
+    progress.close()
+    assert stream.getvalue() == (
+        "step   3/120  reward 0.412  length p50 57  max 160  12,346 tok/s  dp2tp1>dp1tp2"
+        "  rollout 3.00, update 1.00 s\n"
+    )
+
+
+def test_on_a_terminal_the_bar_shows_the_stage_and_the_last_step(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    progress = Progress(120, done=2, stream=stream)
+    progress.step(3, STEP)
+    progress.stage("rollout dp2tp1 live 12")
+    progress.print("a line above the bar")
+    progress.close()
+    assert "3/120" in stream.getvalue()
+    assert "rollout dp2tp1 live 12  reward 0.412  length p50 57" in stream.getvalue()
+    assert "a line above the bar\n" in stream.getvalue()
+
+
+def test_what_was_not_measured_is_left_out():
+    assert describe({"reward/mean": 1}) == "reward 1.000"
+    assert describe({}) == ""
+
+
+def test_the_summary_says_where_the_time_went_and_what_came_of_it():
+    rows = [
+        STEP | {"step": step, "reward/mean": step / 10, "eval/reward": step / 20} for step in (1, 2)
+    ]
+    assert summarize(rows).splitlines() == [
+        "2 steps in 8.0 s: rollout 75%, update 25%",
+        "reward 0.100 -> 0.200 (first and last step)",
+        "held-out reward 0.050 -> 0.100",
+        "24,000 tokens, 4,000 tok/s",
+        "2 switches: cost 0.04 s, predicted saving 1.00 s",
+    ]
+    assert summarize([{"step": 1}]) == "1 step in 0.0 s"
+    assert summarize([]) == "no step was finished"

@@ -1,0 +1,121 @@
+"""The command from its options to the files that it leaves."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+import yaml
+from runs import SMALL_ROLLOUT, TINY, run, same_bits, saved_run, write_checkpoint, write_problems
+
+from pat_jax.cli import dump, parse
+from pat_jax.metrics import read_metrics
+from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+
+REWARD = """
+def score(prompts, completions, finish, **columns):
+    assert all(prompt.endswith("=") for prompt in prompts) and set(columns) == {"answer"}
+    return [text.count("1") + (end == "length") / 8 for text, end in zip(completions, finish)]
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, str]:
+    """A run with every default of the planner, and what it printed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "deep" / "run"
+    return run_dir, run(*TINY, "--run_dir", str(run_dir))
+
+
+def test_a_run_leaves_its_files(finished: tuple[Path, str]):
+    run_dir, _ = finished
+    names = {path.name for path in run_dir.iterdir()}
+    files = {"config.yaml", "metrics.jsonl", "rollout.png", "rollout.json", "run.log"}
+    assert names == files | {"profile.json", "checkpoints", "tensorboard"}
+    assert (run_dir / "rollout.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
+    (events,) = (run_dir / "tensorboard").iterdir()
+    assert b"reward/mean" in events.read_bytes()
+
+
+def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):
+    rows = read_metrics(finished[0] / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert ["eval/reward" in row for row in rows] == [True, False, True]
+    for row in rows[1:]:
+        assert row["train/skipped_updates"] == 0 and row["train/grad_norm"] >= 0
+        assert 0 < row["rollout/length_p50"] <= row["rollout/length_max"] <= 56
+        assert 8 <= row["rollout/tokens"] <= 8 * 56 and row["rollout/layouts"].startswith("dp")
+        assert row["timing/update"] > 0 and row["timing/rollout"] > 0
+        # What the policy says of its own samples under the trainer's layout, in nats.
+        assert row["train/behavior_gap_max"] < 1e-4
+    assert rows[2]["timing/checkpoint"] > 0
+
+
+def test_a_run_shows_progress_and_a_summary(finished: tuple[Path, str]):
+    run_dir, output = finished
+    for words in (f"run folder {run_dir}; layouts dp2tp1, dp1tp2", "compiled in", "warm start: 2"):
+        assert words in output
+    assert "step 1/2  reward" in output and "step 2/2  reward" in output
+    assert "\n2 steps in " in output and "\nheld-out reward " in output
+    assert "Warning" not in output and "Traceback" not in output
+
+
+def test_the_configuration_of_a_run_reads_back_equal(finished: tuple[Path, str]):
+    run_dir, _ = finished
+    again = parse(["--config", str(run_dir / "config.yaml")])
+    assert again == parse([*TINY, "--run_dir", str(run_dir)])
+    assert dump(again) == (run_dir / "config.yaml").read_text()
+
+
+def test_a_checkpoint_directory_learns_a_data_file(tmp_path: Path):
+    """Options from YAML and the command line, the math reward, the policy written back."""
+    model, run_dir = write_checkpoint(tmp_path / "model"), tmp_path / "run"
+    data = write_problems(tmp_path / "problems.jsonl")
+    wanted = {"model": str(model), "data": str(data), "steps": 7, "layout": "dp1tp2"}
+    wanted |= {"warm_start": {"steps": 0}, "seed": 5, "eval": {"temperature": 0}}
+    config_file = tmp_path / "mine.yaml"
+    config_file.write_text(yaml.safe_dump(wanted))
+    options = [*SMALL_ROLLOUT, "--rollout.max_prompt_length", "120", "--rollout.min_length", "176"]
+    export = ["--steps", "1", "--reward", "math", "--checkpoint.export_dir", str(run_dir / "hf")]
+    output = run("--config", str(config_file), "--run_dir", str(run_dir), *options, *export)
+
+    written = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert (written["steps"], written["seed"], written["layout"]) == (1, 5, "dp1tp2")
+    assert written["eval"] == {"every": 2, "num_prompts": 8, "temperature": 0.0}
+    assert "problems to train on" in output and "left out: 0 longer than 120 tokens" in output
+    assert read_metrics(run_dir / "metrics.jsonl")[-1]["rollout/layouts"] == "dp1tp2"
+    assert check_checkpoint(run_dir / "hf") == check_checkpoint(model)
+    setup, state, _ = saved_run(run_dir)
+    written_back = load_params(run_dir / "hf", setup.policy, None, jnp.float32)
+    assert same_bits(written_back, state.params)
+    assert HuggingFaceTokenizer(run_dir / "hf").has_chat_template
+    assert json.loads((run_dir / "hf" / "config.json").read_text())["model_type"] == "qwen3"
+
+
+@pytest.mark.slow
+def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: Path):
+    (tmp_path / "my_module.py").write_text(REWARD)
+    options = ["--train", "false", "--warm_start.steps", "0", "--reward", "my_module:score"]
+    output = run(*TINY, *options, "--run_dir", "here", cwd=tmp_path)
+    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["reward/mean"] > 0 and "train/loss" not in row for row in rows[1:])
+    assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
+    assert "are in here" in output and (tmp_path / "here" / "rollout.png").exists()
+    setup, state, step = saved_run(tmp_path / "here")
+    assert step == 2
+    assert same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
+
+
+@pytest.mark.slow
+def test_a_learning_rate_of_zero_changes_no_bit(tmp_path: Path):
+    (tmp_path / "my_module.py").write_text(REWARD)
+    options = ["--optimizer.learning_rate", "0", "--warm_start.steps", "0"]
+    run(*TINY, *options, "--reward", "my_module:score", "--run_dir", "here", cwd=tmp_path)
+    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
+    assert all(row["train/grad_norm"] > 0 for row in rows[1:])
+    assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
+    setup, state, _ = saved_run(tmp_path / "here")
+    assert int(state.step) == 2
+    assert same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
