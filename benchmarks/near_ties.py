@@ -158,7 +158,9 @@ def compare(static: Completion, other: Completion, decisions: Decisions) -> Tall
     # A filter at its boundary may keep one token more: same choice, other normalisation.
     is_sure = decisions.filter_margins >= NEAR_TIE
     gap = np.abs(static.logprobs[:prefix] - other.logprobs[:prefix])[is_sure[:prefix]]
-    error = np.abs(static.logprobs - decisions.logprobs)[is_sure]
+    # A token that the judge filters out has no log-probability there: it counts as disagreement.
+    is_kept = np.isfinite(decisions.logprobs)
+    error = np.abs(static.logprobs - decisions.logprobs)[is_sure & is_kept]
     is_explained = prefix < len(static.tokens) and bool(decisions.is_near_tie[prefix])
     disagrees = (static.tokens != decisions.tokens) & ~decisions.is_near_tie
     return Tally(

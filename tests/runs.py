@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +113,11 @@ def saved_run(run_dir: Path) -> tuple[Setup, TrainState, int]:
     config = parse(["--config", str(run_dir / CONFIG_FILE)])
     unexported = replace(config, checkpoint=replace(config.checkpoint, export_dir=""))
     setup = build(unexported, jax.devices()[: config.devices])
+    abstract: dict[str, Any] = {"train": setup.trainer.abstract_state}
+    if setup.trainer.has_reference:
+        abstract["reference"] = setup.trainer.abstract_params
     with Checkpointer(run_dir / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
-        step, state, _ = checkpoints.restore({"train": setup.trainer.abstract_state})
+        step, state, _ = checkpoints.restore(abstract)
     return setup, state["train"], step
 
 

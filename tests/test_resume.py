@@ -1,0 +1,102 @@
+"""A run that is killed at random moments and resumed is, bit for bit, the run that was not."""
+
+import random
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import TINY, finish, run, same_bits, saved_run, start
+
+from pat_jax.metrics import read_metrics
+from pat_jax.planning.latency import LatencyModel
+
+STEPS = 12
+OPTIONS = [
+    *TINY,
+    "--deterministic",
+    *("--seed", "3"),
+    *("--warm_start.steps", "0"),  # random weights end by chance: lengths differ
+    *("--rollout.burst_steps", "8"),
+    *("--optimizer.learning_rate", "1e-3"),
+    *("--optimizer.schedule", "cosine"),
+    *("--algorithm.beta", "0.01"),
+]
+
+
+def prefer_tensor_parallelism_for_few(profile: Path) -> None:
+    """A profile by which a switch pays in every rollout, whatever this machine measures."""
+    measured = LatencyModel.load(profile)
+    fewest = min(rows for _, rows, _ in measured.decode_table)
+    doctored = replace(
+        measured,
+        decode_table={
+            (split, rows, length): 0.1 if split.tp == 1 else 0.001 if rows == fewest else 1.0
+            for split, rows, length in measured.decode_table
+        },
+        reslice_table=dict.fromkeys(measured.reslice_table, 1e-4),
+        migrate_table=dict.fromkeys(measured.migrate_table, 1e-4),
+    )
+    doctored.save(profile)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> Path:
+    """A run that has compiled and profiled, and not taken a step."""
+    folder = tmp_path_factory.mktemp("runs") / "begun"
+    run(*OPTIONS, "--steps", "0", "--eval.every", "0", "--run_dir", str(folder))
+    prefer_tensor_parallelism_for_few(folder / "profile.json")
+    return folder
+
+
+def continued(folder: Path) -> list[str]:
+    return [*("--run_dir", str(folder), "--resume"), *("--steps", str(STEPS), "--eval.every", "4")]
+
+
+def kill_at_random(folder: Path, after: int, moment: random.Random) -> None:
+    """SIGKILL, up to a second after the step `after` of this process has been written."""
+    process = start(*continued(folder))
+    metrics = folder / "metrics.jsonl"
+    before = len(metrics.read_text().splitlines())
+    while len(metrics.read_text().splitlines()) < before + after:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.002)
+    time.sleep(moment.random())
+    process.kill()
+    process.communicate()
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a repetition has to repeat: all but the clock's readings."""
+    clocks = ("time", "rollout/tokens_per_s", "rollout/switch_seconds", "eval/seconds")
+    return [
+        {k: v for k, v in row.items() if k not in clocks and not k.startswith("timing/")}
+        for row in rows
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(begun: Path, tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    shutil.copytree(begun, whole)
+    shutil.copytree(begun, killed)
+    run(*continued(whole))
+    seed = time.time_ns()
+    print(f"random moments from seed {seed}")
+    moment = random.Random(seed)
+    for _ in range(3):
+        kill_at_random(killed, moment.randrange(1, 4), moment)
+    finish(start(*continued(killed)))
+
+    lines = (killed / "metrics.jsonl").read_text()
+    assert lines.count('"resume"') >= 3  # one a process
+    expected = read_metrics(whole / "metrics.jsonl")
+    assert [row["step"] for row in expected] == list(range(STEPS + 1))
+    assert sum(row.get("rollout/switches", 0) for row in expected) >= STEPS / 2
+    assert len({row["train/loss"] for row in expected[1:]}) == STEPS
+    assert without_times(read_metrics(killed / "metrics.jsonl")) == without_times(expected)
+    one, other = saved_run(whole), saved_run(killed)
+    assert one[2] == other[2] == STEPS
+    assert same_bits(one[1], other[1])
