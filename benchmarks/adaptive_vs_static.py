@@ -1,6 +1,7 @@
 """The same rollout under every static layout, adaptively, and without lockstep, alternating in one run.
 
-    python -m benchmarks.adaptive_vs_static --out benchmarks/results/adaptive_vs_static_cpu2.json
+    python -m benchmarks.adaptive_vs_static --out benchmarks/results/adaptive_vs_static_cpu2.json \
+        --plot docs/rollout.png
 
 Same prompts, same forced response lengths, same engine and features everywhere. The systems:
 
@@ -37,6 +38,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner
 from pat_jax.planning.types import Load
+from pat_jax.plot import plot_rollout
 from pat_jax.profiling.measure import Warmup
 
 VOCAB_SIZE = 512
@@ -165,12 +167,14 @@ def describe_machine(devices: Sequence[Device]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="random-130m")
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--cap", type=int, default=256, help="longest response in tokens")
+    parser.add_argument("--model", default="random-140m")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--cap", type=int, default=224, help="longest response in tokens")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--min_rows", type=int, default=1)
+    parser.add_argument("--min_length", type=int, default=128)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path, help="picture of the last adaptive rollout")
     args = parser.parse_args()
     devices = configure(0)
     machine = describe_machine(devices)
@@ -179,7 +183,7 @@ def main() -> None:
         max_prompt_length=32,
         max_completion_length=args.cap,
         min_rows=args.min_rows,
-        min_length=96,
+        min_length=args.min_length,
     )
     rig = Rig(args.model, devices, config, args.sequences)
     latency = rig.profile(rig.together)
@@ -209,6 +213,7 @@ def main() -> None:
             seconds[name].append(report.total_s)
             if name == "adaptive":
                 switches.append([asdict(switch) for switch in report.switches])
+                shown = report
             print(f"repeat {repeat} {name}: {report.total_s:.2f} s", file=sys.stderr)
     result = summarize(seconds, splits, busy) | {
         "command": "python -m benchmarks.adaptive_vs_static " + " ".join(sys.argv[1:]),
@@ -223,6 +228,8 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1))
+    if args.plot:
+        plot_rollout(shown.trace(), args.plot)
 
 
 def summarize(
