@@ -136,13 +136,6 @@ def fitted_lengths(count: int, cap: int) -> LengthModel:
     return LengthModel.empty(cap).updated(lengths, lengths >= cap)
 
 
-def cores_busy(work: Callable[[], object]) -> float:
-    """CPU seconds per second of wall clock: how many cores `work` really uses."""
-    start, cpu = time.perf_counter(), time.process_time()
-    work()
-    return (time.process_time() - cpu) / (time.perf_counter() - start)
-
-
 def median_interval(
     samples: Sequence[float], rng: np.random.Generator
 ) -> tuple[float, float, float]:
@@ -167,12 +160,12 @@ def describe_machine(devices: Sequence[Device]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default="random-140m")
+    parser.add_argument("--model", default="random-100m")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--cap", type=int, default=224, help="longest response in tokens")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--min_rows", type=int, default=1)
-    parser.add_argument("--min_length", type=int, default=128)
+    parser.add_argument("--min_length", type=int, default=256)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path, help="picture of the last adaptive rollout")
     args = parser.parse_args()
@@ -181,6 +174,7 @@ def main() -> None:
     config = replace(
         RolloutConfig(),
         max_prompt_length=32,
+        prefill_chunk=32,
         max_completion_length=args.cap,
         min_rows=args.min_rows,
         min_length=args.min_length,
@@ -200,22 +194,28 @@ def main() -> None:
     first = FixedLayout(next(iter(rig.alone.layouts)))
     systems["one device"] = lambda batch: rig.run(rig.alone, first, batch)
 
-    batch = requests(0, args.sequences, args.cap)
-    busy = {
-        name: cores_busy(lambda run=run: run(batch)) for name, run in systems.items()
-    }  # warms up, too
+    for run in systems.values():  # each has run once before any is timed
+        run(
+            [
+                replace(request, max_new_tokens=4)
+                for request in requests(0, args.sequences, args.cap)
+            ]
+        )
     seconds: dict[str, list[float]] = {name: [] for name in systems}
+    cores: dict[str, list[float]] = {name: [] for name in systems}
     switches = []
     for repeat in range(args.repeats):
         batch = requests(repeat + 1, args.sequences, args.cap)
         for name, run in systems.items():
+            start, cpu = time.perf_counter(), time.process_time()
             report = run(batch)
             seconds[name].append(report.total_s)
+            cores[name].append((time.process_time() - cpu) / (time.perf_counter() - start))
             if name == "adaptive":
                 switches.append([asdict(switch) for switch in report.switches])
                 shown = report
             print(f"repeat {repeat} {name}: {report.total_s:.2f} s", file=sys.stderr)
-    result = summarize(seconds, splits, busy) | {
+    result = summarize(seconds, splits, cores) | {
         "command": "python -m benchmarks.adaptive_vs_static " + " ".join(sys.argv[1:]),
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "settings": {key: str(value) for key, value in vars(args).items()},
@@ -233,7 +233,7 @@ def main() -> None:
 
 
 def summarize(
-    seconds: dict[str, list[float]], splits: Sequence, busy: dict[str, float]
+    seconds: dict[str, list[float]], splits: Sequence, cores: dict[str, list[float]]
 ) -> dict[str, object]:
     rng = np.random.default_rng(0)
     best = min((str(split) for split in splits), key=lambda name: np.median(seconds[name]))
@@ -250,11 +250,11 @@ def summarize(
             "median_s": median,
             "ci95": [low, high],
             "ratio": ratio,
-            "cores": busy[name],
+            "cores": float(np.median(cores[name])),
         }
         print(
             f"{name:14} {median:9.2f} {f'{low:.2f} - {high:.2f}':>17} "
-            f"{f'{ratio[0]:.3f} ({ratio[1]:.3f} - {ratio[2]:.3f})':>24} {busy[name]:10.2f}"
+            f"{f'{ratio[0]:.3f} ({ratio[1]:.3f} - {ratio[2]:.3f})':>24} {rows[name]['cores']:10.2f}"
         )
     return {"best_static": best, "systems": rows}
 

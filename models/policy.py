@@ -31,8 +31,10 @@ class Policy:
     def bind(self, params: Params) -> Transformer:
         return nnx.merge(self.definition, params)
 
-    def init(self, seed: int, shardings: Params | None = None) -> Params:
-        """Random parameters in float32, each made on its own shards.
+    def init(
+        self, seed: int, shardings: Params | None = None, dtype: jnp.dtype = jnp.float32
+    ) -> Params:
+        """Random parameters, each made on its own shards.
 
         One small program for each shape rather than one large program for the model: that one takes
         minutes to compile.
@@ -44,7 +46,9 @@ class Policy:
             tree,
             [
                 variable.replace(
-                    _initialize(variable.get_metadata()["init"], variable.shape, sharding)(key)
+                    _initialize(variable.get_metadata()["init"], variable.shape, sharding, dtype)(
+                        key
+                    )
                 )
                 for variable, sharding, key in zip(variables, placed, keys, strict=True)
             ],
@@ -68,6 +72,12 @@ def _is_variable(node: object) -> bool:
 
 @lru_cache
 def _initialize(
-    init: Initializer, shape: tuple[int, ...], sharding: jax.sharding.Sharding | None
+    init: Initializer,
+    shape: tuple[int, ...],
+    sharding: jax.sharding.Sharding | None,
+    dtype: jnp.dtype,
 ) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda key: init(key, shape, jnp.float32), out_shardings=sharding)
+    def make(key: jax.Array) -> jax.Array:
+        return init(key, shape, jnp.float32).astype(dtype)
+
+    return jax.jit(make, out_shardings=sharding)

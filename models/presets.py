@@ -92,10 +92,10 @@ PRESETS: Mapping[str, ModelConfig] = {
         vocab_multiple=8,
         max_position=4096,
     ),
-    # 140 M parameters, nearly all in the layers' matrices, so that a decode step streams weights
+    # 100 M parameters, nearly all in the layers' matrices, so that a decode step streams weights
     # as a large model's does. One KV head, as in Gemma 2B: a wider TP holds it twice, so that a
     # large batch is better off with DP and a small one with TP, even where devices share a memory.
-    "random-140m": _qwen3(1024, 3072, 10, 16, True, num_kv_heads=1, vocab_size=4096),
+    "random-100m": _qwen3(1024, 3072, 7, 16, True, num_kv_heads=1, vocab_size=4096),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, True),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, True),

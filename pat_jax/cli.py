@@ -135,7 +135,14 @@ def _sources(presets: Path | None) -> dict[str, Option]:
 
 
 def _field_texts(config_class: type) -> dict[str, str]:
-    """The string under each field of a dataclass, joined to one line."""
+    """The string under each field of a dataclass, joined to one line; inherited ones included."""
+    texts = {}
+    for base in reversed(config_class.__mro__):
+        texts |= _own_field_texts(base) if is_dataclass(base) else {}
+    return texts
+
+
+def _own_field_texts(config_class: type) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
     assert isinstance(definition, ast.ClassDef)
     texts = {}

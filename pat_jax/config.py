@@ -234,6 +234,9 @@ class RunConfig:
     switch_at: str = ""
     """Comma-separated live-sequence counts, one for each layout of switch_to, at which the scripted
     switch happens."""
+    profile: str = "auto"
+    """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
+    measured for this model on these devices, if any; none measures a quick one while warming up."""
     devices: int = 0
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -255,7 +258,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self):
-        _check(self, "model data reward", _GIVEN)
+        _check(self, "model data reward profile", _GIVEN)
         _check(self, "steps devices", _COUNT_OR_ZERO)
         _check(self, "reward_timeout", _POSITIVE)
         _check(self, "layout", _matches(f"auto|{_LAYOUT}", "auto or a layout such as dp4tp2"))

@@ -12,6 +12,7 @@ from pat_jax.errors import UserError
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib has no stubs
 
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
+PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
 
 
 def configure(num_devices: int) -> Sequence[Device]:

@@ -131,3 +131,31 @@ def _group(prompt: Prompt, completions: Sequence[Completion]) -> RolloutGroup:
             for sample, done in enumerate(completions)
         ),
     )
+
+
+def describe_rollouts(
+    groups: Sequence[RolloutGroup], rewards: np.ndarray, report: RolloutReport
+) -> dict[str, float | str]:
+    """The metrics of a rollout, under the names of the logs."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
+    path = list(dict.fromkeys(report.layouts[:1])) + [switch.target for switch in report.switches]
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std()),
+        "reward/groups_without_signal": float(np.mean(rewards.std(axis=1) == 0)),
+        "rollout/length_mean": float(lengths.mean()),
+        "rollout/length_p50": float(np.median(lengths)),
+        "rollout/length_max": float(lengths.max()),
+        "rollout/truncated": float(truncated),
+        "rollout/tokens": report.tokens,
+        "rollout/tokens_per_s": report.tokens / report.total_s,
+        "rollout/decode_steps": report.decode_steps,
+        "rollout/row_occupancy": report.busy_rows / report.total_rows,
+        "rollout/layouts": " -> ".join(path),
+        "rollout/switches": len(report.switches),
+        "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
+        "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
+        **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
+    }

@@ -8,6 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from pat_jax.engine.trace import RolloutTrace, Switch
 
 if TYPE_CHECKING:
@@ -37,12 +39,12 @@ def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") 
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     edges = _edges(trace, axis)
-    live = [*trace.live, 0]
+    at, live = _live_curve(trace, edges)
     axes.set_xlim(0, edges[-1] or 1)
     axes.set_ylim(0, 1.08 * max(*live, 1))
     _draw_bands(axes, trace, edges)
-    axes.fill_between(edges, live, step="post", color=_INK, alpha=0.08, linewidth=0)
-    axes.step(edges, live, where="post", color=_INK, linewidth=1.8)
+    axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
+    axes.step(at, live, where="post", color=_INK, linewidth=1.8)
     for order, switch in enumerate(trace.switches):
         _draw_switch(axes, switch, _position(trace, switch, edges), order, axis)
     _dress(axes, trace, axis)
@@ -55,6 +57,15 @@ def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
     if axis == "time":
         return [*trace.times_s, trace.total_s]
     return [*trace.steps, trace.total_steps]
+
+
+def _live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
+    """Where the number of live sequences changes, and what it is from there on."""
+    if not trace.done_after:
+        return edges, [*trace.live, 0]
+    num_live = len(trace.done_after)
+    ends = np.interp(trace.done_after, [*trace.steps, trace.total_steps], edges)
+    return [edges[0], *ends.tolist()], list(range(num_live, -1, -1))
 
 
 def _position(trace: RolloutTrace, switch: Switch, edges: list[float]) -> float:

@@ -1,6 +1,7 @@
 """Puts a run together from its configuration. Everything that can be wrong is found out here,
 before anything is compiled or written."""
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from pat_jax.checkpoint import check_fingerprint
 from pat_jax.config import RunConfig
-from pat_jax.devices import Device
+from pat_jax.devices import PROFILE_DIR, Device
 from pat_jax.engine.buckets import ladder
 from pat_jax.engine.layout import Layout, factored_mesh, find_layout, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
@@ -23,12 +24,15 @@ from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath
+from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
 from pat_jax.rl.tokenizer import check_vocabulary
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
 from pat_jax.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.trainer import Trainer, model_functions
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"  # in the run folder
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -46,6 +50,8 @@ class Setup:
     trainer: Trainer
     pinned: Planner | None  # the planner that the options ask for; None: plan by cost
     fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
+    subject: Subject  # what a profile has to be of
+    profile: Profile | None  # measured before, if it was
 
     def initial_params(self, config: RunConfig) -> Params:
         if Path(config.model).is_dir():
@@ -61,7 +67,9 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     """
     check_task(config)
     _check_export_dir(config)
-    model = _model_config(config, len(devices))
+    model = model_config(config, len(devices))
+    subject = profile_subject(config, model, devices)
+    profile = _profile(config, subject)
     fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
@@ -74,18 +82,43 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     task = load_task(config, tokenizer)
     policy = Policy.from_config(model)
     dtype = DTYPES[config.compute_dtype]
-    engine = RolloutEngine(
+    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids)
+    trainer = _trainer(config, policy, next(iter(chain.values())), layouts, dtype)
+    planner = _pinned_planner(config, layouts)
+    return Setup(
+        task, policy, layouts, dropped, engine, trainer, planner, fingerprint, subject, profile
+    )
+
+
+def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
+    """The rollout's part of a run alone, without its data; raises UserError as `build` does."""
+    mesh = factored_mesh(devices)
+    chain, dropped = layout_chain(mesh, model)
+    for reason in dropped:
+        log.info("layout dropped: %s", reason)
+    layouts = _wanted_layouts(config, chain, mesh, model)
+    _check_batch(config, layouts)
+    has_tokenizer = config.data == "arithmetic" or Path(config.model).is_dir()
+    eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
+    return _engine(config, Policy.from_config(model), devices, layouts, eos_ids)
+
+
+def _engine(
+    config: RunConfig,
+    policy: Policy,
+    devices: Sequence[Device],
+    layouts: dict[Split, Layout],
+    eos_ids: Sequence[int],
+) -> RolloutEngine:
+    return RolloutEngine(
         policy,
         devices,
         config.rollout,
         capacity=config.rollout.prompts_per_step * config.rollout.num_generations,
-        eos_ids=tokenizer.eos_ids,
-        dtype=dtype,
+        eos_ids=eos_ids,
+        dtype=DTYPES[config.compute_dtype],
         layouts=layouts,
     )
-    trainer = _trainer(config, policy, next(iter(chain.values())), layouts, dtype)
-    planner = _pinned_planner(config, layouts)
-    return Setup(task, policy, layouts, dropped, engine, trainer, planner, fingerprint)
 
 
 def check_run_dir(config: RunConfig) -> Path:
@@ -131,7 +164,12 @@ def _check_export_dir(config: RunConfig) -> None:
     check_export(name)
 
 
-def _model_config(config: RunConfig, num_devices: int) -> ModelConfig:
+def model_config(config: RunConfig, num_devices: int) -> ModelConfig:
+    """The shape of the model, its vocabulary padded so that every layout can divide it.
+
+    Raises:
+      UserError: `config.model` is no usable checkpoint directory and no built-in shape.
+    """
     if Path(config.model).is_dir():
         model = check_checkpoint(config.model)
     elif os.sep in config.model:
@@ -139,9 +177,38 @@ def _model_config(config: RunConfig, num_devices: int) -> ModelConfig:
             f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "
             "the name of a built-in shape, but there is no such directory."
         )
-    else:
+    elif config.data == "arithmetic":
         model = preset(config.model, vocab_size=load_tokenizer(config).vocab_size)
+    else:
+        model = preset(config.model)
     return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+
+
+def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
+    return Subject(
+        backend=devices[0].platform,
+        device_kind=devices[0].device_kind,
+        num_devices=len(devices),
+        model=asdict(model),
+        dtype=config.compute_dtype,
+        jax=jax.__version__,
+    )
+
+
+def _profile(config: RunConfig, subject: Subject) -> Profile | None:
+    """The profile to plan by, of those that are there."""
+    if config.profile == "none":
+        return None
+    if config.profile != "auto":
+        return load_profile(Path(config.profile), subject)
+    path = PROFILE_DIR / subject.file_name
+    if not path.exists():
+        return None
+    try:
+        return load_profile(path, subject)
+    except ProfileError as error:  # nobody has asked for this one
+        log.warning("not used: %s", error)
+        return None
 
 
 def _check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:

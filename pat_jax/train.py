@@ -19,14 +19,14 @@ from pat_jax.checkpoint import Checkpointer
 from pat_jax.cli import dump, parse, run_command
 from pat_jax.config import RunConfig
 from pat_jax.devices import configure
-from pat_jax.engine.rollout import RolloutReport
 from pat_jax.files import replace_text
-from pat_jax.generation import Generator
+from pat_jax.generation import Generator, describe_rollouts
 from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.models.hf_export import export
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.profile import Profile, load_profile
 from pat_jax.plot import plot_rollout
 from pat_jax.profiling.measure import Warmup
 from pat_jax.progress import Progress, summarize
@@ -34,7 +34,7 @@ from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch
 from pat_jax.rl.reward_workers import RewardScorer
 from pat_jax.rl.rewards import reward_inputs
-from pat_jax.rl.types import FinishReason, RolloutGroup
+from pat_jax.rl.types import RolloutGroup
 from pat_jax.setup import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -197,7 +197,8 @@ class Run:
         config, params = self.config, self.state.params
         self.progress.stage("warming up")
         start = time.perf_counter()
-        latency = Warmup(self.setup.engine).measure(
+        profile = self.setup.profile
+        latency = Warmup(self.setup.engine, known=profile and profile.latency).measure(
             lambda layout: self.trainer.transfer(params, layout)
         )
         latency = self.frozen(latency)
@@ -218,13 +219,13 @@ class Run:
 
     def frozen(self, measured: LatencyModel) -> LatencyModel:
         """The profile to plan by: under `--deterministic` the one that the run began with."""
-        path = self.folder / "profile.json"
+        path, subject = self.folder / "profile.json", self.setup.subject
         if self.config.deterministic and path.exists():
-            kept = LatencyModel.load(path)
+            kept = load_profile(path, subject).latency
             if kept.covers(measured):
                 return kept
-            self.progress.print(f"{path} is of other devices or shapes: measured anew")
-        measured.save(path)
+            self.progress.print(f"{path} is of other shapes: measured anew")
+        Profile(subject, measured).save(path)
         return measured
 
     def score(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
@@ -272,34 +273,6 @@ class Run:
             )
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         print(f"metrics, checkpoint, configuration and rollout.png are in {self.folder}")
-
-
-def describe_rollouts(
-    groups: Sequence[RolloutGroup], rewards: np.ndarray, report: RolloutReport
-) -> dict[str, float | str]:
-    """The metrics of a rollout, under the names of the logs."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
-    truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
-    path = list(dict.fromkeys(report.layouts[:1])) + [switch.target for switch in report.switches]
-    return {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std()),
-        "reward/groups_without_signal": float(np.mean(rewards.std(axis=1) == 0)),
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/length_p50": float(np.median(lengths)),
-        "rollout/length_max": float(lengths.max()),
-        "rollout/truncated": float(truncated),
-        "rollout/tokens": report.tokens,
-        "rollout/tokens_per_s": report.tokens / report.total_s,
-        "rollout/decode_steps": report.decode_steps,
-        "rollout/row_occupancy": report.busy_rows / report.total_rows,
-        "rollout/layouts": " -> ".join(path),
-        "rollout/switches": len(report.switches),
-        "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
-        "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
-        **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
-    }
 
 
 def _log_to(path: Path) -> None:

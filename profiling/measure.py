@@ -5,30 +5,69 @@ comes out is the latency model that the planner reads, so warming up and profili
 """
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Hashable
 
 import jax
 import numpy as np
 
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.programs import Key
+from pat_jax.engine.programs import Key, Program
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.state import DecodeState, RowState, Until
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import LatencyModel
 
+ENOUGH_S = 1.0  # of timed runs of one program
+
 
 class Warmup:
     """Runs every compiled program of an engine on dummy sequences, layout by layout."""
 
-    def __init__(self, engine: RolloutEngine):
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        known: LatencyModel | None = None,
+        runs: int = 2,
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        """
+        Args:
+          known: times measured before; what they are of runs once, untimed.
+          runs: timed runs of one program, fewer where they take longer than a second together.
+          progress: told how many programs of how many have run.
+        """
         self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
-        self.decode: dict = {}
-        self.prefill: dict = {}
-        self.migrate: dict = {}
-        self.reslice: dict = {}
+        self.runs, self.progress = runs, progress
+        self.decode = dict(known.decode_table) if known else {}
+        self.reslice = dict(known.reslice_table) if known else {}
+        self.migrate = dict(known.migrate_table) if known else {}
+        self.prefill = dict(known.prefill_table) if known and self._same_calls(known) else {}
+        self.done = 0
+
+    def _same_calls(self, known: LatencyModel) -> bool:
+        here = self.catalogue.prefill_rows, self.catalogue.prefill_chunk
+        return here == (known.prefill_rows, known.prefill_chunk)
+
+    @property
+    def total(self) -> int:
+        """Programs to run; a re-slice counts as one."""
+        layouts = len(self.engine.layouts)
+        timed = ("decode", "prefill", "resize", "migrate")
+        return sum(len(list(self.programs.keys(name))) for name in timed) + layouts * (layouts - 1)
+
+    @property
+    def measured(self) -> LatencyModel:
+        """All times so far, the known ones included."""
+        return LatencyModel(
+            decode_table=dict(self.decode),
+            reslice_table=dict(self.reslice),
+            migrate_table=dict(self.migrate),
+            prefill_table=dict(self.prefill),
+            prefill_rows=self.catalogue.prefill_rows,
+            prefill_chunk=self.catalogue.prefill_chunk,
+        )
 
     def measure(self, load_weights: Callable[[Layout], Params]) -> LatencyModel:
         """The latency model of this engine on this machine.
@@ -48,55 +87,79 @@ class Warmup:
             for target in self.engine.layouts.values():
                 if target is not source:
                     self._reslice(source, target, load_weights)
-        return LatencyModel(
-            self.decode,
-            self.reslice,
-            self.migrate,
-            self.prefill,
-            self.catalogue.prefill_rows,
-            self.catalogue.prefill_chunk,
-        )
+        return self.measured
+
+    def _note(self, table: dict, key: Hashable, once: Callable[[], float], *, per: int = 1) -> None:
+        """Notes the fastest run after the first (noise only ever adds time), unless it is known.
+
+        Args:
+          once: runs the program; returns the seconds it took.
+          per: how many of what is noted one run does.
+        """
+        once()
+        seconds: list[float] = []
+        while key not in table and len(seconds) < self.runs and sum(seconds) < ENOUGH_S:
+            seconds.append(once())
+        if seconds:
+            table[key] = min(seconds) / per
+        self._count()
+
+    def _count(self) -> None:
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, self.total)
 
     def _decode_and_prefill(self, layout: Layout) -> None:
-        split, params = layout.split, self.engine.params
-        few_rows = self.catalogue.prefill_rows
+        split, few_rows = layout.split, self.catalogue.prefill_rows
         for length in self.catalogue.buckets.lengths:
-            few = self.programs[Key("allocate", split, few_rows, length)]()
-            tokens = np.zeros((few_rows * split.dp, self.catalogue.chunk(length)), np.int32)
-            program = self.programs[Key("prefill", split, 0, length)]
-            start = np.int32(length - tokens.shape[1])
-            few, seconds = _timed(lambda few: program(params, few, tokens, start), few)  # noqa: B023
-            self.prefill[(split, length)] = seconds
+            few = self._prefill(layout, length)
             for rows in self.catalogue.buckets.rows[split]:
                 cache = self.programs[Key("allocate", split, rows, length)]()
                 insert = self.programs[Key("insert", split, rows, length)]
                 picks = np.full(split.dp * few_rows, rows, np.int32)
-                cache, _ = _timed(lambda cache: insert(cache, few, picks), cache)  # noqa: B023
-                cache, self.decode[(split, rows, length)] = self._decode_step(
-                    layout, rows, length, cache
-                )
-                _delete(cache)
+                for _ in range(2):
+                    cache = jax.block_until_ready(insert(cache, few, picks))
+                _delete(self._decode(layout, rows, length, cache))
             _delete(few)
 
-    def _decode_step(
-        self, layout: Layout, rows: int, length: int, cache: KVCache
-    ) -> tuple[KVCache, float]:
-        """Seconds of one step with every row live and near the end of the cache."""
+    def _prefill(self, layout: Layout, length: int) -> KVCache:
+        """Times the last call of a prefill of `length` tokens; returns the cache it has filled."""
+        split, few_rows = layout.split, self.catalogue.prefill_rows
+        few = self.programs[Key("allocate", split, few_rows, length)]()
+        tokens = np.zeros((few_rows * split.dp, self.catalogue.chunk(length)), np.int32)
+        program = self.programs[Key("prefill", split, 0, length)]
+        begin = np.int32(length - tokens.shape[1])
+
+        def once() -> float:
+            nonlocal few
+            start = time.perf_counter()
+            few = jax.block_until_ready(program(self.engine.params, few, tokens, begin))
+            return time.perf_counter() - start
+
+        self._note(self.prefill, (split, length), once)
+        return few
+
+    def _decode(self, layout: Layout, rows: int, length: int, cache: KVCache) -> KVCache:
+        """Times steps with every row live and near the end of the cache, which it gives back."""
         program = self.programs[Key("decode", layout.split, rows, length)]
         steps = self.catalogue.functions.check_every
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = length - steps, length + steps
         until = Until(np.int32(steps), np.int32(0))
-        on_device = jax.device_put(state, layout.sharding("batch"))
 
-        def burst(carried: DecodeState) -> DecodeState:
+        def once() -> float:
             # Positions go back to where they were: each run writes the same columns.
-            rows = jax.device_put(state, layout.sharding("batch"))
-            return program(self.engine.params, DecodeState(rows, carried.cache), until)[0]
+            nonlocal cache
+            rows_on_device = jax.device_put(state, layout.sharding("batch"))
+            carried = DecodeState(jax.block_until_ready(rows_on_device), cache)
+            start = time.perf_counter()
+            carried, _ = jax.block_until_ready(program(self.engine.params, carried, until))
+            cache = carried.cache
+            return time.perf_counter() - start
 
-        carried, seconds = _timed(burst, DecodeState(on_device, cache), runs=3)
-        return carried.cache, seconds / steps
+        self._note(self.decode, (layout.split, rows, length), once, per=steps)
+        return cache
 
     def _resize(self, layout: Layout) -> None:
         for key in self.programs.keys("resize"):
@@ -106,43 +169,37 @@ class Warmup:
                 for _ in range(2):
                     _delete(jax.block_until_ready(self.programs[key](cache, picks)))
                 _delete(cache)
+                self._count()
 
     def _migrate(self, source: Layout, target: Layout) -> None:
         for key in self.programs.keys("migrate"):
             if (key.split, key.target) != (source.split, target.split):
                 continue
-            for _ in range(2):
-                cache = jax.block_until_ready(
-                    self.programs[Key("allocate", source.split, key.rows, key.length)]()
-                )
+            allocate = self.programs[Key("allocate", source.split, key.rows, key.length)]
+
+            def once(key: Key = key, allocate: Program = allocate) -> float:
+                cache = jax.block_until_ready(allocate())
                 start = time.perf_counter()
                 moved = jax.block_until_ready(self.programs[key](cache))
                 seconds = time.perf_counter() - start
                 _delete(moved)
-            self.migrate[(source.split, target.split, key.rows, key.length)] = seconds
+                return seconds
+
+            at = (source.split, target.split, key.rows, key.length)
+            self._note(self.migrate, at, once)
 
     def _reslice(
         self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]
     ) -> None:
-        for _ in range(2):
+        def once() -> float:
             self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
             start = time.perf_counter()
             self.engine.reslice(target)
-            self.reslice[(source.split, target.split)] = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             self.engine.release_weights()
+            return seconds
 
-
-Carry = TypeVar("Carry")
-
-
-def _timed(run: Callable[[Carry], Carry], carry: Carry, runs: int = 2) -> tuple[Carry, float]:
-    """The fastest of the runs after the first: noise only ever adds time."""
-    seconds = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        carry = jax.block_until_ready(run(carry))
-        seconds.append(time.perf_counter() - start)
-    return carry, min(seconds[1:])
+        self._note(self.reslice, (source.split, target.split), once)
 
 
 def _delete(cache: KVCache) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import pytest
+from compilations import counted_compilations
 from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
 
 from pat_jax import train
@@ -62,20 +62,13 @@ def inputs(pristine: Path, tmp_path: Path) -> Inputs:
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path) -> Callable[..., str]:
     """Runs the command on two of the tests' devices; returns the sentence it refuses with."""
-    compiled: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration_secs, **kwargs: (
-            compiled.append(event) if "backend_compile" in event else None
-        )
-    )
 
     def refuse(*options: str) -> str:
         before = snapshot(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train", *options])
         monkeypatch.setattr(train, "configure", lambda count: jax.devices()[: count or 8])
         monkeypatch.setattr(train.Run, "run", lambda self: pytest.fail("the run began"))
-        compiled.clear()
-        with pytest.raises(SystemExit) as caught:
+        with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
             run_command(train.main)
         assert caught.value.code == 2
         assert (compiled, snapshot(tmp_path)) == ([], before)

@@ -69,6 +69,13 @@ def test_decode_steps_may_run_to_the_right(tmp_path: Path, drawn):
     assert drawn["axvline"] == [(128,)]
 
 
+def test_the_curve_falls_where_sequences_end(tmp_path: Path, drawn):
+    trace = replace(TRACE, live=(3, 2, 1), done_after=(32, 128, 164))
+    plot_rollout(trace, tmp_path / "rollout.png")
+    assert drawn["step"] == [([0.5, 1.0, 2.5, 3.25], [3, 2, 1, 0])]
+    assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == trace
+
+
 def test_the_trace_lies_beside_the_picture_and_reads_back(tmp_path: Path):
     plot_rollout(TRACE, tmp_path / "rollout.png")
     assert RolloutTrace.from_json((tmp_path / "rollout.json").read_text()) == TRACE

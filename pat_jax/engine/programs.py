@@ -43,13 +43,14 @@ class ProgramTable:
     ) -> None:
         """Compiles whatever is declared and not compiled yet."""
         with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(self._compile, key) for key in list(self._declared)]
+            futures = [pool.submit(self.compile, key) for key in list(self._declared)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 if progress:
                     progress(done, len(futures))
 
-    def _compile(self, key: Key) -> None:
+    def compile(self, key: Key) -> None:
+        """Compiles one declared program; notes the seconds that it took."""
         start = time.perf_counter()
         self._compiled[key] = self._declared[key]().compile()
         self.compile_seconds[key] = time.perf_counter() - start

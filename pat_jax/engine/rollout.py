@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from pat_jax.config import RolloutConfig
@@ -46,6 +47,7 @@ class RolloutReport:
     total_s: float = 0.0
     steps: list[int] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
+    done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
     layouts: list[str] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
     bursts: list[tuple[Split, int, int, float]] = field(
@@ -57,6 +59,7 @@ class RolloutReport:
             times_s=tuple(self.times_s),
             steps=tuple(self.steps),
             live=tuple(self.live),
+            done_after=tuple(self.done_after),
             layout=tuple(self.layouts),
             total_s=self.total_s,
             total_steps=self.decode_steps,
@@ -180,6 +183,7 @@ class RolloutEngine:
 
         flight.release()
         report.total_s, report.seconds = clock.elapsed, clock.seconds
+        report.done_after = np.sort(flight.scheduler.done_after).tolist()
         return flight.scheduler.completions(self.eos_ids), report
 
     def _burst(self, flight: Flight, plan: Plan, report: RolloutReport, clock: Stopwatch) -> None:

@@ -49,6 +49,8 @@ class Scheduler:
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
         self.is_done = np.zeros(len(requests), bool)
+        self.num_steps = 0  # decode steps so far
+        self.done_after = np.zeros(len(requests), np.int64)  # decode steps, of those that are done
         # The samples of a prompt are neighbours in `requests`: deal prompts out evenly by turns.
         self.row = self._deal(np.arange(len(requests)), num_groups, rows_per_group)
 
@@ -125,6 +127,8 @@ class Scheduler:
             self.logprobs[i, at] = output.logprobs[self.row[i], :count]
         self.length[live] += emitted
         self.is_done[live] = ~still_live[self.row[live]]
+        self.done_after[live] = self.num_steps + emitted
+        self.num_steps += int(output.steps)
         self.row[self.is_done] = NO_ROW
         return int(emitted.sum())
 

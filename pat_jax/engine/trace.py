@@ -41,6 +41,7 @@ class RolloutTrace:
     total_s: float
     total_steps: int
     switches: tuple[Switch, ...] = ()
+    done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
 
     def __post_init__(self):
         lengths = {len(self.times_s), len(self.steps), len(self.live), len(self.layout)}

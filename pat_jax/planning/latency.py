@@ -3,20 +3,17 @@
 Made by `profiling`, handed over by value. `observed` returns a model corrected by what a run saw.
 """
 
-import json
 import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from pat_jax.files import replace_text
 from pat_jax.planning.types import Split
 
-_TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
+TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
 
 
 class _Grid(NamedTuple):
@@ -100,22 +97,22 @@ class LatencyModel:
         """Whether every time that `other` knows is known here."""
         one_call = (self.prefill_rows, self.prefill_chunk)
         return one_call == (other.prefill_rows, other.prefill_chunk) and all(
-            getattr(other, name).keys() <= getattr(self, name).keys() for name in _TABLES
+            getattr(other, name).keys() <= getattr(self, name).keys() for name in TABLES
         )
 
-    def save(self, path: Path) -> None:
+    def to_json(self) -> dict[str, Any]:
+        """The measured tables; what a run has corrected is not among them."""
         tables = {
             name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
-            for name in _TABLES
+            for name in TABLES
         }
         shape = {"prefill_rows": self.prefill_rows, "prefill_chunk": self.prefill_chunk}
-        replace_text(path, json.dumps({**tables, **shape}, indent=1))
+        return {**tables, **shape}
 
     @classmethod
-    def load(cls, path: Path) -> "LatencyModel":
-        data = json.loads(path.read_text())
+    def from_json(cls, data: Mapping[str, Any]) -> "LatencyModel":
         tables: dict[str, Any] = {
-            name: {_from_plain(key): seconds for key, seconds in data[name]} for name in _TABLES
+            name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
         return cls(**tables, prefill_rows=data["prefill_rows"], prefill_chunk=data["prefill_chunk"])
 

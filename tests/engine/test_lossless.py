@@ -72,6 +72,7 @@ def test_the_comparison_covers_what_it_should(name):
     assert {rows for _, rows, _, _ in report.bursts} == set(buckets.rows[report.bursts[0][0]])
     assert {length for _, _, length, _ in report.bursts} == set(buckets.lengths)
     assert report.tokens == lengths.sum()
+    assert report.done_after == sorted(lengths)  # all decode from the first step on
 
 
 def test_a_sequence_does_not_depend_on_its_company():

@@ -1,7 +1,5 @@
 """After the warm-up nothing is compiled: rollouts with switches, updates and transfers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
 
 from benchmarks.lossless import Subject
@@ -23,23 +22,6 @@ from pat_jax.trainer import Trainer, model_functions
 
 pytestmark = pytest.mark.timeout(1500)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
-COMPILED = "/jax/core/compile/backend_compile_duration"
-
-
-@contextmanager
-def counted_compilations() -> Iterator[list[str]]:
-    """The events of compilation, those answered by the persistent cache included."""
-    events: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == COMPILED:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_the_counter_counts():

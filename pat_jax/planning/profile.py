@@ -1,0 +1,161 @@
+"""A profile in a file: what was measured, on what, and whether it may be used here.
+
+Knows the file and its checks. Does not know how anything is measured (`profiling`).
+"""
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pat_jax.errors import UserError
+from pat_jax.files import replace_text
+from pat_jax.planning.latency import TABLES, LatencyModel
+
+VERSION = 1
+# A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
+# smaller one is neither.
+LEAST_SHARE = 0.25
+
+
+class ProfileError(UserError):
+    """A profile that cannot be used, and why."""
+
+    def __init__(self, path: Path, problem: str):
+        super().__init__(
+            f"profile {path}: {problem}; measure it again with python -m pat_jax.profile "
+            f"--remeasure --out {path}, or leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a profile is a profile of; the times of another subject say nothing here."""
+
+    backend: str  # cpu, gpu or tpu
+    device_kind: str
+    num_devices: int
+    model: Mapping[str, Any]  # the fields of its configuration
+    dtype: str
+    jax: str  # version
+
+    @property
+    def file_name(self) -> str:
+        """The same for equal subjects, another for others."""
+        content = json.dumps(_flat(self), sort_keys=True).encode()
+        kind = "".join(c if c.isalnum() else "-" for c in self.device_kind.lower())
+        return f"{kind}-x{self.num_devices}-{hashlib.sha256(content).hexdigest()[:12]}.json"
+
+    def differences(self, other: "Subject") -> list[str]:
+        """Such as "device_kind (NVIDIA H100 there, NVIDIA H200 here)", `other` being there."""
+        here, there = _flat(self), _flat(other)
+        return [
+            f"{name} ({there.get(name, 'nothing')} there, {here.get(name, 'nothing')} here)"
+            for name in sorted(here.keys() | there.keys())
+            if here.get(name) != there.get(name)
+        ]
+
+
+def _flat(subject: Subject) -> dict[str, Any]:
+    plain = json.loads(json.dumps(asdict(subject)))  # tuples read back as lists
+    return {**{f"model.{k}": v for k, v in plain.pop("model").items()}, **plain}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that was measured, in seconds."""
+
+    subject: Subject
+    latency: LatencyModel
+    collectives: Mapping[tuple[str, int, int], float] = field(
+        default_factory=dict
+    )  # (kind, devices, bytes a device): one collective
+    compile_s: Mapping[str, float] = field(default_factory=dict)  # "decode dp2tp1": one program
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "version": VERSION,
+            "subject": asdict(self.subject),
+            "latency": self.latency.to_json(),
+            "collectives": [[list(key), seconds] for key, seconds in self.collectives.items()],
+            "compile_s": dict(self.compile_s),
+        }
+        replace_text(path, json.dumps(content, indent=1))
+
+
+def load_profile(path: Path, subject: Subject) -> Profile:
+    """The profile of `subject` in `path`.
+
+    Raises:
+      ProfileError: it cannot be read, is of another version or subject, or holds times that no
+        machine takes.
+    """
+    content = _read(path)
+    try:
+        there = Subject(**content["subject"])
+        latency = LatencyModel.from_json(content["latency"])
+        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
+        profile = Profile(there, latency, collectives, dict(content["compile_s"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(path, f"not as this version writes it ({error!r})") from None
+    if differences := subject.differences(there):
+        raise ProfileError(path, f"of something else: {', '.join(differences)}")
+    for problem in _problems(profile):
+        raise ProfileError(path, problem)
+    return profile
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(path, f"cannot be read ({error.strerror})") from None
+    except ValueError as error:  # JSON's and Unicode's are of this kind
+        raise ProfileError(path, f"truncated or no JSON ({error})") from None
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise ProfileError(path, f"field version is {version!r}, expected {VERSION}")
+    return content
+
+
+def _problems(profile: Profile) -> Iterable[str]:
+    latency = profile.latency
+    tables: dict[str, Mapping] = {name: getattr(latency, name) for name in TABLES}
+    tables |= {"collectives": profile.collectives, "compile_s": profile.compile_s}
+    for name, table in tables.items():
+        for key, seconds in table.items():
+            if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+                yield (
+                    f"field {name}, entry {_words(key)}, is {seconds!r}, expected a positive "
+                    "number of seconds"
+                )
+                return
+    yield from _drops("decode_table", latency.decode_table)
+
+
+def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
+    """Where more work takes far less time, along the rows and along the lengths of a layout."""
+    lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
+    for key in table:
+        split, rows, length = key
+        lines[(split, "rows", length)].append((rows, key))
+        lines[(split, "length", rows)].append((length, key))
+    for line in lines.values():
+        slowest = 0.0
+        for _, key in sorted(line):
+            if table[key] < LEAST_SHARE * slowest:
+                yield (
+                    f"field {name}, entry {_words(key)}, is {table[key]} s, expected at least "
+                    f"{LEAST_SHARE} of the {slowest} s of a smaller one"
+                )
+                return
+            slowest = max(slowest, table[key])
+
+
+def _words(key: object) -> str:
+    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -1,0 +1,129 @@
+"""`python -m pat_jax.profile`: measures this machine for one model, for `train` to plan by.
+
+Takes the options of `train`, so that a run's --preset and --config fit as they are. What the file
+holds already is not measured again: an interrupted measurement goes on where it was.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from tqdm import tqdm
+
+from pat_jax.cli import parse, run_command
+from pat_jax.config import RunConfig
+from pat_jax.devices import PROFILE_DIR, Device, configure
+from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.errors import UserError
+from pat_jax.planning.profile import Profile, Subject, load_profile
+from pat_jax.profiling.collectives import all_reduce_seconds
+from pat_jax.profiling.measure import Warmup
+from pat_jax.profiling.report import plot_profile, tables
+from pat_jax.setup import DTYPES, build_engine, model_config, profile_subject
+
+SAVE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class ProfileConfig(RunConfig):
+    """One measurement by `python -m pat_jax.profile`: the options of a run, and where it goes."""
+
+    out: str = ""
+    """The profile file; empty puts it where train looks for it."""
+    remeasure: bool = False
+    """Measure everything anew, whatever the file holds."""
+    runs: int = 3
+    """Timed runs of each program; the fastest counts."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.runs < 1:
+            raise UserError(f"option --runs is {self.runs}: expected an integer of at least 1.")
+
+
+def main() -> None:
+    config = parse(sys.argv[1:], ProfileConfig, prog="python -m pat_jax.profile")
+    devices = configure(config.devices)
+    model = model_config(config, len(devices))
+    subject = profile_subject(config, model, devices)
+    path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
+    known = load_profile(path, subject) if path.exists() and not config.remeasure else None
+    engine = build_engine(config, model, devices)
+    profile = measure(config, engine, devices, subject, known, path)
+    profile.save(path)
+    plot_profile(profile, path.with_suffix(".png"))
+    print(tables(profile))
+    print(f"profile {path}, picture {path.with_suffix('.png')}")
+
+
+def measure(
+    config: ProfileConfig,
+    engine: RolloutEngine,
+    devices: Sequence[Device],
+    subject: Subject,
+    known: Profile | None,
+    path: Path,
+) -> Profile:
+    """Everything that `known` lacks, saved to `path` on the way."""
+    layouts, dtype = list(engine.layouts.values()), DTYPES[config.compute_dtype]
+    compiled = dict(known.compile_s) if known else {}
+    if missing := [layout for layout in layouts if f"decode {layout}" not in compiled]:
+        compiled |= compile_seconds(engine, [str(layout) for layout in missing])
+    with tqdm(total=0, unit="program", desc="compiling", dynamic_ncols=True) as bar:
+        engine.compile(lambda done, total: _show(bar, done, total))
+    collectives = dict(known.collectives) if known else {}
+    if not collectives:
+        collectives = all_reduce_seconds(layouts, dtype)
+    saved = time.monotonic()
+    with tqdm(total=0, unit="program", desc="measuring", dynamic_ncols=True) as bar:
+
+        def tick(done: int, total: int) -> None:
+            nonlocal saved
+            _show(bar, done, total)
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                so_far().save(path)
+                saved = time.monotonic()
+
+        warmup = Warmup(engine, known=known and known.latency, runs=config.runs, progress=tick)
+
+        def so_far() -> Profile:
+            return Profile(subject, warmup.measured, collectives, compiled)
+
+        warmup.measure(
+            lambda layout: engine.policy.init(
+                config.seed, layout.param_shardings(engine.policy), dtype
+            )
+        )
+    return so_far()
+
+
+def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, float]:
+    """Seconds to compile a program of each kind and layout, without the cache of compiled ones."""
+    table, seconds = ProgramTable(), {}
+    engine.catalogue.declare(table)
+    jax.config.update("jax_enable_compilation_cache", False)
+    for layout in engine.layouts.values():
+        buckets = engine.catalogue.buckets
+        rows, length = buckets.rows[layout.split][0], buckets.lengths[0]
+        for key in (
+            Key("decode", layout.split, rows, length),
+            Key("prefill", layout.split, 0, length),
+        ):
+            if str(layout) in names:
+                table.compile(key)
+                seconds[f"{key.name} {layout}"] = table.compile_seconds[key]
+    jax.config.update("jax_enable_compilation_cache", True)
+    return seconds
+
+
+def _show(bar: tqdm, done: int, total: int) -> None:
+    bar.total = total
+    bar.update(done - bar.n)
+
+
+if __name__ == "__main__":
+    run_command(main)

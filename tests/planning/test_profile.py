@@ -1,0 +1,116 @@
+"""A profile reads back as it was, and one that does not fit is refused with its reason."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import SPLITS, made_up_latency
+
+from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
+
+SUBJECT = Subject(
+    "gpu", "NVIDIA H100", 8, {"embed_dim": 64, "rope": (1.0, 2)}, "bfloat16", "0.10.2"
+)
+PROFILE = Profile(
+    SUBJECT,
+    made_up_latency(
+        {split: 1 / 3 / split.tp for split in SPLITS},
+        dict.fromkeys(SPLITS, 1e-3),
+        reslice=0.1,
+        migrate_per_row=0.01,
+    ),
+    collectives={("all-reduce", 2, 4096): 1e-4},
+    compile_s={"decode dp8tp1": 1.5},
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    PROFILE.save(tmp_path / "deep" / "profile.json")
+    return tmp_path / "deep" / "profile.json"
+
+
+def edited(path: Path, edit: Callable[[dict], object]) -> Path:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def refusal(path: Path, subject: Subject = SUBJECT) -> str:
+    with pytest.raises(ProfileError) as caught:
+        load_profile(path, subject)
+    message = str(caught.value)
+    assert str(path) in message and "python -m pat_jax.profile --remeasure" in message
+    assert message.count("\n") == 0
+    return message
+
+
+def test_a_profile_reads_back_as_it_was(path: Path):
+    read = load_profile(path, SUBJECT)
+    assert read.latency == PROFILE.latency
+    assert (read.collectives, read.compile_s) == (PROFILE.collectives, PROFILE.compile_s)
+    assert not SUBJECT.differences(read.subject)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            replace(SUBJECT, device_kind="NVIDIA H200"),
+            "device_kind (NVIDIA H100 there, NVIDIA H200",
+        ),
+        (replace(SUBJECT, jax="0.11.0"), "jax (0.10.2 there, 0.11.0 here)"),
+        (replace(SUBJECT, num_devices=4), "num_devices (8 there, 4 here)"),
+        (
+            replace(SUBJECT, model={"embed_dim": 32}),
+            "model.embed_dim (64 there, 32 here), model.rope",
+        ),
+    ],
+)
+def test_a_profile_of_something_else_is_refused(path: Path, other: Subject, words: str):
+    assert words in refusal(path, other)
+    assert other.file_name != SUBJECT.file_name
+
+
+def test_a_truncated_file_is_refused(path: Path):
+    path.write_text(path.read_text()[:-40])
+    assert "truncated or no JSON" in refusal(path)
+
+
+def test_another_version_is_refused(path: Path):
+    assert "field version is 0, expected 1" in refusal(edited(path, lambda c: c.update(version=0)))
+
+
+def test_a_missing_table_is_refused(path: Path):
+    edited(path, lambda c: c["latency"].pop("reslice_table"))
+    assert "reslice_table" in refusal(path)
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 0, math.nan, math.inf, "soon", None])
+@pytest.mark.parametrize("table", ["decode_table", "migrate_table", "prefill_table"])
+def test_times_that_no_machine_takes_are_refused(path: Path, table: str, seconds: object):
+    def spoil(content: dict) -> None:
+        content["latency"][table][0][1] = seconds
+
+    message = refusal(edited(path, spoil))
+    assert f"field {table}, entry dp" in message and "expected a positive number" in message
+
+
+def test_a_grid_that_falls_beyond_noise_is_refused(path: Path):
+    def scale_last(factor: float) -> Callable[[dict], object]:
+        def edit(content: dict) -> None:
+            content["latency"]["decode_table"][-1][1] *= factor
+
+        return edit
+
+    load_profile(edited(path, scale_last(0.8)), SUBJECT)  # noise
+    message = refusal(edited(path, scale_last(0.2)))
+    assert "field decode_table, entry dp1tp8" in message and "of a smaller one" in message
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
+    assert "No such file" in refusal(tmp_path / "none.json")

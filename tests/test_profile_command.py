@@ -1,0 +1,62 @@
+"""The profile command: it measures, goes on where it was, and `train` plans by what it wrote."""
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import TINY, finish, run, start
+
+COMMAND = ("-m", "pat_jax.profile")
+
+
+def profile(*options: str) -> str:
+    return finish(start(*TINY, *options, program=COMMAND))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("profiles") / "deep" / "tiny.json"
+    return path, profile("--out", str(path))
+
+
+def test_it_prints_tables_and_draws_a_picture(measured: tuple[Path, str]):
+    path, output = measured
+    for words in ("decode, ms a step", "dp2tp1 -> dp1tp2", "all-reduce of 2", f"profile {path}"):
+        assert words in output
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    content = json.loads(path.read_text())
+    assert content["subject"]["backend"] == "cpu" and content["subject"]["num_devices"] == 2
+    assert set(content["compile_s"]) == {
+        f"{name} {split}" for name in ("decode", "prefill") for split in ("dp2tp1", "dp1tp2")
+    }
+
+
+def test_only_what_is_missing_is_measured(measured: tuple[Path, str], tmp_path: Path):
+    content = json.loads(measured[0].read_text())
+    table = content["latency"]["decode_table"]
+    missing, kept = table[0][0], table[1]
+    kept[1] *= 1.5  # no measurement gives this again to the last bit
+    content["latency"]["decode_table"] = table[1:]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(content))
+    profile("--out", str(path))
+    again = json.loads(path.read_text())
+    assert kept in again["latency"]["decode_table"]
+    assert missing in [key for key, _ in again["latency"]["decode_table"]]
+    assert again["latency"]["migrate_table"] == content["latency"]["migrate_table"]
+    assert again["collectives"] == content["collectives"]
+    profile("--out", str(path), "--remeasure")
+    assert kept not in json.loads(path.read_text())["latency"]["decode_table"]
+
+
+def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
+    run(*TINY, "--profile", str(measured[0]), "--steps", "1", "--run_dir", str(tmp_path / "run"))
+    used = json.loads((tmp_path / "run" / "profile.json").read_text())
+    assert used["latency"] == json.loads(measured[0].read_text())["latency"]
+
+
+def test_a_profile_of_another_model_is_refused(measured: tuple[Path, str], tmp_path: Path):
+    options = ("--profile", str(measured[0]), "--model", "demo", "--run_dir", str(tmp_path / "run"))
+    output = run(*TINY, *options, code=2)
+    assert "of something else: model.embed_dim (32 there, " in output
+    assert output.count("\n") == 1 and not (tmp_path / "run").exists()
