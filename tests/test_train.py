@@ -119,3 +119,19 @@ def test_a_learning_rate_of_zero_changes_no_bit(tmp_path: Path):
     setup, state, _ = saved_run(tmp_path / "here")
     assert int(state.step) == 2
     assert same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
+
+
+@pytest.mark.slow
+def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path):
+    (tmp_path / "my_module.py").write_text(REWARD)
+    options = "--compute_dtype bfloat16 --algorithm.num_iterations 2 --algorithm.mini_batch_size 2"
+    options += " --switch_to dp1tp2 --switch_at 7 --rollout.kv_carry recompute"
+    options += " --warm_start.steps 0 --optimizer.learning_rate 1e-3 --reward my_module:score"
+    run(*TINY, *options.split(), "--steps", "1", "--run_dir", "here", cwd=tmp_path)
+    row = read_metrics(tmp_path / "here" / "metrics.jsonl")[1]
+    assert row["rollout/layouts"] == "dp2tp1 -> dp1tp2"
+    (switch,) = json.loads((tmp_path / "here" / "rollout.json").read_text())["switches"]
+    assert switch["kv"] == "recompute" and 0 < switch["live"] <= 7
+    # The later mini-batches and the second pass have moved away from the policy that sampled.
+    assert row["train/approx_kl"] > 0
+    assert 1e-5 < row["train/behavior_gap_max"] < 0.2
