@@ -85,7 +85,11 @@ class LatencyModel:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`."""
         at = self._prefill_grid[target].cover(0, length)[1]
         calls = -(-rows // self.prefill_rows) * -(-length // math.gcd(self.prefill_chunk, at))
-        return calls * self.prefill_table[(target, at)]
+        return calls * self.prefill_call(target, length)
+
+    def prefill_call(self, split: Split, length: int) -> float:
+        """One chunk of `prefill_rows` rows a group, into a cache that holds `length` tokens."""
+        return self.prefill_table[(split, self._prefill_grid[split].cover(0, length)[1])]
 
     def observed(
         self, split: Split, rows: int, length: int, seconds: float, *, weight: float = 0.1
