@@ -56,9 +56,9 @@ class CostTables:
         )
 
     def steps(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds of one decode step, [split, moment], with `fullest` rows, [split, moment]."""
+        """Seconds of one decode step with `fullest` rows, both [..., split, moment]."""
         row, length, scale = self._cover(fullest, context)
-        return self.decode[np.arange(len(self.splits))[:, None], row, length[None, :]] * scale
+        return self.decode[np.arange(len(self.splits))[:, None], row, length] * scale
 
     def migrations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
         """Seconds, [from, to, moment], of the KV cache of `fullest` rows, [from, moment]."""

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from pat_jax.planning.costs import LARGE_S, CostTables
-from pat_jax.planning.forecast import Forecast
+from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.types import Carry, Load, Plan, Split
@@ -89,7 +89,7 @@ class CostModelPlanner(Planner):
     def start(self, load: Load) -> Split:
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
-        prefill = costs.tables.recomputations(forecast.fullest[:, :1], forecast.context[:1])[:, 0]
+        prefill = costs.recompute[:, 0]
         total, _ = costs.cheapest(self.safety)
         return self.splits[int(np.argmin(total + prefill))]
 
@@ -106,7 +106,7 @@ class CostModelPlanner(Planner):
             return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
         at = int(leaves.argmax())
         there = int(choices[at, here])
-        target, live = self.splits[there], int(forecast.fullest[here, at])
+        target, live = self.splits[there], int(forecast.fullest[0, here, at])
         cost, carry = float(costs.switch[at, here, there]), costs.way(at, here, there)
         why = (
             f"{current} to {target} at {live} live in the fullest group: "
@@ -155,9 +155,10 @@ class Costs:
         forecast: Forecast,
         carry: Carry | Literal["auto"],
     ) -> "Costs":
-        fullest, context = forecast.fullest, forecast.context
+        fullest, context = forecast.fullest[0], forecast.context
         correction = np.array([latency.correction.get(split, 1.0) for split in tables.splits])
-        run = tables.steps(fullest, context) * forecast.steps * forecast.any_live
+        step = np.tensordot(WEIGHTS, tables.steps(forecast.fullest, context), axes=1)
+        run = step * forecast.steps * forecast.any_live
         migrate = tables.migrations(fullest, context)
         recompute = tables.recomputations(fullest, context)
         if carry == "migrate":

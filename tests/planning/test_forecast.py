@@ -33,7 +33,7 @@ def test_few_kinds_are_counted_exactly(seed, live, kinds):
     seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20)
     # Dealt into one group, nothing is left to chance but how many there are.
     expected = np.clip(survive.sum(axis=0), 1, live)
-    np.testing.assert_allclose(seen.fullest[SPLITS.index(TP8)], expected)
+    np.testing.assert_allclose(seen.fullest[0, SPLITS.index(TP8)], expected)
     np.testing.assert_allclose(seen.any_live, 1 - np.prod(1 - survive, axis=0), atol=1e-9)
     np.testing.assert_array_equal(seen.steps, np.diff(edges))
     assert seen.context[0] == load.context.max()
@@ -47,23 +47,23 @@ def test_many_kinds_are_forecast_nearly_as_well(seed):
     assert classes.context.max() == load.context.max()
     edges = moment_edges(int(load.budget.max()), 20)
     expected = LENGTHS.survival(load.generated, load.budget, edges[:-1]).sum(axis=0)
-    seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[SPLITS.index(TP8)]
+    seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, SPLITS.index(TP8)]
     np.testing.assert_allclose(seen, np.maximum(expected, 1), rtol=0.03, atol=2)
 
 
 @given(st.integers(0, 999), st.integers(1, 80))
 def test_groups_that_exist_are_counted_and_merged_as_migration_merges_them(seed, live):
     load = random_load(seed, live, 3)
-    now = Forecast.of(load, LENGTHS, SPLITS, DP8, 20).fullest[:, 0]
+    now = Forecast.of(load, LENGTHS, SPLITS, DP8, 20).fullest[0, :, 0]
     for split, fullest in zip(SPLITS, now, strict=True):
         assert fullest == np.bincount(load.group % split.dp).max()
 
 
 def test_what_is_dealt_anew_is_dealt_evenly():
     load = make_load(64, TP8, budget=CAP)
-    now = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[:, 0]
+    now = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, :, 0]
     np.testing.assert_allclose(now, [8, 16, 32, 64])
-    unplaced = Forecast.of(load, LENGTHS, (Split(8, 1),), None, 20).fullest[0, 0]
+    unplaced = Forecast.of(load, LENGTHS, (Split(8, 1),), None, 20).fullest[0, 0, 0]
     assert unplaced == pytest.approx(8)
 
 

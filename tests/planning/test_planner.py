@@ -9,7 +9,7 @@ from fakes import SPLITS, made_up_latency, make_load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.planning.forecast import Forecast
+from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, FixedLayout, ScriptedPath
 from pat_jax.planning.types import Load, Split
@@ -138,18 +138,23 @@ def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split
     total, at = 0.0, current
     for j, split in enumerate(path):
         rows, length = (
-            int(np.ceil(seen.fullest[planner.splits.index(split)][j])),
+            int(np.ceil(seen.fullest[0, planner.splits.index(split), j])),
             int(seen.context[j]),
         )
         if split != at:
-            leaving = int(np.ceil(seen.fullest[planner.splits.index(at)][j]))
+            leaving = int(np.ceil(seen.fullest[0, planner.splits.index(at), j]))
             carry = min(
                 planner.latency.migrate(at, split, leaving, length),
                 planner.latency.recompute(split, rows, length),
             )
             switch = planner.latency.reslice(at, split) + carry
             total += planner.safety * seen.any_live[j] * switch
-        step = planner.latency.decode_step(split, rows, length)
+        step = sum(
+            weight * planner.latency.decode_step(split, int(np.ceil(n)), length)
+            for weight, n in zip(
+                WEIGHTS, seen.fullest[:, planner.splits.index(split), j], strict=True
+            )
+        )
         total += step * seen.steps[j] * seen.any_live[j]
         at = split
     return total
@@ -196,10 +201,10 @@ def test_what_is_forecast_makes_sense(live, generated, current, is_long):
     assert seen.any_live[0] == pytest.approx(1) and (np.diff(seen.any_live) <= 1e-9).all()
     assert seen.context[0] == load.context.max() and (seen.context >= seen.context[0]).all()
     for split in SPLITS:
-        fullest = seen.fullest[SPLITS.index(split)]
+        fullest = seen.fullest[0, SPLITS.index(split)]
         assert fullest[0] >= min(live / split.dp, 1) and (fullest <= live).all()
         assert (np.diff(fullest) <= 1e-9).all() or split.dp > 1
-    assert seen.fullest[SPLITS.index(current)][0] == -(-live // current.dp)
+    assert seen.fullest[0, SPLITS.index(current), 0] == -(-live // current.dp)
 
 
 class TestScripts:
