@@ -40,7 +40,7 @@ GPUS = {"8xH100": ("h100", "H100-SXM-80GB"), "8xA100": ("a100", "A100-SXM4-80GB"
 MODELS = ("llama-3.1-8b", "qwen3-14b")
 HOST_S_PER_ROW = 2e-5  # of a group, in each decode step
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
-PREFILL_ROWS, PREFILL_CHUNK = 4, 512
+PREFILL_ROWS, PREFILL_CHUNK = 16, 128
 BYTES = 2  # of a bf16 number
 
 

@@ -53,6 +53,8 @@ from pat_jax.profiling.simulator import Machine, replay
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
 OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math"}  # to fit the wrong lengths on
+FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
+AFTERWARDS, AFTERWARDS_BEST = "by layout, next rollout", "clairvoyant, next rollout"
 Beliefs = Callable[["Cell", LatencyModel, int], tuple[LatencyModel, LengthModel]]
 
 
@@ -164,14 +166,20 @@ def run_cell(cell: Cell, num_replays: int) -> dict[str, list]:
     def note(name: str, value: float) -> None:
         seconds.setdefault(name, []).append(value)
 
+    data = _lengths(cell.data)[cell.lengths]
     for seed in range(num_replays):
-        workload = _lengths(cell.data)[cell.lengths].sample(cell.size, seed)
+        workload = data.sample(cell.size, seed)
         note("clairvoyant", clairvoyant(workload, machine).total_s)
         for name, planner in baselines().items():
             note(name, replay(workload, planner, machine).total_s)
         for name, beliefs in BELIEFS.items():
             planner = CostModelPlanner(SPLITS, *beliefs(cell, machine.truth, seed))
             note(name, replay(workload, planner, machine).total_s)
+            if name == "steps +-20 %, by layout":
+                # The planner has seen one rollout by now, of the same kind.
+                other = data.sample(cell.size, FOLLOWING + seed)
+                note(AFTERWARDS, replay(other, planner, machine).total_s)
+                note(AFTERWARDS_BEST, clairvoyant(other, machine).total_s)
     return seconds
 
 
@@ -248,6 +256,9 @@ def summary(seconds: dict[str, np.ndarray]) -> dict[str, dict]:
             for name in [*statics, "naive threshold"]
         },
         "gain_over_best_static": quantities(1 - seconds["right"] / best_static),
+        "regret_of_the_next_rollout": quantities(
+            seconds[AFTERWARDS] / seconds[AFTERWARDS_BEST] - 1
+        ),
     }
 
 
@@ -265,6 +276,10 @@ def print_table(title: str, table: dict[str, dict]) -> None:
             f"{name:26}{regret['mean']:8.2f}{regret['p95']:8.2f}{regret['worst']:8.2f}"
             f"   {loss['mean']:16.2f}{loss['worst']:8.2f}"
         )
+    following = table["regret_of_the_next_rollout"]
+    print(
+        f"{AFTERWARDS:26}{following['mean']:8.2f}{following['p95']:8.2f}{following['worst']:8.2f}"
+    )
     for name, gain in table["gain_over"].items():
         print(f"gain over {name:16}{gain['mean']:8.2f} mean {gain['best']:8.2f} best")
 

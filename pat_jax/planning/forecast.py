@@ -28,22 +28,21 @@ class SequenceClasses:
     def of(cls, load: Load) -> "SequenceClasses":
         # One number for (generated, budget); in a synchronous rollout there is only one value.
         kind = load.generated.astype(np.int64) * (int(load.budget.max()) + 1) + load.budget
-        if kind[0] == kind.min() == kind.max():
-            first, label = np.zeros(1, int), np.zeros(load.live, int)
-        else:
-            _, first, label = np.unique(kind, return_index=True, return_inverse=True)
-            if len(first) > MAX_CLASSES:
-                # Neighbours in (generated, budget) share a class; its middle member speaks for it.
-                rank = np.argsort(np.argsort(kind, kind="stable"), kind="stable")
-                label = rank * MAX_CLASSES // load.live
-                middle = (2 * np.arange(MAX_CLASSES) + 1) * load.live // (2 * MAX_CLASSES)
-                first = np.argsort(rank)[middle]
-        classes, groups = len(first), int(load.group.max()) + 1
-        count = np.bincount(load.group * classes + label, minlength=groups * classes)
-        context = np.zeros(classes, int)
-        np.maximum.at(context, label, load.context)
+        order = np.argsort(kind)
+        starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
+        if len(starts) > MAX_CLASSES:
+            # Neighbours in (generated, budget) share a class; its middle member speaks for it.
+            starts = np.arange(MAX_CLASSES) * load.live // MAX_CLASSES
+        sizes = np.diff(starts, append=load.live)
+        first, classes = order[starts + sizes // 2], len(starts)
+        label = np.repeat(np.arange(classes), sizes)
+        groups = int(load.group.max()) + 1
+        count = np.bincount(load.group[order] * classes + label, minlength=groups * classes)
         return cls(
-            load.generated[first], load.budget[first], context, count.reshape(groups, classes)
+            load.generated[first],
+            load.budget[first],
+            np.maximum.reduceat(load.context[order], starts),
+            count.reshape(groups, classes),
         )
 
 

@@ -70,7 +70,18 @@ class LatencyModel:
         """One decode step with `rows` live rows in the fullest group and contexts up to `length`."""
         at = self._decode_grid[split].cover(rows, length)
         scale = max(1.0, rows / at[0]) * max(1.0, length / at[1])  # past the table: in proportion
-        return self.decode_table[(split, *at)] * scale * self.correction.get(split, 1.0)
+        return self.decode_table[(split, *at)] * scale * self.corrected(split)
+
+    def corrected(self, split: Split) -> float:
+        """Measured over profiled step time, as far as it is known.
+
+        A layout not seen yet gets the benefit of the doubt: where the others turned out faster than
+        profiled it is taken to be faster too, where they turned out slower it is not.
+        """
+        if split in self.correction or not self.correction:
+            return self.correction.get(split, 1.0)
+        seen = self.correction.values()
+        return min(1.0, math.exp(sum(map(math.log, seen)) / len(seen)))
 
     def reslice(self, source: Split, target: Split) -> float:
         return self.reslice_table[(source, target)]
@@ -95,10 +106,12 @@ class LatencyModel:
         self, split: Split, rows: int, length: int, seconds: float, *, weight: float = 0.1
     ) -> "LatencyModel":
         """Corrected by one measured step time: drift, heat, a noisy neighbour."""
-        old = self.correction.get(split, 1.0)
+        old = self.corrected(split)
         ratio = seconds / (self.decode_step(split, rows, length) / old)
         new = (1 - weight) * old + weight * min(max(ratio, 0.5), 2.0)
-        return replace(self, correction={**self.correction, split: new})
+        model = replace(self, correction={**self.correction, split: new})
+        model.__dict__["_decode_grid"] = self._decode_grid  # the tables are the same: sorted once
+        return model
 
     def covers(self, other: "LatencyModel") -> bool:
         """Whether every time that `other` knows is known here."""

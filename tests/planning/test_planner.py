@@ -207,6 +207,52 @@ def test_what_is_forecast_makes_sense(live, generated, current, is_long):
     assert seen.fullest[0, SPLITS.index(current), 0] == -(-live // current.dp)
 
 
+class TestObserving:
+    """A planner that believes TP8 to be faster than it is: 0.2 s a step instead of 2 s."""
+
+    def taught(self, **options) -> CostModelPlanner:
+        latency = machine(FASTER_WITH_TP, reslice=0.01, migrate_per_row=0.001)
+        planner = make_planner(latency, lengths_of((CAP, 10)), **options)
+        true_step = 10 * latency.decode_step(TP8, 2, 64)
+        for _ in range(20):
+            planner.observe(TP8, 2, 64, true_step)
+        return planner
+
+    def test_what_a_burst_took_changes_the_next_plan(self):
+        load = make_load(2, TP8, budget=CAP)
+        planner = self.taught()
+        # Twice as slow as believed is the most that counts: 0.4 s, and so 0.3 s is better.
+        assert planner.plan(load, TP8).split == DP2TP4
+        assert planner.start(load) == DP2TP4
+
+    def test_a_frozen_planner_does_not_learn(self):
+        planner = self.taught(is_frozen=True)
+        assert planner.plan(make_load(2, TP8, budget=CAP), TP8).split == TP8
+        assert planner.latency.correction == {}
+
+    def test_one_odd_burst_counts_for_half(self):
+        latency = machine(FASTER_WITH_TP)
+        planner = make_planner(latency)
+        planner.observe(DP8, 4, 64, 2 * latency.decode_step(DP8, 4, 64))
+        assert planner.latency.correction == {DP8: pytest.approx(1.5)}
+
+
+class TestNoise:
+    """A row bucket too large must not be paid for because more rows than live ones are expected."""
+
+    def test_a_full_bucket_is_not_feared_to_overflow(self):
+        """64 sequences, one bucket each way at 8 or 64 rows; nothing can grow past them."""
+        latency = machine(dict.fromkeys(SPLITS, 0.1), per_row=0.0)
+        jump = {
+            key: seconds * (10 if key[1] > 64 // key[0].dp else 1)
+            for key, seconds in latency.decode_table.items()
+        }
+        planner = make_planner(replace(latency, decode_table=jump), lengths_of((200, 5), (CAP, 5)))
+        for split in SPLITS:
+            plan = planner.plan(make_load(64, split, budget=CAP), split)
+            assert plan.predicted_remaining_s <= 0.1 * (1 + 0.512) * CAP * 1.001
+
+
 class TestScripts:
     def test_a_fixed_layout_stays(self):
         planner, load = FixedLayout(DP4TP2), make_load(3, DP4TP2)
