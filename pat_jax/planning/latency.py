@@ -75,13 +75,16 @@ class LatencyModel:
     def corrected(self, split: Split) -> float:
         """Measured over profiled step time, as far as it is known.
 
-        A layout not seen yet gets the benefit of the doubt: where the others turned out faster than
-        profiled it is taken to be faster too, where they turned out slower it is not.
+        A layout not seen yet gets the benefit of the doubt, as much of it as the others gave reason
+        for: half of what the profile was wrong by there, and all of it where they were faster. A
+        profile that holds is taken at its word.
         """
         if split in self.correction or not self.correction:
             return self.correction.get(split, 1.0)
-        seen = self.correction.values()
-        return min(1.0, math.exp(sum(map(math.log, seen)) / len(seen)))
+        errors = [math.log(ratio) for ratio in self.correction.values()]
+        mean = sum(errors) / len(errors)
+        size = math.sqrt(sum(error * error for error in errors) / len(errors))
+        return math.exp(min(mean, -0.5 * size))
 
     def reslice(self, source: Split, target: Split) -> float:
         return self.reslice_table[(source, target)]
