@@ -16,18 +16,13 @@ work is in no table. The KV cache is taken to fit.
 """
 
 import argparse
-import csv
-import gzip
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.kernel_files import GPUS, KernelTables, NoData
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
@@ -36,7 +31,6 @@ from pat_jax.planning.types import Split
 
 NUM_DEVICES = 8
 SPLITS = tuple(Split(NUM_DEVICES // tp, tp) for tp in (1, 2, 4, 8))
-GPUS = {"8xH100": ("h100", "H100-SXM-80GB"), "8xA100": ("a100", "A100-SXM4-80GB")}
 MODELS = ("llama-3.1-8b", "qwen3-14b")
 HOST_S_PER_ROW = 2e-5  # of a group, in each decode step
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
@@ -44,149 +38,15 @@ PREFILL_ROWS, PREFILL_CHUNK = 16, 128
 BYTES = 2  # of a bf16 number
 
 
-class NoData(Exception):
-    """The folder of kernel tables is not there."""
-
-
-class Line:
-    """Milliseconds over one size: straight lines between points, the last slope beyond them."""
-
-    def __init__(self, points: dict[int, float]):
-        self.sizes = np.array(sorted(points), float)
-        self.ms = np.array([points[int(size)] for size in self.sizes])
-
-    def __call__(self, size: float) -> float:
-        if size <= self.sizes[-1] or len(self.sizes) == 1:
-            return float(np.interp(size, self.sizes, self.ms))
-        (x0, x1), (y0, y1) = self.sizes[-2:], self.ms[-2:]
-        return float(y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (size - x1))
-
-
-@dataclass(frozen=True)
-class Chip:
-    hbm_bytes_s: float
-    link_bytes_s: float  # one way
-
-
-class KernelTables:
-    """The measurements of one kind of GPU."""
-
-    def __init__(self, data: Path, gpu: str):
-        """
-        Raises:
-          NoData: the folder or one of its files is missing.
-        """
-        self.prefix, self.chip_name = GPUS[gpu]
-        self.folder = data / "calibration"
-        if not self.folder.is_dir():
-            raise NoData(
-                f"no kernel tables in {data}: expected a folder calibration/ there; "
-                f"name the folder that holds it with --data."
-            )
-
-    def _rows(self, name: str) -> Iterator[dict[str, str]]:
-        (path,) = self.folder.glob(f"aiconfigurator/{self.prefix}_*_{name}")
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            yield from csv.DictReader(file)
-
-    @cached_property
-    def chip(self) -> Chip:
-        with (self.folder / "specs" / "accelerator_specs.csv").open() as file:
-            (row,) = [row for row in csv.DictReader(file) if row["chip"] == self.chip_name]
-        return Chip(float(row["hbm_bytes_s"]), float(row["link_bytes_s_one_way"]))
-
-    @cached_property
-    def _gemms(self) -> dict[tuple[int, int], Line]:
-        table: dict = defaultdict(dict)
-        for row in self._rows("gemm_bf16.csv.gz"):
-            table[int(row["n"]), int(row["k"])][int(row["m"])] = float(row["latency_ms"])
-        return {sizes: Line(over_m) for sizes, over_m in table.items()}
-
-    @cached_property
-    def _gemm_sizes(self) -> list[int]:
-        return sorted({n for n, _ in self._gemms})
-
-    def gemm(self, m: int, n: int, k: int) -> float:
-        """ms of [m, k] times [k, n]."""
-        along_n = {}
-        for n_at in _around(self._gemm_sizes, n):
-            along_k = {
-                k_at: self._gemms[n_at, k_at](m)
-                for k_at in _around(self._gemm_sizes, k)
-                if (n_at, k_at) in self._gemms
-            }
-            along_n[n_at] = Line(along_k)(k)
-        return Line(along_n)(n)
-
-    @cached_property
-    def _decode_attention(self) -> dict:
-        table: dict = defaultdict(dict)
-        for row in self._rows("decode_attention_bf16.csv"):
-            key = int(row["num_key_value_heads"]), int(row["num_heads"]), int(row["batch_size"])
-            table[key][int(row["step"]) + 1] = float(row["latency_ms"])
-        return table
-
-    def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """ms of one layer, `rows` sequences of `length` tokens."""
-        table = self._decode_attention
-        measured = sorted({h for kv, h, _ in table if kv == kv_heads})
-        batches = sorted({b for kv, _, b in table if kv == kv_heads})
-        along_heads = {}
-        for h in _around(measured, heads):
-            some = [b for b in batches if (kv_heads, h, b) in table]
-            around = _around(some, rows)
-            along_heads[h] = Line({b: Line(table[kv_heads, h, b])(length) for b in around})(rows)
-        return Line(along_heads)(heads)
-
-    @cached_property
-    def _prefill_attention(self) -> dict:
-        table: dict = defaultdict(dict)
-        for row in self._rows("prefill_attention_bf16.csv"):
-            key = int(row["num_key_value_heads"]), int(row["num_heads"]), int(row["isl"])
-            table[key][int(row["batch_size"])] = float(row["latency_ms"])
-        return table
-
-    def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """ms of one layer, `rows` prompts of `length` tokens each; past the table by length²."""
-        table = self._prefill_attention
-        along_heads = {}
-        for h in _around(sorted({h for kv, h, _ in table if kv == kv_heads}), heads):
-            lengths = sorted(n for kv, head, n in table if (kv, head) == (kv_heads, h))
-            longest = min(length, lengths[-1])
-            around = _around(lengths, longest)
-            ms = Line({n: Line(table[kv_heads, h, n])(rows) for n in around})(longest)
-            along_heads[h] = ms * (length / longest) ** 2
-        return Line(along_heads)(heads)
-
-    @cached_property
-    def _all_reduces(self) -> dict[int, Line]:
-        points: dict = defaultdict(dict)
-        for row in self._rows("custom_allreduce.csv"):
-            if row["backend"] == "sglang_graph":
-                elements = int(row["message_elems_bf16"])
-                points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
-        return {gpus: Line(line) for gpus, line in points.items()}
-
-    def all_reduce(self, gpus: int, elements: int) -> float:
-        """ms of one all-reduce inside a CUDA graph."""
-        return self._all_reduces[gpus](elements) if gpus > 1 else 0.0
-
-
-def _around(sizes: Sequence[int], size: int) -> list[int]:
-    """The two measured sizes to draw a line through; the size itself where it was measured."""
-    if size in sizes:
-        return [size]
-    for low, high in pairwise(sizes):
-        if low < size < high:
-            return [low, high]
-    return list(sizes[:1] if size < sizes[0] else sizes[-2:])
-
-
 class Composer:
     """One model's decode steps, prefills and switches from a GPU's kernels. Seconds."""
 
     def __init__(self, kernels: KernelTables, model: ModelConfig, switch_s: float = SWITCH_S):
         self.kernels, self.model, self.switch_s = kernels, model, switch_s
+
+    def _heads(self, tp: int) -> tuple[int, int]:
+        """Query and KV heads of one device."""
+        return self.model.num_heads // tp, max(1, self.model.num_kv_heads // tp)
 
     def _matrices_ms(self, tokens: int, tp: int) -> float:
         """One layer's GEMMs and all-reduces."""
@@ -202,17 +62,15 @@ class Composer:
 
     def decode_step(self, split: Split, rows: int, length: int) -> float:
         model, tp = self.model, split.tp
-        heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
         layer = self._matrices_ms(rows, tp)
-        layer += self.kernels.decode_attention(rows, length, heads, kv_heads)
+        layer += self.kernels.decode_attention(rows, length, *self._heads(tp))
         lm_head = self.kernels.gemm(rows, model.padded_vocab_size // tp, model.embed_dim)
         return (model.num_layers * layer + lm_head) / 1e3 + HOST_S_PER_ROW * rows
 
     def prefill_call(self, split: Split, length: int) -> float:
         """One chunk of a few rows; attention as its share of a prefill of `length` tokens."""
         model, tp, chunk = self.model, split.tp, min(PREFILL_CHUNK, length)
-        heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
-        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, heads, kv_heads)
+        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *self._heads(tp))
         layer = self._matrices_ms(PREFILL_ROWS * chunk, tp) + attention * chunk / length
         return model.num_layers * layer / 1e3
 

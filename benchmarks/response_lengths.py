@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernel_tables import NoData
+from benchmarks.kernel_files import NoData
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.profiling.simulator import Workload
 
@@ -52,10 +52,7 @@ def read(data: Path) -> dict[str, LengthData]:
     """
     folder = data / "lengths"
     if not folder.is_dir():
-        raise NoData(
-            f"no response lengths in {data}: expected a folder lengths/ there; "
-            f"name the folder that holds it with --data."
-        )
+        raise NoData.of("response lengths", data, "lengths/")
     math = _zeroeval("math", folder / "zeroeval_math-l5_Qwen2.5-7B-Instruct.csv")
     code = _columns(folder / "azure2023_code_lengths.csv", "context_tokens", "generated_tokens")
     r1 = _columns(
