@@ -30,7 +30,6 @@ class Generator:
     config: RolloutConfig
     seed: int
     lengths: LengthModel
-    is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
 
     def load(self, params: Params) -> None:
         """Takes over the policy: the next rollout samples it."""
@@ -65,7 +64,7 @@ class Generator:
             for sample in range(num_samples)
         ]
         completions, report = self._generate(requests)
-        self._learn(completions, report)
+        self._learn(completions)
         groups = [
             _group(prompt, completions[i * num_samples : (i + 1) * num_samples])
             for i, prompt in enumerate(prompts)
@@ -103,13 +102,10 @@ class Generator:
             top_p=self.config.top_p,
         )
 
-    def _learn(self, completions: Sequence[Completion], report: RolloutReport) -> None:
+    def _learn(self, completions: Sequence[Completion]) -> None:
         lengths = np.array([len(done.tokens) for done in completions])
         is_cut = np.array([done.is_truncated for done in completions])
         self.set_lengths(self.lengths.updated(lengths, is_cut))
-        if isinstance(self.planner, CostModelPlanner) and not self.is_frozen:
-            for split, rows, length, seconds in report.bursts:
-                self.planner.latency = self.planner.latency.observed(split, rows, length, seconds)
 
     def set_lengths(self, lengths: LengthModel) -> None:
         self.lengths = lengths

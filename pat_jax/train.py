@@ -203,7 +203,11 @@ class Run:
         )
         latency = self.frozen(latency)
         planner = self.setup.pinned or CostModelPlanner(
-            tuple(self.setup.layouts), latency, lengths, carry=config.rollout.kv_carry
+            tuple(self.setup.layouts),
+            latency,
+            lengths,
+            carry=config.rollout.kv_carry,
+            is_frozen=config.deterministic,
         )
         self.generator = Generator(
             self.setup.engine,
@@ -212,7 +216,6 @@ class Run:
             config.rollout,
             config.seed,
             lengths,
-            config.deterministic,
         )
         self.generator.load(params)
         self.progress.print(f"warmed up and profiled in {time.perf_counter() - start:.1f} s")

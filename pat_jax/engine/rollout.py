@@ -180,6 +180,7 @@ class RolloutEngine:
             with clock("schedule"):
                 flight.fit()
             self._burst(flight, plan, report, clock)
+            planner.observe(*report.bursts[-1])
 
         flight.release()
         report.total_s, report.seconds = clock.elapsed, clock.seconds

@@ -34,25 +34,29 @@ class Completion:
     is_truncated: bool  # cut at max_new_tokens before an end-of-sequence token
 
 
-class Scheduler:
-    """The sequences of one rollout. Rows of group g are g·R … (g + 1)·R - 1."""
+class Accounts:
+    """How far each sequence has come and which row it sits in; not what it says.
 
-    def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):
-        self.requests = requests
+    Rows of group g are g·R … (g + 1)·R - 1. The simulator keeps the same accounts as the engine.
+    """
+
+    def __init__(
+        self,
+        prompt_length: np.ndarray,  # int[sequences], tokens
+        max_new_tokens: np.ndarray,  # int[sequences]
+        *,
+        num_groups: int,
+        rows_per_group: int,
+    ):
         self.num_groups, self.rows_per_group = num_groups, rows_per_group
-        prompt = np.array([len(r.tokens) for r in requests], np.int32)
-        self.prompt_length = prompt
-        self.end = prompt + np.array([r.max_new_tokens for r in requests], np.int32)
-        self.length = prompt.copy()
-        self.tokens = np.zeros((len(requests), int(self.end.max(initial=1))), np.int32)
-        self.logprobs = np.zeros(self.tokens.shape, np.float32)
-        for i, request in enumerate(requests):
-            self.tokens[i, : len(request.tokens)] = request.tokens
-        self.is_done = np.zeros(len(requests), bool)
+        self.prompt_length = np.asarray(prompt_length, np.int32)
+        self.end = self.prompt_length + np.asarray(max_new_tokens, np.int32)
+        self.length = self.prompt_length.copy()
+        self.is_done = np.zeros(len(self.length), bool)
         self.num_steps = 0  # decode steps so far
-        self.done_after = np.zeros(len(requests), np.int64)  # decode steps, of those that are done
-        # The samples of a prompt are neighbours in `requests`: deal prompts out evenly by turns.
-        self.row = self._deal(np.arange(len(requests)), num_groups, rows_per_group)
+        self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
+        # The samples of a prompt are neighbours: deal prompts out evenly by turns.
+        self.row = self._deal(np.arange(len(self.length)), num_groups, rows_per_group)
 
     @staticmethod
     def _deal(order: np.ndarray, num_groups: int, rows_per_group: int) -> np.ndarray:
@@ -98,39 +102,14 @@ class Scheduler:
     def _group(self, sequences: np.ndarray) -> np.ndarray:
         return self.row[sequences] // self.rows_per_group
 
-    def row_state(self) -> RowState:
-        """The host's copy of every row's numbers, to be put on the devices."""
-        rows = RowState.empty(self.num_groups * self.rows_per_group)
-        for i in self.live:
-            request, row = self.requests[i], self.row[i]
-            rows.last_token[row] = self.tokens[i, self.length[i] - 1]
-            rows.position[row] = self.length[i] - 1
-            rows.end[row] = self.end[i]
-            rows.live[row] = True
-            rows.ignore_eos[row] = request.ignore_eos
-            rows.key[row] = request.key
-            rows.temperature[row] = request.temperature
-            rows.top_k[row] = request.top_k
-            rows.top_p[row] = request.top_p
-        return rows
-
-    def retire(self, output: BurstOutput, still_live: np.ndarray) -> int:
-        """Takes over what a burst sampled; sequences that ended give up their rows.
-
-        Returns the number of tokens sampled.
-        """
+    def advance(self, emitted: np.ndarray, still_live: np.ndarray) -> None:
+        """After a burst: int[live] new tokens, bool[live]; those that ended give up their rows."""
         live = self.live
-        emitted = output.emitted[self.row[live]]
-        for i, count in zip(live, emitted, strict=True):
-            at = slice(self.length[i], self.length[i] + count)
-            self.tokens[i, at] = output.tokens[self.row[i], :count]
-            self.logprobs[i, at] = output.logprobs[self.row[i], :count]
         self.length[live] += emitted
-        self.is_done[live] = ~still_live[self.row[live]]
+        self.is_done[live] = ~still_live
         self.done_after[live] = self.num_steps + emitted
-        self.num_steps += int(output.steps)
+        self.num_steps += int(emitted.max(initial=0))  # whoever is still live sampled every step
         self.row[self.is_done] = NO_ROW
-        return int(emitted.sum())
 
     def compact(self, new_rows: int) -> np.ndarray:
         """Moves the live sequences of each group to its first rows, of a new row bucket.
@@ -184,6 +163,53 @@ class Scheduler:
             )
         self.row[by_length] = (turn % num_groups) * rows_per_group + turn // num_groups
         self.num_groups, self.rows_per_group = num_groups, rows_per_group
+
+
+class Scheduler(Accounts):
+    """The sequences of one rollout, their tokens included."""
+
+    def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):
+        self.requests = requests
+        super().__init__(
+            np.array([len(r.tokens) for r in requests], np.int32),
+            np.array([r.max_new_tokens for r in requests], np.int32),
+            num_groups=num_groups,
+            rows_per_group=rows_per_group,
+        )
+        self.tokens = np.zeros((len(requests), int(self.end.max(initial=1))), np.int32)
+        self.logprobs = np.zeros(self.tokens.shape, np.float32)
+        for i, request in enumerate(requests):
+            self.tokens[i, : len(request.tokens)] = request.tokens
+
+    def row_state(self) -> RowState:
+        """The host's copy of every row's numbers, to be put on the devices."""
+        rows = RowState.empty(self.num_groups * self.rows_per_group)
+        for i in self.live:
+            request, row = self.requests[i], self.row[i]
+            rows.last_token[row] = self.tokens[i, self.length[i] - 1]
+            rows.position[row] = self.length[i] - 1
+            rows.end[row] = self.end[i]
+            rows.live[row] = True
+            rows.ignore_eos[row] = request.ignore_eos
+            rows.key[row] = request.key
+            rows.temperature[row] = request.temperature
+            rows.top_k[row] = request.top_k
+            rows.top_p[row] = request.top_p
+        return rows
+
+    def retire(self, output: BurstOutput, still_live: np.ndarray) -> int:
+        """Takes over what a burst sampled; sequences that ended give up their rows.
+
+        Returns the number of tokens sampled.
+        """
+        live = self.live
+        emitted = output.emitted[self.row[live]]
+        for i, count in zip(live, emitted, strict=True):
+            at = slice(self.length[i], self.length[i] + count)
+            self.tokens[i, at] = output.tokens[self.row[i], :count]
+            self.logprobs[i, at] = output.logprobs[self.row[i], :count]
+        self.advance(emitted, still_live[self.row[live]])
+        return int(emitted.sum())
 
     def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
         return [self._completion(i, eos_ids) for i in range(len(self.requests))]

@@ -67,7 +67,21 @@ class LatencyModel:
         """One decode step with `rows` live rows in the fullest group and contexts up to `length`."""
         at = self._decode_grid[split].cover(rows, length)
         scale = max(1.0, rows / at[0]) * max(1.0, length / at[1])  # past the table: in proportion
-        return self.decode_table[(split, *at)] * scale * self.correction.get(split, 1.0)
+        return self.decode_table[(split, *at)] * scale * self.corrected(split)
+
+    def corrected(self, split: Split) -> float:
+        """Measured over profiled step time, as far as it is known.
+
+        A layout not seen yet gets the benefit of the doubt, as much of it as the others gave reason
+        for: half of what the profile was wrong by there, and all of it where they were faster. A
+        profile that holds is taken at its word.
+        """
+        if split in self.correction or not self.correction:
+            return self.correction.get(split, 1.0)
+        errors = [math.log(ratio) for ratio in self.correction.values()]
+        mean = sum(errors) / len(errors)
+        size = math.sqrt(sum(error * error for error in errors) / len(errors))
+        return math.exp(min(mean, -0.5 * size))
 
     def reslice(self, source: Split, target: Split) -> float:
         return self.reslice_table[(source, target)]
@@ -82,16 +96,22 @@ class LatencyModel:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`."""
         at = self._prefill_grid[target].cover(0, length)[1]
         calls = -(-rows // self.prefill_rows) * -(-length // math.gcd(self.prefill_chunk, at))
-        return calls * self.prefill_table[(target, at)]
+        return calls * self.prefill_call(target, length)
+
+    def prefill_call(self, split: Split, length: int) -> float:
+        """One chunk of `prefill_rows` rows a group, into a cache that holds `length` tokens."""
+        return self.prefill_table[(split, self._prefill_grid[split].cover(0, length)[1])]
 
     def observed(
         self, split: Split, rows: int, length: int, seconds: float, *, weight: float = 0.1
     ) -> "LatencyModel":
         """Corrected by one measured step time: drift, heat, a noisy neighbour."""
-        old = self.correction.get(split, 1.0)
+        old = self.corrected(split)
         ratio = seconds / (self.decode_step(split, rows, length) / old)
         new = (1 - weight) * old + weight * min(max(ratio, 0.5), 2.0)
-        return replace(self, correction={**self.correction, split: new})
+        model = replace(self, correction={**self.correction, split: new})
+        model.__dict__["_decode_grid"] = self._decode_grid  # the tables are the same: sorted once
+        return model
 
     def covers(self, other: "LatencyModel") -> bool:
         """Whether every time that `other` knows is known here."""

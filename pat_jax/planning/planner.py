@@ -7,11 +7,13 @@ its first step is carried out: the plan is made anew at every burst, with what r
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from pat_jax.planning.costs import LARGE_S, CostTables
+from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.types import Carry, Load, Plan, Split
@@ -25,6 +27,10 @@ class Planner(ABC):
     @abstractmethod
     def plan(self, load: Load, current: Split) -> Plan:
         """The layout of the next burst and when to end it."""
+
+    def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
+        """A burst ran in these buckets with `seconds` a step; a planner may learn from it."""
+        del split, rows, length, seconds
 
 
 @dataclass(frozen=True)
@@ -75,26 +81,34 @@ class CostModelPlanner(Planner):
     safety: float = 1.2  # a predicted switch cost is counted this many times
     min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
     grid: int = 48  # future moments looked at
+    learning: float = 0.2  # least weight of a burst's step time against what was believed
+    is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
+    _seen: dict[Split, int] = field(default_factory=dict, init=False, repr=False)  # bursts
+    _tables: CostTables | None = field(default=None, init=False, repr=False)
+    _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        forecast = self._forecast(load)
-        totals = {split: self._value(forecast, split)[0] for split in self.splits}
-        return min(totals, key=totals.__getitem__)
+        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
+        costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
+        prefill = costs.recompute[:, 0]
+        total, _ = costs.cheapest(self.safety)
+        return self.splits[int(np.argmin(total + prefill))]
 
     def plan(self, load: Load, current: Split) -> Plan:
-        forecast = self._forecast(load, current)
-        stay = self._stay(forecast, current)
-        total, path = self._value(forecast, current)
+        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
+        costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
+        here = self.splits.index(current)
+        totals, choices = costs.cheapest(self.safety)
+        stay, total = float(costs.run[here].sum()), float(totals[here])
         saving = stay - total
-        moments = [
-            (j, split) for j, split in enumerate(path) if split != (path[j - 1] if j else current)
-        ]
-        if not moments or saving < self.min_saving * stay:
+        leaves = choices[:, here] != here
+        if not leaves.any() or saving < self.min_saving * stay:
             why = f"stay in {current}: best alternative saves {saving:.2f} s of {stay:.2f} s"
             return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
-        at, target = moments[0]
-        cost, carry = self._switch_cost(forecast, at, current, target)
-        live = int(forecast.fullest[current][at])
+        at = int(leaves.argmax())
+        there = int(choices[at, here])
+        target, live = self.splits[there], int(forecast.fullest[0, here, at])
+        cost, carry = float(costs.switch[at, here, there]), costs.way(at, here, there)
         why = (
             f"{current} to {target} at {live} live in the fullest group: "
             f"saves {saving:.2f} s of {stay:.2f} s, costs {cost:.2f} s ({carry})"
@@ -111,112 +125,69 @@ class CostModelPlanner(Planner):
             reason=why,
         )
 
-    def _forecast(self, load: Load, current: Split | None = None) -> "Forecast":
-        horizon = int(load.budget.max())
-        # Finer near the present, where the decision falls.
-        edges = np.unique(np.round(horizon * np.linspace(0, 1, self.grid + 1) ** 2).astype(int))
-        moments = edges[:-1]
-        survive = self.lengths.survival(load.generated, load.budget, moments)
-        return Forecast.of(load, survive, edges, self.splits, current)
+    def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
+        if self.is_frozen:
+            return
+        self._seen[split] = self._seen.get(split, 0) + 1
+        weight = max(self.learning, 1 / (1 + self._seen[split]))
+        self.latency = self.latency.observed(split, rows, length, seconds, weight=weight)
 
-    def _step_costs(self, forecast: "Forecast", split: Split) -> np.ndarray:
-        seconds = [
-            self.latency.decode_step(split, int(np.ceil(live)), int(context))
-            for live, context in zip(forecast.fullest[split], forecast.context, strict=True)
-        ]
-        return np.array(seconds) * forecast.steps * forecast.any_live
-
-    def _stay(self, forecast: "Forecast", split: Split) -> float:
-        return float(self._step_costs(forecast, split).sum())
-
-    def _value(self, forecast: "Forecast", current: Split) -> tuple[float, list[Split]]:
-        """Cheapest expected seconds from `current` to the end, and the layout of every moment."""
-        costs = {split: self._step_costs(forecast, split) for split in self.splits}
-        after = dict.fromkeys(self.splits, 0.0)
-        choices: list[dict[Split, Split]] = []
-        for j in reversed(range(len(forecast.steps))):
-            run = {split: costs[split][j] + after[split] for split in self.splits}
-            choice, value = {}, {}
-            for split in self.splits:
-                options = {
-                    target: run[target]
-                    + (
-                        0.0
-                        if target == split
-                        else self._weighted_switch(forecast, j, split, target)
-                    )
-                    for target in self.splits
-                }
-                choice[split] = min(options, key=options.__getitem__)
-                value[split] = options[choice[split]]
-            choices.append(choice)
-            after = value
-        path, at = [], current
-        for choice in reversed(choices):
-            at = choice[at]
-            path.append(at)
-        return after[current], path
-
-    def _weighted_switch(self, forecast: "Forecast", j: int, source: Split, target: Split) -> float:
-        return (
-            self.safety * forecast.any_live[j] * self._switch_cost(forecast, j, source, target)[0]
-        )
-
-    def _switch_cost(
-        self, forecast: "Forecast", j: int, source: Split, target: Split
-    ) -> tuple[float, Carry]:
-        live, context = forecast.fullest[source][j], int(forecast.context[j])
-        ways: dict[Carry, float] = {
-            "migrate": self.latency.migrate(source, target, int(np.ceil(live)), context),
-            "recompute": self.latency.recompute(
-                target, int(np.ceil(forecast.fullest[target][j])), context
-            ),
-        }
-        if self.carry != "auto":
-            ways = {self.carry: ways[self.carry]}
-        carry = min(ways, key=ways.__getitem__)
-        return self.latency.reslice(source, target) + ways[carry], carry
+    def _dense(self) -> CostTables:
+        """The latency model's tables as arrays; its corrections are not in them."""
+        if self._tables is None or self._tables_of is not self.latency.decode_table:
+            self._tables = CostTables.of(replace(self.latency, correction={}), self.splits)
+            self._tables_of = self.latency.decode_table
+        return self._tables
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What is expected at each of a few future moments."""
+class Costs:
+    """A forecast, priced: what running and switching will cost at each of its moments."""
 
-    steps: np.ndarray  # decode steps until the next moment
-    any_live: np.ndarray  # probability that the rollout is still going
-    context: np.ndarray  # tokens in the cache of the longest sequence
-    fullest: dict[Split, np.ndarray]  # expected live sequences of the fullest group
+    tables: CostTables
+    any_live: np.ndarray  # float[moments], probability that it comes to that
+    run: np.ndarray  # float[split, moments], expected seconds until the next moment
+    migrate: np.ndarray  # float[from, to, moments], seconds
+    recompute: np.ndarray  # float[to, moments], seconds
+    switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
 
     @classmethod
     def of(
         cls,
-        load: Load,
-        survive: np.ndarray,  # [live, moments]
-        edges: np.ndarray,
-        splits: tuple[Split, ...],
-        current: Split | None,
-    ) -> "Forecast":
-        variance = survive * (1 - survive)
-        expected = survive.sum(axis=0)
-        fullest = {}
-        for split in splits:
-            if split == current:
-                groups = range(int(load.group.max()) + 1)
-                per_group = np.array([survive[load.group == g].sum(axis=0) for g in groups])
-                spread = np.array([variance[load.group == g].sum(axis=0) for g in groups])
-                fullest[split] = (per_group + _max_of(split.dp) * np.sqrt(spread)).max(axis=0)
-            else:
-                mean = expected / split.dp
-                spread = np.sqrt(variance.sum(axis=0) / split.dp)
-                fullest[split] = mean + _max_of(split.dp) * spread
-            fullest[split] = np.clip(fullest[split], 1, np.ceil(load.live))
-        # The longest context that is still expected to be live, or the likeliest to be.
-        running = (survive > 0.5 / max(load.live, 1)) | (survive == survive.max(axis=0))
-        moments = edges[:-1]
-        context = (np.where(running, load.context[:, None], 0) + moments[None, :]).max(axis=0)
-        return cls(np.diff(edges), 1 - np.prod(1 - survive, axis=0), context, fullest)
+        tables: CostTables,
+        latency: LatencyModel,
+        forecast: Forecast,
+        carry: Carry | Literal["auto"],
+    ) -> "Costs":
+        fullest, context = forecast.fullest[0], forecast.context
+        correction = np.array([latency.corrected(split) for split in tables.splits])
+        step = np.tensordot(WEIGHTS, tables.steps(forecast.fullest, context), axes=1)
+        run = step * forecast.steps * forecast.any_live
+        migrate = tables.migrations(fullest, context)
+        recompute = tables.recomputations(fullest, context)
+        if carry == "migrate":
+            recompute = np.full_like(recompute, LARGE_S)
+        elif carry == "recompute":
+            migrate = np.full_like(migrate, LARGE_S)
+        switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
+        diagonal = np.arange(len(tables.splits))
+        switch[diagonal, diagonal] = 0.0
+        run *= correction[:, None]
+        return cls(tables, forecast.any_live, run, migrate, recompute, np.moveaxis(switch, -1, 0))
 
+    def way(self, at: int, source: int, target: int) -> Carry:
+        is_cheaper = self.recompute[target, at] < self.migrate[source, target, at]
+        return "recompute" if is_cheaper else "migrate"
 
-def _max_of(n: int) -> float:
-    """Expected maximum of n standard normal numbers, roughly (0 for one)."""
-    return 0.0 if n == 1 else float(np.sqrt(2 * np.log(n)) * 0.7)
+    def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
+        """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
+        num_moments, num_splits = len(self.any_live), len(self.run)
+        # through[j, a, b]: at moment j go from a to b (or stay) and run there to moment j + 1.
+        through = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        choices = np.empty((num_moments, num_splits), int)
+        after = np.zeros(num_splits)
+        for j in range(num_moments - 1, -1, -1):
+            options = through[j] + after
+            choices[j] = options.argmin(axis=1)
+            after = options.min(axis=1)
+        return after, choices

@@ -1,0 +1,32 @@
+"""The threshold rule that the planner is compared with; no part of the product."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.types import Load, Plan, Split
+
+
+@dataclass(frozen=True)
+class NaiveThreshold(Planner):
+    """Doubles TP once two merging groups together hold `at` live sequences or fewer.
+
+    The rule of verl's pull request 2158, from the lowest TP on; but it migrates, as the planner it
+    is compared with may, where that one recomputes.
+    """
+
+    splits: tuple[Split, ...]  # lowest TP first
+    at: int = 16
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.splits[0]
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        for wider in self.splits:
+            if wider.tp == 2 * current.tp:
+                merged = np.bincount(load.group % wider.dp, minlength=wider.dp)
+                if merged.max() <= self.at:
+                    return Plan(wider, threshold=self.at // 2, reason="naive threshold")
+        return Plan(current, threshold=self.at // 2, reason="naive threshold")

@@ -1,0 +1,190 @@
+"""How far the online planner stays behind a clairvoyant one, over a grid of replayed rollouts.
+
+    python -m benchmarks.planner_regret --data ../shared/data \
+        --out benchmarks/results/planner_regret.json
+
+{Llama-3.1-8B, Qwen3-14B} x {8xH100, 8xA100} x {128, 512, 2048 sequences} x response lengths of three
+kinds (math, gsm, r1) and one without a tail (code). Kernel times were measured on the GPUs named,
+steps and switches are composed from them (`kernel_tables.py`), response lengths are real ones drawn
+anew for each replay; no rollout ran on a GPU. Prints a table and writes JSON.
+
+    regret   time / clairvoyant time - 1      (`profiling/hindsight.py`, never slower than any planner)
+    loss     time / best static time - 1      the best layout chosen afterwards, for each replay
+    gain     1 - time / static time
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernel_files import GPUS, KernelTables, NoData
+from benchmarks.kernel_tables import (
+    MODELS,
+    SPLITS,
+    SWITCH_S,
+    add_data_option,
+)
+from benchmarks.regret_cells import (
+    AFTERWARDS,
+    AFTERWARDS_BEST,
+    BELIEFS,
+    NO_TAIL,
+    SIZES,
+    TAILED,
+    Cell,
+    replan_ms,
+    run_cell,
+)
+from benchmarks.response_lengths import read
+
+
+def quantities(excess: np.ndarray) -> dict[str, float]:
+    """Of a relative excess of time, in percent; the interval is a bootstrap's, of the mean."""
+    draws = np.random.default_rng(0).choice(excess, (500, len(excess))).mean(axis=1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    named = {
+        "mean": excess.mean(),
+        "mean_low": low,
+        "mean_high": high,
+        "p95": np.quantile(excess, 0.95),
+        "worst": excess.max(),
+    }
+    return {name: round(100 * float(value), 3) for name, value in named.items()}
+
+
+def summary(seconds: dict[str, np.ndarray]) -> dict[str, dict]:
+    """The table of the issue for a set of replays, percent."""
+    statics = [f"static tp{split.tp}" for split in SPLITS]
+    best_static = np.min([seconds[name] for name in statics], axis=0)
+    systems = [*BELIEFS, "naive threshold", *statics]
+    return {
+        "regret": {
+            name: quantities(seconds[name] / seconds["clairvoyant"] - 1) for name in systems
+        },
+        "loss_against_best_static": {
+            name: quantities(seconds[name] / best_static - 1) for name in systems
+        },
+        "gain_over": {
+            name: {
+                "mean": round(100 * float(np.mean(1 - seconds["right"] / seconds[name])), 3),
+                "best": round(100 * float(np.max(1 - seconds["right"] / seconds[name])), 3),
+            }
+            for name in [*statics, "naive threshold"]
+        },
+        "gain_over_best_static": quantities(1 - seconds["right"] / best_static),
+        "regret_of_the_next_rollout": quantities(
+            seconds[AFTERWARDS] / seconds[AFTERWARDS_BEST] - 1
+        ),
+    }
+
+
+def pooled(results: dict[Cell, dict], chosen: Callable[[Cell], bool]) -> dict[str, np.ndarray]:
+    cells = [seconds for cell, seconds in results.items() if chosen(cell)]
+    return {name: np.concatenate([cell[name] for cell in cells]) for name in cells[0]}
+
+
+def print_table(title: str, table: dict[str, dict]) -> None:
+    print(f"\n{title}, percent")
+    print(f"{'':26}{'regret':>8}{'p95':>8}{'worst':>8}   {'loss/best static':>16}{'worst':>8}")
+    for name, regret in table["regret"].items():
+        loss = table["loss_against_best_static"][name]
+        print(
+            f"{name:26}{regret['mean']:8.2f}{regret['p95']:8.2f}{regret['worst']:8.2f}"
+            f"   {loss['mean']:16.2f}{loss['worst']:8.2f}"
+        )
+    following = table["regret_of_the_next_rollout"]
+    print(
+        f"{AFTERWARDS:26}{following['mean']:8.2f}{following['p95']:8.2f}{following['worst']:8.2f}"
+    )
+    for name, gain in table["gain_over"].items():
+        print(f"gain over {name:16}{gain['mean']:8.2f} mean {gain['best']:8.2f} best")
+
+
+def grid(args: argparse.Namespace) -> Iterator[Cell]:
+    for gpu, model, size, lengths in product(GPUS, MODELS, SIZES, (*TAILED, NO_TAIL)):
+        yield Cell(gpu, model, size, lengths, args.data, args.switch_s)
+
+
+def measure(args: argparse.Namespace) -> dict[Cell, dict]:
+    """Every cell, the largest first, in as many processes as asked for."""
+    cells = sorted(grid(args), key=lambda cell: (cell.lengths == "r1", cell.size), reverse=True)
+    results = {}
+    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+        counts = [args.replays] * len(cells)
+        for cell, seconds in zip(cells, pool.map(run_cell, cells, counts), strict=True):
+            results[cell] = {name: np.array(values) for name, values in seconds.items()}
+            print(f"{len(results)}/{len(cells)} {cell}", file=sys.stderr)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_data_option(parser)
+    parser.add_argument("--replays", type=int, default=67, help="of each cell: 3 x 67 with tails")
+    parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    started = time.time()
+    try:
+        for gpu in GPUS:
+            KernelTables(args.data, gpu)
+        read(args.data)
+    except NoData as error:
+        sys.exit(str(error))
+    first = Cell("8xH100", MODELS[0], SIZES[-1], "math", args.data, args.switch_s)
+    replan = replan_ms(first)
+    results = measure(args)
+    tables = {
+        "with a tail": summary(pooled(results, lambda cell: cell.lengths in TAILED)),
+        "without a tail": summary(pooled(results, lambda cell: cell.lengths == NO_TAIL)),
+    }
+    for title, table in tables.items():
+        print_table(title, table)
+    print(f"\none re-plan at 4096 sequences, ms: {replan}")
+    if args.out:
+        args.out.write_text(json.dumps(report(args, tables, results, replan, started), indent=1))
+
+
+def report(
+    args: argparse.Namespace,
+    tables: dict[str, dict],
+    results: dict[Cell, dict],
+    replan: dict[str, float],
+    started: float,
+) -> dict:
+    by_cell = {}
+    for cell in results:
+        table = summary(pooled({cell: results[cell]}, lambda _: True))
+        by_cell[f"{cell.model} on {cell.gpu}, {cell.size} sequences, {cell.lengths}"] = {
+            "seconds": {name: round(float(np.mean(s)), 2) for name, s in results[cell].items()},
+            "regret": {name: table["regret"][name] for name in BELIEFS},
+            "gain_over_best_static": table["gain_over_best_static"],
+        }
+    return {
+        "command": "python -m benchmarks.planner_regret " + " ".join(sys.argv[1:]),
+        "machine": {
+            "simulated_on": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+            "python": platform.python_version(),
+            "seconds": round(time.time() - started),
+        },
+        "what": (__doc__ or "").split("\n\n")[2],
+        "replays_per_cell": args.replays,
+        "replan_ms_at_4096": replan,
+        "percent": tables,
+        "cells": by_cell,
+    }
+
+
+if __name__ == "__main__":
+    main()

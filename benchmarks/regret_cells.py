@@ -1,0 +1,193 @@
+"""The grid of `planner_regret`: one rollout under every planner and every wrong belief, in seconds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.kernel_files import KernelTables
+from benchmarks.kernel_tables import SPLITS, Composer
+from benchmarks.naive import NaiveThreshold
+from benchmarks.response_lengths import LengthData, read
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.buckets import Buckets
+from pat_jax.models.presets import preset
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner
+from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.simulator import Machine, replay
+
+SIZES = (128, 512, 2048)
+TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
+OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math"}  # to fit the wrong lengths on
+FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
+AFTERWARDS, AFTERWARDS_BEST = "by layout, next rollout", "clairvoyant, next rollout"
+Beliefs = Callable[["Cell", LatencyModel, int], tuple[LatencyModel, LengthModel]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    gpu: str
+    model: str
+    size: int
+    lengths: str
+    data: Path
+    switch_s: float
+
+    def machine(self) -> Machine:
+        known = _lengths(self.data)[self.lengths]
+        config = replace(
+            RolloutConfig(),
+            max_prompt_length=known.max_prompt,
+            max_completion_length=known.cap,
+            min_rows=1,
+            min_length=512,
+        )
+        buckets = Buckets.build(
+            SPLITS,
+            capacity=self.size,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        composer = Composer(_kernels(self.data, self.gpu), preset(self.model), self.switch_s)
+        return Machine.of(composer.latency_model(buckets), SPLITS, config, capacity=self.size)
+
+
+@cache
+def _kernels(data: Path, gpu: str) -> KernelTables:
+    return KernelTables(data, gpu)
+
+
+@cache
+def _lengths(data: Path) -> dict[str, LengthData]:
+    return read(data)
+
+
+@cache
+def _fitted(data: Path, name: str, cap: int) -> LengthModel:
+    return _lengths(data)[name].fitted(cap)
+
+
+def _own_lengths(cell: Cell) -> LengthModel:
+    return _fitted(cell.data, cell.lengths, _lengths(cell.data)[cell.lengths].cap)
+
+
+def right(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    del seed
+    return truth, _own_lengths(cell)
+
+
+def steps_wrong_alike(
+    cell: Cell, truth: LatencyModel, seed: int
+) -> tuple[LatencyModel, LengthModel]:
+    """All step times by +20 % or all by -20 %."""
+    factor = 1.2 if seed % 2 else 0.8
+    table = {key: factor * seconds for key, seconds in truth.decode_table.items()}
+    return replace(truth, decode_table=table), _own_lengths(cell)
+
+
+def steps_wrong_by_layout(
+    cell: Cell, truth: LatencyModel, seed: int
+) -> tuple[LatencyModel, LengthModel]:
+    """The step times of each layout by +20 % or -20 %, drawn for each: their order may change."""
+    signs = np.random.default_rng((seed, 5)).choice([0.8, 1.2], len(SPLITS))
+    factor = dict(zip(SPLITS, signs.tolist(), strict=True))
+    table = {key: factor[key[0]] * seconds for key, seconds in truth.decode_table.items()}
+    return replace(truth, decode_table=table), _own_lengths(cell)
+
+
+def switches_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    """All switch costs three times too high or too low."""
+    factor = 3.0 if seed % 2 else 1 / 3
+    tables = {
+        name: {key: factor * seconds for key, seconds in getattr(truth, name).items()}
+        for name in ("reslice_table", "migrate_table", "prefill_table")
+    }
+    return replace(truth, **tables), _own_lengths(cell)
+
+
+def lengths_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    """The length model of another data set."""
+    del seed
+    cap = _lengths(cell.data)[cell.lengths].cap
+    return truth, _fitted(cell.data, OTHER[cell.lengths], cap)
+
+
+BELIEFS: dict[str, Beliefs] = {
+    "right": right,
+    "steps +-20 %, all alike": steps_wrong_alike,
+    "steps +-20 %, by layout": steps_wrong_by_layout,
+    "switch costs x3 or /3": switches_wrong,
+    "lengths of another set": lengths_wrong,
+}
+
+
+def run_cell(cell: Cell, num_replays: int) -> dict[str, list]:
+    """Seconds of every system in every replay of one cell."""
+    machine = cell.machine()
+    seconds: dict[str, list] = {}
+
+    def note(name: str, value: float) -> None:
+        seconds.setdefault(name, []).append(value)
+
+    data = _lengths(cell.data)[cell.lengths]
+    for seed in range(num_replays):
+        workload = data.sample(cell.size, seed)
+        note("clairvoyant", clairvoyant(workload, machine).total_s)
+        for name, planner in baselines().items():
+            note(name, replay(workload, planner, machine).total_s)
+        for name, beliefs in BELIEFS.items():
+            planner = CostModelPlanner(SPLITS, *beliefs(cell, machine.truth, seed))
+            note(name, replay(workload, planner, machine).total_s)
+            if name == "steps +-20 %, by layout":
+                # The planner has seen one rollout by now, of the same kind.
+                other = data.sample(cell.size, FOLLOWING + seed)
+                note(AFTERWARDS, replay(other, planner, machine).total_s)
+                note(AFTERWARDS_BEST, clairvoyant(other, machine).total_s)
+    return seconds
+
+
+def baselines() -> dict[str, Planner]:
+    return {
+        **{f"static tp{split.tp}": FixedLayout(split) for split in SPLITS},
+        "naive threshold": NaiveThreshold(SPLITS),
+    }
+
+
+def replan_ms(cell: Cell, live: int = 4096) -> dict[str, float]:
+    """Milliseconds of one re-plan, alone on a core: synchronous, and with every sequence different."""
+    machine = replace(cell, size=live).machine()
+    planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, 0))
+    alike = _lengths(cell.data)[cell.lengths].sample(live, 0).load()
+    group = np.arange(live) * SPLITS[0].dp // live
+    generated = np.random.default_rng(0).integers(0, alike.budget)
+    loads = {
+        "all at one length": replace(alike, group=group),
+        "all at other lengths": replace(
+            alike,
+            group=group,
+            generated=generated,
+            context=alike.context + generated,
+            budget=alike.budget - generated,
+        ),
+    }
+    return {
+        name: _median_ms(lambda load=load: planner.plan(load, SPLITS[0]))
+        for name, load in loads.items()
+    }
+
+
+def _median_ms(work: Callable[[], object], runs: int = 200) -> float:
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return round(1e3 * float(np.median(seconds)), 3)

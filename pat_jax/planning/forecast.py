@@ -1,0 +1,113 @@
+"""What a length model expects of the running sequences at a few future moments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.types import Load, Split
+
+MAX_CLASSES = 64  # kinds of sequences told apart; bounds the work at any number of sequences
+# Outcomes looked at, in standard deviations, and their weights (Gauss-Hermite, three points): a
+# step costs what its row bucket costs, so its expectation is not the cost of the expected rows.
+OUTCOMES = np.sqrt(3.0) * np.array([0.0, -1.0, 1.0])
+WEIGHTS = np.array([2 / 3, 1 / 6, 1 / 6])
+
+
+@dataclass(frozen=True)
+class SequenceClasses:
+    """The sequences of a load, those with like prospects counted together."""
+
+    generated: np.ndarray  # int[classes], tokens sampled so far
+    budget: np.ndarray  # int[classes], tokens that may still be sampled
+    context: np.ndarray  # int[classes], tokens in the cache of the longest member
+    count: np.ndarray  # int[groups, classes], members by data-parallel group
+
+    @classmethod
+    def of(cls, load: Load) -> "SequenceClasses":
+        # One number for (generated, budget); in a synchronous rollout there is only one value.
+        kind = load.generated.astype(np.int64) * (int(load.budget.max()) + 1) + load.budget
+        order = np.argsort(kind)
+        starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
+        if len(starts) > MAX_CLASSES:
+            # Neighbours in (generated, budget) share a class; its middle member speaks for it.
+            starts = np.arange(MAX_CLASSES) * load.live // MAX_CLASSES
+        sizes = np.diff(starts, append=load.live)
+        first, classes = order[starts + sizes // 2], len(starts)
+        label = np.repeat(np.arange(classes), sizes)
+        groups = int(load.group.max()) + 1
+        count = np.bincount(load.group[order] * classes + label, minlength=groups * classes)
+        return cls(
+            load.generated[first],
+            load.budget[first],
+            np.maximum.reduceat(load.context[order], starts),
+            count.reshape(groups, classes),
+        )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected at each of a few future moments."""
+
+    steps: np.ndarray  # int[moments], decode steps until the next moment
+    any_live: np.ndarray  # float[moments], probability that the rollout is still going
+    context: np.ndarray  # int[moments], tokens in the cache of the longest sequence
+    fullest: np.ndarray  # float[outcomes, splits, moments], live sequences of the fullest group
+
+    @classmethod
+    def of(
+        cls,
+        load: Load,
+        lengths: LengthModel,
+        splits: Sequence[Split],
+        current: Split | None,
+        num_moments: int,
+    ) -> "Forecast":
+        """`current` is the split that `load.group` counts in; None where nothing runs yet."""
+        edges = moment_edges(int(load.budget.max()), num_moments)
+        moments, classes = edges[:-1], SequenceClasses.of(load)
+        survive = lengths.survival(classes.generated, classes.budget, moments)
+        total = classes.count.sum(axis=0)
+        none_live = np.exp(total @ np.log1p(-np.minimum(survive, 1 - 1e-15)))
+        # The longest context that is still expected to be live, or the likeliest to be.
+        running = (survive > 0.5 / load.live) | (survive == survive.max(axis=0))
+        context = np.where(running, classes.context[:, None], 0).max(axis=0) + moments
+        fullest = np.stack(
+            [_fullest(classes.count, survive, split.dp, current) for split in splits], axis=1
+        )
+        return cls(np.diff(edges), 1 - none_live, context, np.maximum(fullest, 1))
+
+
+def moment_edges(horizon: int, num_moments: int) -> np.ndarray:
+    """Decode steps from now, from 0 to `horizon`: finer near the present, where decisions fall."""
+    grid = np.linspace(0, 1, num_moments + 1) ** 2
+    return np.unique(np.round(horizon * grid).astype(int))
+
+
+def _fullest(count: np.ndarray, survive: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
+    """Live sequences of the fullest of `dp` groups, float[outcomes, moments]."""
+    if current is not None and current.dp >= dp:
+        count = _merged(count, current.dp, dp)  # groups that exist, or merge
+    else:
+        count = count.sum(axis=0, keepdims=True) / dp  # dealt out anew
+    spread = np.sqrt(count @ (survive * (1 - survive)))
+    expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
+    # The fullest of several groups varies less than each of them; none is ever fuller than now.
+    outcomes = expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
+    return np.minimum(outcomes, np.ceil(count.sum(axis=1).max()))
+
+
+def _merged(count: np.ndarray, source_dp: int, target_dp: int) -> np.ndarray:
+    """Group g joins group g modulo `target_dp`, as a migration merges them."""
+    whole = np.zeros((source_dp, count.shape[1]), count.dtype)
+    whole[: len(count)] = count
+    return whole.reshape(-1, target_dp, count.shape[1]).sum(axis=0)
+
+
+_SPREAD_OF_MAX = {1: 1.0, 2: 0.83, 4: 0.70, 8: 0.61}  # standard deviation of n normals' maximum
+
+
+def _max_of(n: int) -> float:
+    """Expected maximum of n standard normal numbers, roughly (0 for one)."""
+    return 0.0 if n == 1 else float(np.sqrt(2 * np.log(n)) * 0.7)

@@ -1,0 +1,155 @@
+"""The best path in hindsight: what a planner that knew every response length could have done.
+
+Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
+layout and who shares a group with whom:
+
+    risen   dealt out in the layout of the start and merged since by migration: the groups are known
+            exactly, whenever the switches happened
+    even    anything else (recomputed, or gone down and up again): taken to be spread perfectly
+            evenly, which no real path beats
+
+So the result is exact for every path that only rises by migration, and a lower bound for the others:
+no planner that follows the engine's rules is faster.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulator import Machine, Workload
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    total_s: float
+    start: Split
+    switches: tuple[tuple[int, Split], ...]  # (decode step, layout switched to)
+    is_exact: bool  # the path rises by migration only: the engine can follow it
+
+
+@dataclass(frozen=True)
+class _State:
+    split: Split
+    dealt: Split | None  # the layout of the start; None: even
+
+
+def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
+    """The cheapest path, switches allowed at every test of the stop condition."""
+    world = _World(workload, machine)
+    states = [
+        _State(split, dealt)
+        for dealt in (*machine.splits, None)
+        for split in machine.splits
+        if dealt is None or split.tp >= dealt.tp
+    ]
+    fullest = np.stack([world.fullest(state) for state in states])
+    run = np.stack([world.decode(s.split, n) for s, n in zip(states, fullest, strict=True)])
+    moves = np.full((len(world.moments), len(states), len(states)), np.inf)
+    for a, source in enumerate(states):
+        moves[:, a, a] = 0.0
+        for b, target in enumerate(states):
+            for seconds in world.ways(source, target, fullest[a]):
+                moves[:, a, b] = np.minimum(moves[:, a, b], seconds)
+    after, choices = np.zeros(len(states)), np.empty(moves.shape[:2], int)
+    for t in range(len(world.moments) - 1, -1, -1):
+        options = moves[t] + (run[:, t] + after)
+        choices[t] = options.argmin(axis=1)
+        after = options.min(axis=1)
+    return _follow(world, states, after, choices)
+
+
+def _follow(
+    world: "_World", states: list[_State], totals: np.ndarray, choices: np.ndarray
+) -> Hindsight:
+    prefill = {split: world.prefill(split) for split in world.machine.splits}
+    starts = [i for i, state in enumerate(states) if state.split == state.dealt]
+    at = min(starts, key=lambda i: totals[i] + prefill[states[i].split])
+    total, start, path = float(totals[at] + prefill[states[at].split]), states[at].split, [at]
+    switches = []
+    for moment, choice in zip(world.moments, choices, strict=True):
+        if choice[at] != at:
+            at = int(choice[at])
+            path.append(at)
+            switches.append((int(moment), states[at].split))
+    is_exact = all(states[i].dealt is not None for i in path)
+    return Hindsight(total, start, tuple(switches), is_exact)
+
+
+class _World:
+    """The costs of one rollout at every moment, int[moments] decode steps from its start."""
+
+    def __init__(self, workload: Workload, machine: Machine):
+        self.workload, self.machine, self.truth = workload, machine, machine.truth
+        every = machine.check_every
+        self.moments = np.arange(0, int(workload.responses.max()), every)
+        self.responses = np.sort(workload.responses)
+        self.live = self._live(self.responses)
+        longest_last = np.argsort(workload.responses, kind="stable")
+        longest_prompt = np.maximum.accumulate(workload.prompts[longest_last][::-1])[::-1]
+        self.longest_prompt = longest_prompt[workload.size - self.live]  # of those still live
+        self.context = self.longest_prompt + self.moments - 1  # tokens in the longest cache
+        self.length = self._lengths(every)
+        self.recompute = {split: self._recompute(split) for split in machine.splits}
+
+    def fullest(self, state: _State) -> np.ndarray:
+        """Live sequences of the fullest group."""
+        if state.dealt is None:
+            return -(-self.live // state.split.dp)
+        turn = np.arange(self.workload.size)
+        group = turn // -(-self.workload.size // state.dealt.dp) % state.split.dp
+        responses = self.workload.responses
+        members = [np.sort(responses[group == g]) for g in range(state.split.dp)]
+        return np.max([self._live(ends) for ends in members], axis=0)
+
+    def decode(self, split: Split, fullest: np.ndarray) -> np.ndarray:
+        """Seconds until the next moment."""
+        rows = np.array(self.machine.buckets.rows[split])
+        rows = rows[np.searchsorted(rows, fullest)]
+        step = _looked_up(lambda n, m: self.truth.decode_step(split, n, m), rows, self.length)
+        return self.machine.check_every * step
+
+    def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
+        """Seconds of each way from one state to another, at every moment."""
+        a, b = source.split, target.split
+        if a == b:
+            return
+        reslice, is_up = self.truth.reslice(a, b), b.tp > a.tp
+        if source.dealt == target.dealt if is_up else target.dealt is None:
+            rows = self.machine.migration_rows(a, b, fullest)
+            yield reslice + _looked_up(
+                lambda n, m: self.truth.migrate(a, b, n, m), rows, self.length
+            )
+        if target.dealt is None:
+            yield reslice + self.recompute[b]
+
+    def prefill(self, split: Split) -> float:
+        return self.truth.recompute(
+            split, -(-self.workload.size // split.dp), int(self.workload.prompts.max())
+        )
+
+    def _live(self, ends: np.ndarray) -> np.ndarray:
+        """How many of `ends`, ascending response lengths, are still to come at each moment."""
+        return len(ends) - np.searchsorted(ends, self.moments, side="right")
+
+    def _lengths(self, every: int) -> np.ndarray:
+        """The cache length bucket: it grows where fewer than `every` more tokens fit."""
+        steps = np.array(self.machine.buckets.lengths)
+        last_end = self.longest_prompt + self.workload.cap
+        needed = np.searchsorted(steps, np.minimum(last_end - 1, self.context + every))
+        first = np.searchsorted(steps, self.workload.prompts.max())
+        return steps[np.maximum.accumulate(np.maximum(needed, first))]
+
+    def _recompute(self, split: Split) -> np.ndarray:
+        rows = -(-self.live // split.dp)
+        return _looked_up(lambda n, m: self.truth.recompute(split, n, m), rows, self.context)
+
+
+def _looked_up(
+    seconds: Callable[[int, int], float], rows: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    """`seconds(rows, tokens)` at every moment, each distinct question asked once."""
+    keys = rows * (int(tokens.max()) + 1) + tokens
+    _, first, where = np.unique(keys, return_index=True, return_inverse=True)
+    return np.array([seconds(int(rows[i]), int(tokens[i])) for i in first])[where]

@@ -1,0 +1,263 @@
+"""A rollout on a simulated clock: the planner that ships, the engine's rules, known response lengths.
+
+Real are the planner, the buckets and the accounts of the sequences (`engine/scheduler.py`); the loop
+follows `engine/rollout.py` and `engine/flight.py` move by move. Every duration is looked up in a
+latency model, the truth; the planner may believe in another one. Free of charge are what no latency
+model knows: compacting rows, lengthening the cache, and the host's work between two bursts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.scheduler import Accounts
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.types import Load, Plan, Split
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One rollout's sequences, and how long each will turn out to be."""
+
+    prompts: np.ndarray  # int[sequences], tokens
+    responses: np.ndarray  # int[sequences], tokens; what no planner may see
+    cap: int  # tokens; longer responses are cut
+
+    def __post_init__(self):
+        if not ((self.responses >= 1).all() and (self.responses <= self.cap).all()):
+            raise ValueError(f"response lengths must lie in 1 … {self.cap}, the cap.")
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
+
+    def load(self) -> Load:
+        """What is known before the first token."""
+        zeros = np.zeros(self.size, int)
+        return Load(zeros, zeros, self.prompts, np.full(self.size, self.cap))
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Steps of one decode burst, alike in layout and buckets."""
+
+    split: Split
+    rows: int  # row bucket of a group
+    length: int  # cache length, tokens
+    live: int  # unfinished sequences when it began
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    trace: RolloutTrace
+    bursts: tuple[Burst, ...]
+    prefill_s: float
+    switch_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.trace.total_s
+
+    @property
+    def decode_s(self) -> float:
+        return sum(burst.seconds for burst in self.bursts)
+
+    @property
+    def path(self) -> list[tuple[int, str]]:
+        """(decode step, layout) of the start and of every switch."""
+        return [
+            (0, self.trace.layout[0] if not self.trace.switches else self.trace.switches[0].source),
+            *((switch.step, switch.target) for switch in self.trace.switches),
+        ]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a rollout is replayed: what things really cost there, and the shapes compiled for it."""
+
+    truth: LatencyModel
+    splits: tuple[Split, ...]
+    buckets: Buckets
+    burst_steps: int = 64
+    check_every: int = 8
+
+    @classmethod
+    def of(
+        cls,
+        truth: LatencyModel,
+        splits: Sequence[Split],
+        config: RolloutConfig,
+        *,
+        capacity: int,
+    ) -> "Machine":
+        buckets = Buckets.build(
+            splits,
+            capacity=capacity,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every)
+
+    def migration_rows(self, source: Split, target: Split, fullest: ArrayLike) -> np.ndarray:
+        """The row bucket in which a cache of `fullest` live rows a group leaves `source`.
+
+        It must arrive in a bucket as well, also where every group splits.
+        """
+        rows, needed = np.array(self.buckets.rows[source]), np.asarray(fullest)
+        if (ratio := target.dp // source.dp) > 1:
+            arriving = np.array(self.buckets.rows[target])
+            needed = arriving[np.searchsorted(arriving, -(-needed // ratio))] * ratio
+        total = rows * source.dp
+        rows = rows[np.isin(total / target.dp, self.buckets.rows[target])]
+        return rows[np.searchsorted(rows, needed)]
+
+
+def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
+    """Runs one rollout to its end under `planner`."""
+    flight = _Flight(workload, machine, planner.start(workload.load()))
+    while flight.accounts.has_work:
+        plan = planner.plan(flight.accounts.load(), flight.split)
+        if plan.split != flight.split:
+            flight.switch(plan)
+        flight.fit()
+        burst = flight.burst(plan.threshold)
+        planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
+    return flight.report()
+
+
+class _Flight:
+    """What `engine/flight.py` is to the engine, with a clock in place of devices."""
+
+    def __init__(self, workload: Workload, machine: Machine, split: Split):
+        self.machine, self.split, self.buckets = machine, split, machine.buckets
+        per_group = -(-workload.size // split.dp)
+        self.accounts = Accounts(
+            workload.prompts,
+            np.full(workload.size, workload.cap),
+            num_groups=split.dp,
+            rows_per_group=self.buckets.rows_for(split, per_group),
+        )
+        self.longest_first = np.argsort(-workload.responses, kind="stable")
+        self.responses = workload.responses
+        self.length = self.buckets.length_for(int(workload.prompts.max()))
+        self.prefill_s = machine.truth.recompute(split, per_group, int(workload.prompts.max()))
+        self.clock_s, self.switch_s, self.step = self.prefill_s, 0.0, 0
+        self.starts_s: list[float] = []
+        self.bursts: list[Burst] = []
+        self.switches: list[Switch] = []
+
+    def fit(self) -> None:
+        """The smallest row bucket that holds the live sequences; a longer cache where it is full."""
+        accounts = self.accounts
+        rows = self.buckets.rows_for(self.split, accounts.fullest)
+        if rows != accounts.rows_per_group:
+            accounts.compact(rows)
+        if self._steps_possible() < self.machine.check_every:
+            needed = min(self._last_end() - 1, accounts.max_context + self.machine.check_every)
+            self.length = max(self.length, self.buckets.length_for(needed))
+
+    def burst(self, plan_threshold: int) -> Burst:
+        machine, accounts, live = self.machine, self.accounts, self.accounts.live
+        rows = accounts.rows_per_group
+        compact_at = self.buckets.rows_below(self.split, rows)
+        threshold = min(max(compact_at, plan_threshold), accounts.fullest - 1)
+        check_every = machine.check_every
+        most = min(machine.burst_steps, self._steps_possible()) // check_every * check_every
+        until_threshold = self._steps_until(threshold)
+        steps = min(most, -(-until_threshold // check_every) * check_every)
+        seconds = steps * machine.truth.decode_step(self.split, rows, self.length)
+        burst = Burst(self.split, rows, self.length, len(live), steps, seconds)
+        self.starts_s.append(self.clock_s)
+        self.bursts.append(burst)
+        left = self.responses[live] - self.step
+        accounts.advance(np.minimum(left, steps), left > steps)
+        self.step += steps
+        self.clock_s += seconds
+        return burst
+
+    def switch(self, plan: Plan) -> None:
+        truth, accounts, source, target = self.machine.truth, self.accounts, self.split, plan.split
+        fullest, live = accounts.fullest, len(accounts.live)
+        seconds = truth.reslice(source, target)
+        if plan.carry == "migrate":
+            rows = int(self.machine.migration_rows(source, target, fullest))
+            seconds += truth.migrate(source, target, rows, self.length)
+            accounts.compact(rows)
+            if target.dp > source.dp:
+                accounts.spread(target.dp // source.dp)
+            accounts.reorder(_row_order(source, target, rows), num_groups=target.dp)
+        else:
+            per_group = -(-live // target.dp)
+            seconds += truth.recompute(target, per_group, accounts.max_context)
+            rows = self.buckets.rows_for(target, per_group)
+            accounts.redeal(num_groups=target.dp, rows_per_group=rows)
+        self.split = target
+        self.clock_s += seconds
+        self.switch_s += seconds
+        self.switches.append(
+            Switch(
+                step=self.step,
+                live=live,
+                source=str(source),
+                target=str(target),
+                bytes_moved=0,
+                seconds=seconds,
+                predicted_saving_s=plan.predicted_saving_s,
+                predicted_cost_s=plan.predicted_cost_s,
+                kv=plan.carry,
+                reason=plan.reason,
+            )
+        )
+
+    def report(self) -> Replay:
+        bursts = self.bursts
+        trace = RolloutTrace(
+            times_s=tuple(self.starts_s),
+            steps=tuple(np.cumsum([0, *(burst.steps for burst in bursts[:-1])]).tolist()),
+            live=tuple(burst.live for burst in bursts),
+            layout=tuple(str(burst.split) for burst in bursts),
+            total_s=self.clock_s,
+            total_steps=self.step,
+            switches=tuple(self.switches),
+        )
+        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s)
+
+    def _last_end(self) -> int:
+        return int(self.accounts.end[self.accounts.live].max())
+
+    def _steps_possible(self) -> int:
+        """Decode steps before a live sequence would outgrow the cache."""
+        if self._last_end() - 1 <= self.length:
+            return self.machine.burst_steps
+        return self.length - self.accounts.max_context
+
+    def _steps_until(self, threshold: int) -> int:
+        """Decode steps until no group has more than `threshold` live sequences."""
+        live = self.longest_first[: len(self.accounts.live)]  # they end in this order, reversed
+        group = self.accounts.row[live] // self.accounts.rows_per_group
+        steps = 0
+        for number in range(self.split.dp):
+            members = np.flatnonzero(group == number)
+            if len(members) > threshold:
+                steps = max(steps, int(self.responses[live[members[threshold]]]) - self.step)
+        return steps
+
+
+def _row_order(source: Split, target: Split, rows: int) -> np.ndarray:
+    """`engine/switch.row_order` as far as groups go: group g joins group g modulo target.dp.
+
+    Which row of its group a sequence gets makes no difference to time.
+    """
+    if target.dp > source.dp:
+        return np.argsort(_row_order(target, source, rows * source.dp // target.dp))
+    merged = np.arange(source.dp * rows).reshape(source.dp // target.dp, target.dp, rows)
+    return merged.transpose(1, 0, 2).reshape(-1)

@@ -1,0 +1,62 @@
+"""Dense tables against the latency model's own look-ups, one by one."""
+
+import numpy as np
+import pytest
+from fakes import SPLITS, made_up_latency
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.planning.costs import LARGE_S, CostTables
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.types import Split
+
+LATENCY = made_up_latency(
+    {split: 1.0 / split.tp for split in SPLITS},
+    {split: 0.01 * split.tp for split in SPLITS},
+    reslice=0.5,
+    migrate_per_row=0.1,
+    prefill=0.3,
+    lengths=(64, 100, 128),
+)
+TABLES = CostTables.of(LATENCY, SPLITS)
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0.1, 200)] * 4), min_size=1, max_size=5),
+    st.integers(1, 500),
+)
+def test_every_price_is_the_latency_models(rows, context):
+    fullest = np.array(rows).T
+    contexts = context + 30 * np.arange(len(rows))
+    steps = TABLES.steps(fullest, contexts)
+    migrations = TABLES.migrations(fullest, contexts)
+    recomputations = TABLES.recomputations(fullest, contexts)
+    for j, length in enumerate(contexts.tolist()):
+        for i, split in enumerate(SPLITS):
+            n = int(np.ceil(fullest[i, j]))
+            assert steps[i, j] == pytest.approx(LATENCY.decode_step(split, n, length))
+            assert recomputations[i, j] == pytest.approx(LATENCY.recompute(split, n, length))
+            for k, target in enumerate(SPLITS):
+                expected = 0.0 if i == k else LATENCY.migrate(split, target, n, length)
+                assert migrations[i, k, j] == pytest.approx(expected)
+
+
+def test_layouts_may_have_buckets_of_their_own():
+    one, two = Split(2, 1), Split(1, 2)
+    model = LatencyModel(
+        decode_table={(one, 3, 8): 1.0, (one, 5, 8): 2.0, (two, 4, 16): 4.0, (two, 8, 16): 8.0},
+        reslice_table={(one, two): 1.0},
+        migrate_table={(one, two, 3, 8): 7.0},
+        prefill_table={(two, 16): 1.0},
+        prefill_rows=1,
+        prefill_chunk=8,
+    )
+    tables = CostTables.of(model, (one, two))
+    for rows in (1, 3, 4, 5):
+        prices = tables.steps(np.full((2, 1), rows), np.array([8]))[:, 0]
+        expected = [model.decode_step(split, rows, 8) for split in (one, two)]
+        np.testing.assert_allclose(prices, expected)
+    assert tables.migrations(np.full((2, 1), 3), np.array([8]))[0, 1, 0] == 7.0
+    # What nobody measured is priced out of reach, not guessed.
+    assert tables.migrations(np.full((2, 1), 3), np.array([8]))[1, 0, 0] >= LARGE_S
+    assert tables.reslice[1, 0] >= LARGE_S

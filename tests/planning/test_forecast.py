@@ -1,0 +1,75 @@
+"""Sequences counted together must be forecast as if they had been looked at one by one."""
+
+import numpy as np
+import pytest
+from fakes import SPLITS, make_load
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.planning.forecast import MAX_CLASSES, Forecast, SequenceClasses, moment_edges
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.types import Load, Split
+
+CAP = 300
+rng = np.random.default_rng(0)
+SEEN = np.clip(rng.lognormal(4, 1, 500).astype(int), 1, CAP)
+LENGTHS = LengthModel.empty(CAP).updated(SEEN, SEEN >= CAP)
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+
+
+def random_load(seed: int, live: int, kinds: int, groups: int = 8) -> Load:
+    """`kinds` different pairs of (generated, budget)."""
+    draw = np.random.default_rng(seed)
+    generated = draw.integers(0, CAP - 1, kinds)[draw.integers(0, kinds, live)]
+    prompt = draw.integers(1, 50, live)
+    return Load(draw.integers(0, groups, live), generated, prompt + generated, CAP - generated)
+
+
+@given(st.integers(0, 999), st.integers(1, 80), st.integers(1, MAX_CLASSES))
+def test_few_kinds_are_counted_exactly(seed, live, kinds):
+    load = random_load(seed, live, kinds, groups=1)
+    edges = moment_edges(int(load.budget.max()), 20)
+    survive = LENGTHS.survival(load.generated, load.budget, edges[:-1])
+    seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20)
+    # Dealt into one group, nothing is left to chance but how many there are.
+    expected = np.clip(survive.sum(axis=0), 1, live)
+    np.testing.assert_allclose(seen.fullest[0, SPLITS.index(TP8)], expected)
+    np.testing.assert_allclose(seen.any_live, 1 - np.prod(1 - survive, axis=0), atol=1e-9)
+    np.testing.assert_array_equal(seen.steps, np.diff(edges))
+    assert seen.context[0] == load.context.max()
+
+
+@given(st.integers(0, 99))
+def test_many_kinds_are_forecast_nearly_as_well(seed):
+    load = random_load(seed, 2000, 2000, groups=1)
+    classes = SequenceClasses.of(load)
+    assert len(classes.generated) == MAX_CLASSES and classes.count.sum() == 2000
+    assert classes.context.max() == load.context.max()
+    edges = moment_edges(int(load.budget.max()), 20)
+    expected = LENGTHS.survival(load.generated, load.budget, edges[:-1]).sum(axis=0)
+    seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, SPLITS.index(TP8)]
+    np.testing.assert_allclose(seen, np.maximum(expected, 1), rtol=0.03, atol=2)
+
+
+@given(st.integers(0, 999), st.integers(1, 80))
+def test_groups_that_exist_are_counted_and_merged_as_migration_merges_them(seed, live):
+    load = random_load(seed, live, 3)
+    now = Forecast.of(load, LENGTHS, SPLITS, DP8, 20).fullest[0, :, 0]
+    for split, fullest in zip(SPLITS, now, strict=True):
+        assert fullest == np.bincount(load.group % split.dp).max()
+
+
+def test_what_is_dealt_anew_is_dealt_evenly():
+    load = make_load(64, TP8, budget=CAP)
+    now = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, :, 0]
+    np.testing.assert_allclose(now, [8, 16, 32, 64])
+    unplaced = Forecast.of(load, LENGTHS, (Split(8, 1),), None, 20).fullest[0, 0, 0]
+    assert unplaced == pytest.approx(8)
+
+
+@given(st.integers(1, 40_000), st.integers(1, 64))
+def test_moments_lead_from_now_to_the_horizon_finer_at_first(horizon, number):
+    edges = moment_edges(horizon, number)
+    steps = np.diff(edges)
+    assert (edges[0], edges[-1]) == (0, horizon) and (steps > 0).all()
+    assert (np.diff(steps) >= -1).all()

@@ -1,0 +1,87 @@
+"""Composing kernels: interpolation on made-up tables, and a few facts about the real ones."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kernel_files import GPUS, KernelTables, Line, NoData
+from benchmarks.kernel_tables import SPLITS, Composer, weight_bytes
+from benchmarks.response_lengths import read
+from pat_jax.engine.buckets import Buckets
+from pat_jax.models.presets import preset
+
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason="no folder ../shared/data beside this one"
+)
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+
+
+def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
+    line = Line({1: 10.0, 2: 20.0, 4: 24.0})
+    assert [line(size) for size in (1, 1.5, 2, 3, 4, 6)] == [10, 15, 20, 22, 24, 28]
+    assert Line({1: 5.0, 2: 4.0})(3) == 4.0  # noise is no downward slope
+    assert Line({3: 7.0})(100) == 7.0
+
+
+def test_missing_data_is_said_in_one_sentence(tmp_path):
+    with pytest.raises(NoData, match=r"no kernel tables in .*; name the folder .* with --data\.$"):
+        KernelTables(tmp_path, "8xH100")
+    with pytest.raises(NoData, match=r"no response lengths in .*; name the folder .* --data\.$"):
+        read(tmp_path)
+
+
+def test_weights_are_counted_in_bf16():
+    assert weight_bytes(preset("llama-3.1-8b")) == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert weight_bytes(preset("qwen3-14b")) == pytest.approx(2 * 14.8e9, rel=0.01)
+
+
+@needs_data
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_measured_gemm_is_what_was_measured(gpu):
+    kernels = KernelTables(DATA, gpu)
+    exact = {size: kernels.gemm(size, 4096, 4096) for size in (1, 64, 65, 2048)}
+    assert exact[1] < exact[2048]
+    # Between two measured widths the time lies between theirs.
+    between = kernels.gemm(64, 5000, 4096)
+    low, high = sorted((kernels.gemm(64, 4096, 4096), kernels.gemm(64, 5120, 4096)))
+    assert low <= between <= high
+
+
+@needs_data
+def test_a_step_of_llama_on_h100_is_near_the_published_one():
+    """SGLang, August 2024, batch 1 and 128 input tokens: 7.37 ms at TP1, 3.35 ms at TP8."""
+    composer = Composer(KernelTables(DATA, "8xH100"), preset("llama-3.1-8b"))
+    assert composer.decode_step(DP8, 1, 128) == pytest.approx(7.37e-3, rel=0.25)
+    assert composer.decode_step(TP8, 1, 128) == pytest.approx(3.35e-3, rel=0.5)
+
+
+@needs_data
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_latency_model_grows_and_crosses_over(gpu):
+    buckets = Buckets.build(SPLITS, capacity=512, min_rows=1, min_length=512, max_length=4096)
+    model = Composer(KernelTables(DATA, gpu), preset("qwen3-14b")).latency_model(buckets)
+    for split in SPLITS:
+        for rows, more in zip(buckets.rows[split], buckets.rows[split][1:], strict=False):
+            assert model.decode_step(split, rows, 512) <= model.decode_step(split, more, 512)
+            assert model.decode_step(split, rows, 512) <= model.decode_step(split, rows, 4096)
+    one, full = ([model.decode_step(s, -(-n // s.dp), 1024) for s in SPLITS] for n in (1, 512))
+    assert one == sorted(one, reverse=True)  # few sequences: TP8 is the fastest
+    assert min(full) < full[-1]  # a full batch: it is not
+    # Upward, weights are read and written once, on the device.
+    composer = Composer(KernelTables(DATA, gpu), preset("qwen3-14b"), switch_s=0.0)
+    shard = weight_bytes(preset("qwen3-14b")) / 8
+    assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.hbm_bytes_s
+    assert composer.migrate(DP8, TP8, 4, 1000) == pytest.approx(
+        4 * 1000 * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
+    )
+
+
+@needs_data
+def test_what_is_fitted_and_what_is_replayed_have_no_response_in_common():
+    for lengths in read(DATA).values():
+        halves = [set(lengths._half(number).tolist()) for number in (0, 1)]
+        assert halves[0].isdisjoint(halves[1])
+        assert len(halves[0] | halves[1]) == len(lengths.responses)
+        workload = lengths.sample(64, 3)
+        assert workload.size == 64 and workload.responses.max() <= lengths.cap

@@ -1,0 +1,254 @@
+"""The simulator against the engine's own rules, against plain sums, and against hindsight."""
+
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import jax
+import numpy as np
+import pytest
+from fakes import SPLITS, made_up_latency
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.layout import factored_mesh, layout_chain
+from pat_jax.engine.switch import row_order
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner, ScriptedPath
+from pat_jax.planning.types import Carry, Load, Plan, Split
+from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.simulator import Machine, Workload, _row_order, replay
+
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+CAP, LONGEST_PROMPT, CAPACITY = 150, 20, 40
+CONFIG = replace(
+    RolloutConfig(),
+    max_prompt_length=LONGEST_PROMPT,
+    max_completion_length=CAP,
+    min_rows=1,
+    min_length=32,
+    burst_steps=32,
+)
+
+
+def make_machine(
+    step=(0.5, 0.4, 0.3, 0.25), per_row=0.02, reslice=0.2, migrate_per_row=0.05, prefill=1.0
+) -> Machine:
+    latency = made_up_latency(
+        dict(zip(SPLITS, step, strict=True)),
+        {split: per_row * split.tp**0.5 for split in SPLITS},
+        reslice=reslice,
+        migrate_per_row=migrate_per_row,
+        prefill=prefill,
+        max_rows=CAPACITY,
+        lengths=(32, 64, 128, 192),
+    )
+    return Machine.of(latency, SPLITS, CONFIG, capacity=CAPACITY)
+
+
+MACHINE = make_machine()
+
+
+def make_workload(seed: int, size: int = 32) -> Workload:
+    rng = np.random.default_rng(seed)
+    responses = np.clip(rng.lognormal(3, 1, size).astype(int), 1, CAP)
+    return Workload(rng.integers(1, LONGEST_PROMPT + 1, size), responses, CAP)
+
+
+workloads = st.builds(make_workload, st.integers(0, 10_000), st.integers(1, CAPACITY))
+machines = st.builds(
+    make_machine,
+    st.tuples(*[st.floats(0.05, 1.0)] * 4),
+    st.floats(0, 0.1),
+    st.floats(0, 5),
+    st.floats(0, 0.5),
+    st.floats(0.01, 3),
+)
+
+
+def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE) -> float:
+    """Step by step: the fullest group's live rows in their bucket, the longest cache in its own."""
+    buckets, latency = machine.buckets, machine.truth
+    per_group = -(-workload.size // split.dp)
+    group = np.arange(workload.size) // per_group
+    total = latency.recompute(split, per_group, int(workload.prompts.max()))
+    length = 0
+    for step in range(0, int(workload.responses.max()), machine.check_every):
+        is_live = workload.responses > step
+        fullest = int(np.bincount(group[is_live]).max())
+        needed = min(
+            int((workload.prompts + workload.cap)[is_live].max()) - 1,
+            int(workload.prompts[is_live].max()) + step - 1 + machine.check_every,
+        )
+        length = max(length, buckets.length_for(needed))
+        rows = buckets.rows_for(split, fullest)
+        total += machine.check_every * latency.decode_step(split, rows, length)
+    return total
+
+
+@given(workloads, st.sampled_from(SPLITS))
+def test_a_static_replay_is_the_sum_of_table_entries(workload, split):
+    done = replay(workload, FixedLayout(split), MACHINE)
+    assert done.total_s == pytest.approx(static_seconds(workload, split))
+    assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
+    assert (done.switch_s, done.path) == (0.0, [(0, str(split))])
+
+
+@given(workloads, st.sampled_from(SPLITS))
+def test_every_sequence_runs_to_its_end(workload, split):
+    done = replay(workload, FixedLayout(split), MACHINE)
+    every = MACHINE.check_every
+    assert done.trace.total_steps == -(-int(workload.responses.max()) // every) * every
+    steps = np.array(done.trace.steps)
+    expected = (workload.responses[None, :] > steps[:, None]).sum(axis=1)
+    np.testing.assert_array_equal(done.trace.live, expected)
+    assert all(burst.steps <= MACHINE.burst_steps for burst in done.bursts)
+
+
+@dataclass
+class AtSteps(Planner):
+    """Switches at given decode steps, whatever is live."""
+
+    first: Split
+    switches: tuple[tuple[int, Split], ...]
+    carry: Carry = "migrate"
+    generated: int = 0
+
+    def start(self, load: Load) -> Split:
+        return self.first
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        step = int(load.generated.max())
+        due = [split for at, split in self.switches if at <= step]
+        return Plan(due[-1] if due else self.first, threshold=0, carry=self.carry)
+
+
+def in_short_bursts(machine: Machine) -> Machine:
+    return replace(machine, burst_steps=machine.check_every)
+
+
+class TestSwitches:
+    @pytest.mark.parametrize("carry", ["migrate", "recompute"])
+    @pytest.mark.parametrize("source, target", list(permutations(SPLITS, 2)), ids=str)
+    def test_a_switch_costs_its_weights_and_its_cache(self, source, target, carry):
+        workload = Workload(np.full(32, 10), np.full(32, 100), CAP)
+        planner = AtSteps(source, ((64, target),), carry)
+        done = replay(workload, planner, in_short_bursts(MACHINE))
+        (switch,), truth = done.trace.switches, MACHINE.truth
+        # 32 sequences in full buckets: 73 tokens of context in a cache of 128.
+        kv = (
+            truth.migrate(source, target, 32 // source.dp, 128)
+            if carry == "migrate"
+            else truth.recompute(target, 32 // target.dp, 73)
+        )
+        assert switch.seconds == pytest.approx(truth.reslice(source, target) + kv)
+        assert (switch.step, switch.live, switch.kv) == (64, 32, carry)
+        assert done.switch_s == switch.seconds
+        # 64 steps in one layout and 40 in the other (36 to the end, in whole checks).
+        decode = [(s.split, s.rows, s.length, s.steps) for s in done.bursts]
+        assert sum(n for split, *_, n in decode if split == source) == 64
+        assert sum(n for split, *_, n in decode if split == target) == 40
+        assert {(split, rows) for split, rows, *_ in decode} == {
+            (source, 32 // source.dp),
+            (target, 32 // target.dp),
+        }
+
+    @pytest.mark.parametrize("source, target", list(permutations(SPLITS, 2)), ids=str)
+    @pytest.mark.parametrize("kv_heads", [8, 2])
+    def test_groups_merge_and_split_as_the_devices_do(self, source, target, kv_heads):
+        config = ModelConfig("llama", 64, 16, 32, 1, 16, kv_heads, 4, vocab_multiple=8)
+        layouts = layout_chain(factored_mesh(jax.devices()), config)[0]
+        assert source in layouts and target in layouts
+        rows = 8
+        real = row_order(layouts[source], layouts[target], rows) // rows
+        simulated = _row_order(source, target, rows) // rows
+        by_group = (target.dp, -1)
+        np.testing.assert_array_equal(
+            np.sort(real.reshape(by_group)), np.sort(simulated.reshape(by_group))
+        )
+
+    def test_a_threshold_ends_a_burst_within_one_check(self):
+        responses = np.repeat([10, 30, 100], [20, 8, 4])
+        workload = Workload(np.full(32, 5), responses, CAP)
+        long_bursts = replace(MACHINE, burst_steps=128)
+        done = replay(workload, ScriptedPath(TP8, ((DP8, 12),)), long_bursts)
+        assert [(s.step, s.live) for s in done.trace.switches] == [(16, 12)]
+        done = replay(workload, ScriptedPath(TP8, ((DP8, 4),)), long_bursts)
+        assert [(s.step, s.live) for s in done.trace.switches] == [(32, 4)]
+
+
+class TestHindsight:
+    @given(workloads, st.sampled_from(SPLITS))
+    def test_without_a_choice_it_is_the_static_replay(self, workload, split):
+        alone = Machine.of(MACHINE.truth, (split,), CONFIG, capacity=CAPACITY)
+        best = clairvoyant(workload, alone)
+        assert best.total_s == pytest.approx(static_seconds(workload, split, alone))
+        assert (best.start, best.switches) == (split, ())
+
+    @settings(max_examples=40)
+    @given(workloads, machines, st.data())
+    def test_no_planner_is_faster(self, workload, machine, data):
+        best = clairvoyant(workload, machine).total_s
+        lengths = LengthModel.empty(CAP)
+        moments = st.lists(st.integers(0, CAP), max_size=4).map(sorted)
+        path = tuple((at, data.draw(st.sampled_from(SPLITS))) for at in data.draw(moments))
+        first, carry = (
+            data.draw(st.sampled_from(SPLITS)),
+            data.draw(st.sampled_from(["migrate", "recompute"])),
+        )
+        for planner in (
+            *map(FixedLayout, SPLITS),
+            AtSteps(first, path, carry),
+            CostModelPlanner(SPLITS, machine.truth, lengths),
+        ):
+            assert replay(workload, planner, machine).total_s >= best * (1 - 1e-9)
+
+    @settings(max_examples=40)
+    @given(workloads, machines)
+    def test_its_path_costs_what_it_says(self, workload, machine):
+        best = clairvoyant(workload, machine)
+        planner = AtSteps(best.start, best.switches)
+        done = replay(workload, planner, in_short_bursts(machine))
+        if best.is_exact:
+            assert done.total_s == pytest.approx(best.total_s)
+        else:
+            assert done.total_s >= best.total_s * (1 - 1e-9)
+
+    def test_it_switches_when_that_pays(self):
+        """0.5 s against 0.25 s a step for 100 steps, and 0.25 s for the switch."""
+        workload = Workload(np.full(8, 5), np.array([100, *[8] * 7]), CAP)
+        machine = make_machine((0.5, 9.0, 9.0, 0.25), per_row=0.05)
+        best = clairvoyant(workload, machine)
+        assert (best.start, best.switches, best.is_exact) == (DP8, ((8, TP8),), True)
+        assert best.total_s < static_seconds(workload, DP8, machine)
+        assert best.total_s < static_seconds(workload, TP8, machine)
+
+
+def test_lengths_beyond_the_cap_are_refused():
+    with pytest.raises(ValueError, match="must lie in 1 … 150, the cap"):
+        Workload(np.full(2, 5), np.array([3, CAP + 1]), CAP)
+
+
+def test_a_planner_sees_loads_and_steps_but_no_future():
+    seen = []
+
+    @dataclass
+    class Watching(AtSteps):
+        def plan(self, load: Load, current: Split) -> Plan:
+            seen.append(load)
+            return super().plan(load, current)
+
+        def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
+            seen.append((split, rows, length, seconds))
+
+    workload = make_workload(3)
+    replay(workload, Watching(DP8, ((64, TP8),)), MACHINE)
+    loads, steps = seen[::2], seen[1::2]
+    assert all(load.live == (workload.responses > load.generated[0]).sum() for load in loads)
+    assert all((load.generated + load.budget == CAP).all() for load in loads)
+    assert {split for split, *_ in steps} == {DP8, TP8}
+    assert all(
+        seconds == pytest.approx(MACHINE.truth.decode_step(split, rows, length))
+        for split, rows, length, seconds in steps
+    )
