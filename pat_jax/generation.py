@@ -65,7 +65,7 @@ class Generator:
             for sample in range(num_samples)
         ]
         completions, report = self._generate(requests)
-        self._learn(completions, report)
+        self._learn(requests, completions, report)
         groups = [
             _group(prompt, completions[i * num_samples : (i + 1) * num_samples])
             for i, prompt in enumerate(prompts)
@@ -101,12 +101,20 @@ class Generator:
             temperature=temperature,
             top_k=self.config.top_k,
             top_p=self.config.top_p,
+            # Ids of held-out prompts are their own: they would be taken for training prompts.
+            prompt_id=prompt.id if stream == TRAIN else None,
         )
 
-    def _learn(self, completions: Sequence[Completion], report: RolloutReport) -> None:
+    def _learn(
+        self,
+        requests: Sequence[Request],
+        completions: Sequence[Completion],
+        report: RolloutReport,
+    ) -> None:
         lengths = np.array([len(done.tokens) for done in completions])
         is_cut = np.array([done.is_truncated for done in completions])
-        self.set_lengths(self.lengths.updated(lengths, is_cut))
+        prompt = np.array([request.prompt_id for request in requests])
+        self.set_lengths(self.lengths.updated(lengths, is_cut, prompt))
         if isinstance(self.planner, CostModelPlanner) and not self.is_frozen:
             for split, rows, length, seconds in report.bursts:
                 self.planner.latency = self.planner.latency.observed(split, rows, length, seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.engine.state import BurstOutput, RowState
-from pat_jax.planning.types import Load
+from pat_jax.planning.types import Load, Siblings
 
 NO_ROW = -1
 
@@ -25,6 +25,7 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     ignore_eos: bool = False
+    prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Scheduler:
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
         self.is_done = np.zeros(len(requests), bool)
+        ids = [r.prompt_id for r in requests if r.prompt_id is not None]
+        self.has_prompt_ids = len(ids) == len(requests)
+        self.prompt_id, self.sibling = np.unique(np.array(ids, np.int64), return_inverse=True)
         # The samples of a prompt are neighbours in `requests`: deal prompts out evenly by turns.
         self.row = self._deal(np.arange(len(requests)), num_groups, rows_per_group)
 
@@ -91,6 +95,17 @@ class Scheduler:
             generated=self.length[live] - self.prompt_length[live],
             context=self.length[live] - 1,
             budget=self.end[live] - self.length[live],
+            siblings=self._siblings(live) if self.has_prompt_ids else None,
+        )
+
+    def _siblings(self, live: np.ndarray) -> Siblings:
+        done = np.flatnonzero(self.is_done)
+        return Siblings(
+            prompt=self.prompt_id,
+            of_live=self.sibling[live],
+            of_done=self.sibling[done],
+            done=self.length[done] - self.prompt_length[done],
+            is_cut=self.length[done] == self.end[done],
         )
 
     def _group(self, sequences: np.ndarray) -> np.ndarray:
