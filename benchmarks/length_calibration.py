@@ -45,7 +45,7 @@ FILES = {  # file, column of the length, column of a weight, cap in tokens
 STEP_LOGS = "verl_gsm8k_step_logs.csv"
 BANDS = {"50": (0.25, 0.75), "90": (0.05, 0.95)}
 MOMENTS = (0.25, 0.5, 0.75, 0.9, 0.97)  # of a rollout: the share that has ended; and its start
-SPLITS, LARGEST_HALF = 10, 1024
+SPLITS, LARGEST_HALF = 20, 1024
 
 
 def columns(path: Path) -> dict[str, list[str]]:
@@ -77,7 +77,8 @@ class Places:
     def __init__(self) -> None:
         self.each: list[np.ndarray] = []  # one array a rollout and moment
         self.last: list[float] = []  # of the moment at which the whole rollout ends
-        self.widths: list[float] = []  # of the 90 % band, tokens, the mean of a rollout's
+        self.widths: list[float] = []  # of the 90 % band, tokens, the mean of a look
+        self.errors: list[float] = []  # of the median, tokens, the mean of a look
 
     def add(
         self, model: LengthModel, lengths: np.ndarray, prompt: np.ndarray, is_informed: bool = True
@@ -107,9 +108,10 @@ class Places:
         self.last.append(all_ended[1] + rng.random() * (all_ended[0] - all_ended[1]))
         grid = np.unique(np.geomspace(1, model.cap - now, 400).astype(int))
         curves = model.survival(generated, budget, grid, known if is_informed else None)
-        low, high = ((curves > 1 - edge).sum(axis=1) for edge in BANDS["90"])
-        at = np.minimum([low, high], len(grid) - 1)
-        self.widths.append(float(np.mean(grid[at[1]] - grid[at[0]])))
+        at = [(curves > 1 - edge).sum(axis=1) for edge in (*BANDS["90"], 0.5)]
+        low, high, median = grid[np.minimum(at, len(grid) - 1)]
+        self.widths.append(float(np.mean(high - low)))
+        self.errors.append(float(np.mean(np.abs(median - left))))
 
     def summary(self) -> dict[str, float | int]:
         """Coverage in percent: of all sequences looked at, of a look on average, of rollouts' ends."""
@@ -122,6 +124,7 @@ class Places:
             ends = 100 * np.mean([low < place < high for place in self.last])
             result[f"covered_{name}_rollout_end"] = round(float(ends), 1)
         result["width_90_tokens"] = round(float(np.mean(self.widths)), 1)
+        result["median_error_tokens"] = round(float(np.mean(self.errors)), 1)
         return result
 
 
@@ -195,11 +198,14 @@ def on_simulated_groups(folder: Path) -> dict[str, dict]:
 def on_logged_trends(folder: Path) -> dict[str, dict]:
     """One step ahead through each logged run, from its fifth step on."""
     table, (shape, _) = columns(folder / STEP_LOGS), real_lengths(folder, "gsm8k, Qwen2-7B")
-    results: dict[str, dict] = {}
+    runs: dict[str, tuple[list[float], int]] = {}
     for run in dict.fromkeys(table["run"]):
         at = [i for i, name in enumerate(table["run"]) if name == run]
         means = [float(table["response_length_mean"][i]) for i in at]
-        cap = int(max(float(table["response_length_max"][i]) for i in at))
+        runs[run] = means, int(max(float(table["response_length_max"][i]) for i in at))
+    runs["made up: 3 % longer at each of 100 steps"] = (100 * 1.03 ** np.arange(100)).tolist(), 4096
+    results: dict[str, dict] = {}
+    for run, (means, cap) in runs.items():
         for has_trend in (True, False):
             rng, model, places = np.random.default_rng(7), LengthModel.empty(cap), Places()
             for step, mean in enumerate(means):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 BINS_PER_EFOLD = 128  # a bin is 0.8 % of a length; up to 128 tokens every length has its own
-PRIOR_TAIL = 2.0  # α of the prior tail before any long response was seen
+PRIOR_TAIL = 2.0  # α before any long response was seen
 PRIOR_TAIL_EVENTS = 2.0  # ends in the tail that the prior α is worth
 TAIL = 0.1  # the tail: what lies beyond the length that this share of responses exceeds
 MATCHED = np.linspace(0.1, 0.9, 17)  # quantiles by which two distributions are aligned
@@ -25,10 +25,10 @@ class Baseline:
     the whole distribution along the axis of log length (accelerated failure time), so that
     responses of iterations with different levels are counted together.
 
-    The prior is `prior_weight` responses at every length that end by a Lomax hazard,
-    h(t) = α / (t + λ): constant at first, a power law's beyond. It speaks where nothing was seen.
-    λ is the mean length, ends and prior together (a mean of `cap` before any end); α is Hill's
-    estimate from the tenth of longest responses, censored ones included (Hill 1975; a gamma prior).
+    The prior is `prior_weight` responses at every length that end with a hazard of α / max(t, τ) a
+    token: constant at first, a power law's beyond. It speaks where nothing was seen. τ is `cap` at
+    first and moves to the length that a tenth of the responses exceed; α is Hill's estimate from
+    those (Hill 1975), with the censored ones among them and a gamma prior.
     """
 
     ended: np.ndarray  # float64[bins], responses that ended in a bin
@@ -122,17 +122,23 @@ class Baseline:
     @cached_property
     def _prior_hazard(self) -> np.ndarray:
         """float64[bins], the prior's probability of ending in a bin, once there."""
-        tokens, leaving = np.exp(self._centres), self.ended + self.cut
-        exposure = self.prior_weight * self.cap + leaving @ tokens
-        mean = exposure / (self.prior_weight + self.ended.sum())
-        in_tail = np.concatenate([[False], self.empirical[:-1] <= TAIL])
-        start = tokens[np.argmax(in_tail)] if in_tail.any() else tokens[-1]
-        growth = np.log((tokens + mean) / (start + mean))
+        start = self._tail_start
+        in_tail = self._centres > start
+        beyond = ((self.ended + self.cut) * (self._centres - start))[in_tail].sum()
         ends = PRIOR_TAIL_EVENTS + self.ended[in_tail].sum()
-        tail = ends / (PRIOR_TAIL_EVENTS / PRIOR_TAIL + (leaving * growth)[in_tail].sum())
-        half = 0.5 / BINS_PER_EFOLD
-        upper, lower = (np.log1p(np.exp(self._centres + side) / mean) for side in (half, -half))
-        return -np.expm1(-tail * (upper - lower))
+        tail = ends / (PRIOR_TAIL_EVENTS / PRIOR_TAIL + beyond)
+        edges = (np.arange(len(self.ended) + 1) - len(self.ended) // 2 - 0.5) / BINS_PER_EFOLD
+        cumulative = np.exp(np.minimum(edges - start, 0)) + np.maximum(edges - start, 0)
+        return -np.expm1(-tail * np.diff(cumulative))
+
+    @cached_property
+    def _tail_start(self) -> float:
+        """log τ, less the level."""
+        prior, ended = np.log(self.cap), float(self.ended.sum())
+        seen = self.quantiles(np.array([1 - TAIL]))[0]
+        if not np.isfinite(seen):
+            return float(prior)
+        return float((self.prior_weight * prior + ended * seen) / (self.prior_weight + ended))
 
 
 def _reach(cap: int) -> int:

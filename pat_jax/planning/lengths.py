@@ -21,8 +21,8 @@ from pat_jax.planning.types import Siblings
 VERSION = 2  # of the JSON
 STRANGERS = 0.02  # share of responses that have nothing to do with their prompt
 SHIFT_DOUBT = 0.1  # standard deviation of a rollout's shift that no trend tells, in scores
-EXACT_ROWS = 512  # more sequences than that share curves with others much like them
-STEPS_PER_SCORE = 16  # to which scores are rounded then
+EXACT_ROWS = 256  # more sequences than that share curves with others much like them
+STEPS_PER_SCORE = 8  # to which scores are rounded then
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ class LengthModel:
         return self.baseline.bins(np.arange(self.cap + 1), self.trend.level)
 
     @cached_property
-    def _log_alive(self) -> np.ndarray:
-        """log P(longer than so many tokens), float64[cap + 1]."""
-        return np.maximum(self.baseline.log_survival, np.log(SMALLEST))[self._bin_of]
+    def _alive(self) -> np.ndarray:
+        """P(longer than so many tokens), float64[cap + 1]."""
+        return np.maximum(np.exp(self.baseline.log_survival), SMALLEST)[self._bin_of]
 
     @cached_property
     def _scores(self) -> np.ndarray:
@@ -168,11 +168,10 @@ class LengthModel:
         """
         moments = np.concatenate([[0], moments])
         tokens = np.minimum(generated[:, None] + moments[None, :], self.cap)
-        log_alive = self._log_alive[tokens]
-        if are_strangers:
-            return np.exp(log_alive[:, 1:] - log_alive[:, :1])
-        known = ndtr((mean[:, None] - self._scores[tokens]) / spread[:, None])
-        alive = (1 - STRANGERS) * known + STRANGERS * np.exp(log_alive)
+        alive = self._alive[tokens]
+        if not are_strangers:
+            known = ndtr((mean[:, None] - self._scores[tokens]) / spread[:, None])
+            alive = (1 - STRANGERS) * known + STRANGERS * alive
         return alive[:, 1:] / alive[:, :1]
 
     def to_json(self) -> dict[str, Any]:

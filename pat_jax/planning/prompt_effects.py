@@ -19,6 +19,8 @@ PERSISTENCE, PERSISTENCE_WEIGHT = 0.7, 5.0  # φ, and the prompts seen twice it 
 MAX_SHARE = 0.95
 MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptEffects.updated`)
 NEWTON_STEPS = 5
+COMMON_STEPS = 8
+STRETCH_WEIGHT = 20.0  # responses that a rollout's scores having their usual spread is worth
 GRID = np.arange(-5, 5.01, 0.125)  # scores to which those of running sequences are rounded
 
 
@@ -96,8 +98,10 @@ class PromptEffects:
         """
         mean, variance = self.expected(prompt)
         noise = 1 - self.share
-        shift, doubt = _common_shift(evidence, mean, variance, noise, shift_variance, spare=1)
-        mean, variance = _prompt_posterior(evidence, mean + shift, variance + doubt, noise, spare=1)
+        common = _common(evidence, mean, variance, noise, shift_variance, spare=1)
+        noise *= common.stretch
+        variance = common.stretch * variance + common.doubt
+        mean, variance = _prompt_posterior(evidence, mean + common.shift, variance, noise, spare=1)
         return mean, variance + noise
 
     def updated(
@@ -110,8 +114,8 @@ class PromptEffects:
         """
         mean, variance = self.expected(prompt)
         noise = 1 - self.share
-        shift, _ = _common_shift(evidence, mean, variance, noise, shift_variance, spare=0)
-        evidence = evidence.minus(np.full(len(prompt), shift))
+        common = _common(evidence, mean, variance, noise, shift_variance, spare=0)
+        evidence = evidence.minus(np.full(len(prompt), common.shift))
         mean, variance = _prompt_posterior(evidence, mean, variance, noise, spare=0)
         at, is_known = self._find(prompt)
         means, products, squares, has_siblings = _moments(evidence, len(prompt))
@@ -190,7 +194,16 @@ def posterior(
     return mode, 1 / curvature
 
 
-def _common_shift(
+@dataclass(frozen=True)
+class Common:
+    """What is common to all scores of a rollout."""
+
+    shift: float  # u
+    doubt: float  # variance of u
+    stretch: float  # all other variances are this many times what they were
+
+
+def _common(
     evidence: Evidence,
     mean: np.ndarray,
     variance: np.ndarray,
@@ -198,34 +211,40 @@ def _common_shift(
     shift_variance: float,
     *,
     spare: int,
-) -> tuple[float, float]:
-    """Mean and variance of u, from scores less what their prompts let expect.
+) -> Common:
+    """From scores less what their prompts let expect: Newton's steps for u, EM's for the stretch.
 
     Siblings say less than as many strangers: each counts 1 / (1 + (n - 1)·ρ), n to a prompt (the
-    design effect of Kish 1965, eq. 8.2).
+    design effect of Kish 1965, eq. 8.2). A normal score beyond c has, with x = (c - u) / s and
+    Mills' m = φ(x) / Φ(-x), the second moment s²(1 + x·m) about u.
 
     Args:
       spare: running sequences that do not count, as in `outlook`.
     """
     if not evidence.num_scores:
-        return 0.0, shift_variance
-    left = evidence.minus(mean)
-    own = float(variance.mean())
-    per_prompt = evidence.num_scores / len(mean)
-    weight = 1 / (1 + max(per_prompt - 1, 0) * own / (own + noise))
+        return Common(0.0, shift_variance, 1.0)
+    left, own = evidence.minus(mean), float(variance.mean())
+    siblings = max(evidence.num_scores / len(mean) - 1, 0)
+    weight = 1 / (1 + siblings * own / (own + noise))
     place = np.rint((np.clip(left.open, GRID[0], GRID[-1]) - GRID[0]) / (GRID[1] - GRID[0]))
     opened = weight * np.bincount(place.astype(int), minlength=len(GRID))
     opened *= 1 - spare / max(len(left.open), 1)
-    mode, doubt = posterior(
-        np.zeros(1),
-        np.full(1, shift_variance),
-        own + noise,
-        np.full(1, weight * len(left.ended)),
-        np.full(1, weight * left.ended.sum()),
-        opened[None, :],
-        GRID[None, :],
-    )
-    return float(mode[0]), float(doubt[0])
+    count, total = weight * len(left.ended), weight * left.ended.sum()
+    squares, weights = weight * (left.ended @ left.ended), opened.sum() + count
+    usual = square = own + noise
+    shift, curvature = 0.0, 1.0
+    for _ in range(COMMON_STEPS):
+        x = np.clip((GRID - shift) / np.sqrt(square), -35, 35)
+        mills = np.exp(-(x**2) / 2) / (np.sqrt(2 * np.pi) * ndtr(-x))
+        pull = (opened @ mills) / np.sqrt(square)
+        gradient = (total - count * shift) / square + pull - shift / shift_variance
+        bend = opened @ (mills * (mills - x))
+        curvature = (count + bend) / square + 1 / shift_variance
+        shift += gradient / curvature
+        beyond = square * (opened @ (1 + x * mills))
+        spread = squares - 2 * shift * total + count * shift**2 + beyond
+        square = (STRETCH_WEIGHT * usual + spread) / (STRETCH_WEIGHT + weights)
+    return Common(float(shift), float(1 / curvature), float(square / usual))
 
 
 def _prompt_posterior(
