@@ -112,8 +112,8 @@ class LengthModel:
             generated, mean, spread, self._scores[np.minimum(generated, self.cap)]
         )
         alive = self._curves(*rows, moments, are_strangers=siblings is None)[row_of]
-        if budget.min(initial=self.cap) <= moments.max(initial=0):
-            alive *= moments[None, :] < budget[:, None]
+        late = np.flatnonzero(moments >= budget.min(initial=self.cap))
+        alive[:, late] *= moments[None, late] < budget[:, None]
         return alive
 
     def _outlook(self, generated: np.ndarray, siblings: Siblings) -> tuple[np.ndarray, np.ndarray]:

@@ -162,6 +162,14 @@ def test_planning_by_the_measured_costs_compiles_nothing(warm):
     assert events == []
 
 
+def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm):
+    warm.iterate(5, FixedLayout(DP8))
+    learned = warm.generator.lengths
+    assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
+    warm.generator.evaluate([Prompt(9, (3, 4), "", {})], temperature=0.0)
+    assert warm.generator.lengths is learned
+
+
 def test_the_profile_covers_what_a_rollout_runs(warm):
     """Every table of the latency model: all layouts, all pairs, all buckets, no zeros."""
     latency, buckets = warm.latency, warm.engine.catalogue.buckets
