@@ -168,11 +168,11 @@ class TestSiblings:
         shifted, usual = (
             self.expected(
                 experienced,
-                siblings([0], np.full(64, n), others, prompt=others[0] + np.arange(1000, 1065)),
+                siblings([0], np.full(64, n), others, prompt=np.arange(1000, 1065)),
             )
-            for n in (900, 300)
+            for n in (600, 300)
         )
-        assert shifted > 1.2 * usual
+        assert shifted > 2.2 * usual
 
 
 class TestTrend:
@@ -230,7 +230,7 @@ class TestManySequences:
 class TestJson:
     @given(responses, responses)
     def test_a_model_comes_back_exactly_and_goes_on_alike(self, first, second):
-        model = learned(first, prior_weight=0.7)
+        model = replace(learned(first, prior_weight=0.7), keep=0.6)
         back = LengthModel.from_json(json.loads(json.dumps(model.to_json())))
         assert back.to_json() == model.to_json()
         lengths, is_cut, prompt = (np.array(column) for column in zip(*second, strict=True))
