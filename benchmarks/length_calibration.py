@@ -22,7 +22,9 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +100,7 @@ class Places:
         self.errors.append(float(np.mean(np.abs(median - left))))
 
     def summary(self) -> dict[str, float | int]:
-        """Coverage in percent: of all sequences looked at, of a look on average, of rollouts' ends."""
+        """Coverage in percent: of all sequences, of a look on average, of rollouts' ends."""
         result: dict[str, float | int] = {"looks": len(self.each)}
         for name, (low, high) in BANDS.items():
             per_look = [100 * np.mean((each > low) & (each < high)) for each in self.each]
@@ -188,7 +190,16 @@ def on_logged_trends(folder: Path) -> dict[str, dict]:
     return results
 
 
-def milliseconds(repeats: int = 200) -> dict[str, float]:
+def median_ms(call: Callable[[], object], repeats: int = 200) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return round(1e3 * float(np.median(seconds)), 3)
+
+
+def milliseconds() -> dict[str, float]:
     """Of `survival` for 4,096 sequences: 512 prompts of 16,384 known ones, 48 moments."""
     rng, cap, known = np.random.default_rng(0), 32_768, 16_384
     model = LengthModel.empty(cap)
@@ -199,33 +210,22 @@ def milliseconds(repeats: int = 200) -> dict[str, float]:
     of = np.repeat(np.arange(512), 8)
     moments = np.unique(np.round(cap * np.linspace(0, 1, 49) ** 2).astype(int))[:-1]
     results = {}
-    for name, (live, ragged, strangers) in {
-        "4,096 running": (4096, False, False),
-        "3,000 running, 1,096 ended": (3000, False, False),
-        "512 running, 3,584 ended": (512, False, False),
-        "4,096 running, each with other tokens": (4096, True, False),
-        "4,096 running, siblings unknown": (4096, False, True),
-    }.items():
-        order = rng.permutation(4096)
-        generated = rng.integers(0, 5000, live) if ragged else np.full(live, 1200)
-        done = rng.integers(1, 1200, 4096 - live)
-        siblings = Siblings(
-            np.arange(512), of[order[:live]], of[order[live:]], done, np.zeros(len(done), bool)
-        )
-        ask = generated, cap - generated, moments, None if strangers else siblings
-        seconds = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            model.survival(*ask)
-            seconds.append(time.perf_counter() - start)
-        results[name] = round(1e3 * float(np.median(seconds)), 3)
-    lengths, seconds = np.full(4096, 1000), []
-    for _ in range(20):
-        start = time.perf_counter()
-        model.updated(lengths, np.zeros(4096, bool), of).survival(*ask)
-        seconds.append(time.perf_counter() - start)
-    results["once an iteration: updated, and its first survival"] = round(
-        1e3 * float(np.median(seconds)), 3
+    for name, live, is_ragged, are_known in (
+        ("4,096 running", 4096, False, True),
+        ("3,000 running, 1,096 ended", 3000, False, True),
+        ("512 running, 3,584 ended", 512, False, True),
+        ("4,096 running, each with other tokens", 4096, True, True),
+        ("4,096 running, siblings unknown", 4096, False, False),
+    ):
+        order, done = rng.permutation(4096), rng.integers(1, 1200, 4096 - live)
+        now = rng.integers(0, 5000, live) if is_ragged else np.full(live, 1200)
+        is_cut = np.zeros(len(done), bool)
+        siblings = Siblings(np.arange(512), of[order[:live]], of[order[live:]], done, is_cut)
+        given = siblings if are_known else None
+        results[name] = median_ms(partial(model.survival, now, cap - now, moments, given))
+    lengths, none = np.full(4096, 1000), np.zeros(4096, bool)
+    results["once an iteration: updated, and its first survival"] = median_ms(
+        lambda: model.updated(lengths, none, of).survival(lengths, cap - lengths, moments), 20
     )
     results["checkpoint_kB"] = round(len(json.dumps(model.to_json())) / 1e3)
     return results

@@ -226,9 +226,7 @@ def _common(
     left, own = evidence.minus(mean), float(variance.mean())
     siblings = max(evidence.num_scores / len(mean) - 1, 0)
     weight = 1 / (1 + siblings * own / (own + noise))
-    place = np.rint((np.clip(left.open, GRID[0], GRID[-1]) - GRID[0]) / (GRID[1] - GRID[0]))
-    opened = weight * np.bincount(place.astype(int), minlength=len(GRID))
-    opened *= 1 - spare / max(len(left.open), 1)
+    opened = _on_grid(left.open) * weight * (1 - spare / max(len(left.open), 1))
     count, total = weight * len(left.ended), weight * left.ended.sum()
     squares, weights = weight * (left.ended @ left.ended), opened.sum() + count
     usual = square = own + noise
@@ -245,6 +243,12 @@ def _common(
         spread = squares - 2 * shift * total + count * shift**2 + beyond
         square = (STRETCH_WEIGHT * usual + spread) / (STRETCH_WEIGHT + weights)
     return Common(float(shift), float(1 / curvature), float(square / usual))
+
+
+def _on_grid(scores: np.ndarray) -> np.ndarray:
+    """int[grid]: how many scores are nearest to each point of `GRID`."""
+    place = np.rint((np.clip(scores, GRID[0], GRID[-1]) - GRID[0]) / (GRID[1] - GRID[0]))
+    return np.bincount(place.astype(int), minlength=len(GRID))
 
 
 def _prompt_posterior(

@@ -20,7 +20,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Siblings:
-    """Which sequences of a rollout answer the same prompt, and how long the finished ones became."""
+    """Which sequences of a rollout answer the same prompt, and how long the ended ones became."""
 
     prompt: np.ndarray  # int[prompts], ids, each once
     of_live: np.ndarray  # int[live], index into `prompt` of each unfinished sequence

@@ -171,7 +171,7 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
         return rollout(requests, planner)
 
     monkeypatch.setattr(warm.engine, "rollout", spy)
-    warm.iterate(5, FixedLayout(DP8))
+    warm.iterate(5, FixedLayout(DP8), temperature=1.0)
     learned = warm.generator.lengths
     assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
     warm.generator.evaluate([Prompt(2, (3, 4), "", {})], temperature=0.0)
