@@ -45,7 +45,7 @@ from benchmarks.regret_cells import (
     replan_ms,
     run_cell,
 )
-from benchmarks.response_lengths import read
+from benchmarks.workloads import read
 
 
 def quantities(excess: np.ndarray) -> dict[str, float]:

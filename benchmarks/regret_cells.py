@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.kernel_files import KernelTables
 from benchmarks.kernel_tables import SPLITS, Composer
 from benchmarks.naive import NaiveThreshold
-from benchmarks.response_lengths import LengthData, read
+from benchmarks.workloads import LengthData, read
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset

@@ -1,85 +1,93 @@
-"""Real response lengths, split into a half to learn from and a half to replay."""
+"""Response lengths to test with: real ones from files, and hierarchies of prompts made of them.
+
+Knows files and random numbers. Does not know the length model.
+"""
 
 import csv
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from scipy.special import ndtr
 
-from benchmarks.kernel_files import NoData
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.simulator import Workload
-
-
-@dataclass(frozen=True)
-class LengthData:
-    """Responses with their prompts; the two halves have no response in common."""
-
-    name: str
-    prompts: np.ndarray  # int[responses], tokens
-    responses: np.ndarray  # int[responses], tokens
-    weights: np.ndarray  # float[responses], how often each occurred
-    cap: int  # longer responses are cut there
-
-    @property
-    def max_prompt(self) -> int:
-        return int(self.prompts.max())
-
-    def _half(self, number: int) -> np.ndarray:
-        return np.random.default_rng(17).permutation(len(self.responses))[number::2]
-
-    def fitted(self, cap: int | None = None) -> LengthModel:
-        """A length model of the first half."""
-        half, cap = self._half(0), cap or self.cap
-        count = np.round(self.weights[half]).astype(int)
-        lengths = np.minimum(np.repeat(self.responses[half], count), cap)
-        return LengthModel.empty(cap).updated(lengths, lengths >= cap)
-
-    def sample(self, size: int, seed: int) -> Workload:
-        """`size` sequences drawn from the second half, each on its own, with replacement."""
-        rng, half = np.random.default_rng((seed, size)), self._half(1)
-        share = self.weights[half] / self.weights[half].sum()
-        drawn = rng.choice(half, size, p=share)
-        return Workload(self.prompts[drawn], np.minimum(self.responses[drawn], self.cap), self.cap)
+FILES = {  # file, column of the length, column of a weight, cap in tokens
+    "math-l5, Qwen2.5-7B": ("zeroeval_math-l5_Qwen2.5-7B-Instruct.csv", "output_tokens", "", 4096),
+    "gsm8k, Qwen2-7B": ("zeroeval_gsm_Qwen2-7B-Instruct.csv", "output_tokens", "", 4096),
+    "ServeGen, DeepSeek-R1": (
+        "servegen_deepseek_r1_client35_output_hist.csv",
+        "output_tokens",
+        "weight_requests",
+        32_768,
+    ),
+    "Azure 2023, code": ("azure2023_code_lengths.csv", "generated_tokens", "", 4096),
+}
+STEP_LOGS = "verl_gsm8k_step_logs.csv"
+LARGEST_HALF = 1024
 
 
-def read(data: Path) -> dict[str, LengthData]:
-    """The four sets by name.
-
-    Raises:
-      NoData: the folder is missing.
-    """
-    folder = data / "lengths"
-    if not folder.is_dir():
-        raise NoData.of("response lengths", data, "lengths/")
-    math = _zeroeval("math", folder / "zeroeval_math-l5_Qwen2.5-7B-Instruct.csv")
-    code = _columns(folder / "azure2023_code_lengths.csv", "context_tokens", "generated_tokens")
-    r1 = _columns(
-        folder / "servegen_deepseek_r1_client35_output_hist.csv", "output_tokens", "weight_requests"
-    )
-    prompts = np.random.default_rng(3).choice(math.prompts, len(r1[0]))  # the histogram has none
-    return {
-        "math": math,
-        "gsm": _zeroeval("gsm", folder / "zeroeval_gsm_Qwen2-7B-Instruct.csv"),
-        "r1": LengthData("r1", prompts, r1[0].astype(int), r1[1], cap=16_384),
-        "code": _uniform("code", code[0], code[1], cap=2048),
-    }
-
-
-def _zeroeval(name: str, path: Path) -> LengthData:
-    return _uniform(name, *_columns(path, "prompt_tokens", "output_tokens"), cap=4096)
-
-
-def _uniform(name: str, prompts: np.ndarray, responses: np.ndarray, cap: int) -> LengthData:
-    said = responses >= 1
-    return LengthData(
-        name, prompts[said].astype(int), responses[said].astype(int), np.ones(said.sum()), cap
-    )
-
-
-def _columns(path: Path, *names: str) -> tuple[np.ndarray, ...]:
-    with path.open() as file:
+def columns(path: Path) -> dict[str, list[str]]:
+    with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    number: Callable[[str], float] = float
-    return tuple(np.array([number(row[name]) for row in rows]) for name in names)
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def real_lengths(folder: Path, name: str) -> tuple[np.ndarray, int]:
+    """Response lengths, int[responses] tokens, and the cap they were cut at."""
+    file, column, weight, cap = FILES[name]
+    table = columns(folder / file)
+    lengths = np.array(table[column], float).astype(int)
+    if weight:
+        lengths = np.repeat(lengths, np.rint(np.array(table[weight], float)).astype(int))
+    return np.clip(lengths, 1, cap), cap
+
+
+def halves(lengths: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """For fitting and for evaluation: no response is in both."""
+    shuffled = np.random.default_rng(seed).permutation(lengths)
+    half = min(len(lengths) // 2, LARGEST_HALF)
+    return shuffled[:half], shuffled[half : 2 * half]
+
+
+def logged_means(folder: Path) -> dict[str, tuple[list[float], int]]:
+    """Mean response length of each step of each logged run, tokens; and the longest ever."""
+    table = columns(folder / STEP_LOGS)
+    runs: dict[str, tuple[list[float], int]] = {}
+    for run in dict.fromkeys(table["run"]):
+        at = [i for i, name in enumerate(table["run"]) if name == run]
+        means = [float(table["response_length_mean"][i]) for i in at]
+        runs[run] = means, int(max(float(table["response_length_max"][i]) for i in at))
+    return runs
+
+
+def hierarchy(
+    rng: np.random.Generator, *, kind: str, share: float, persistence: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Epochs of 128 prompts with 8 samples: the quantile of each response, and its prompt."""
+    num_prompts, samples = 128, 8
+    of = np.repeat(np.arange(num_prompts), samples)
+    theta = rng.normal(0, 1, num_prompts)
+    spread = rng.lognormal(0, 0.4, num_prompts) if kind == "heavy" else np.ones(num_prompts)
+    spread /= np.sqrt(np.mean(spread**2))
+    while True:
+        fresh = rng.normal(0, 1, num_prompts)
+        theta = persistence * theta + np.sqrt(1 - persistence**2) * fresh
+        noise = rng.normal(0, 1, len(of))
+        if kind == "heavy":
+            noise = spread[of] * rng.standard_t(4, len(of)) / np.sqrt(2)
+        score = np.sqrt(share) * theta[of] + np.sqrt(1 - share) * noise
+        yield ndtr(score), of
+
+
+def at_quantiles(lengths: np.ndarray, quantile: np.ndarray) -> np.ndarray:
+    place = (quantile * len(lengths)).astype(int).clip(0, len(lengths) - 1)
+    return np.sort(lengths)[place]
+
+
+def scaled_to(lengths: np.ndarray, mean: float, cap: int) -> np.ndarray:
+    """All lengths times one number, so that cut at the cap they have that mean."""
+    low, high = 0.0, 100.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_short = np.minimum(middle * lengths, cap).mean() < mean
+        low, high = (middle, high) if is_short else (low, middle)
+    return np.clip(np.rint(high * lengths), 1, cap).astype(int)

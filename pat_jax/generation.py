@@ -64,7 +64,7 @@ class Generator:
             for sample in range(num_samples)
         ]
         completions, report = self._generate(requests)
-        self._learn(completions)
+        self._learn(requests, completions)
         groups = [
             _group(prompt, completions[i * num_samples : (i + 1) * num_samples])
             for i, prompt in enumerate(prompts)
@@ -100,12 +100,15 @@ class Generator:
             temperature=temperature,
             top_k=self.config.top_k,
             top_p=self.config.top_p,
+            # Ids of held-out prompts are their own: they would be taken for training prompts.
+            prompt_id=prompt.id if stream == TRAIN else None,
         )
 
-    def _learn(self, completions: Sequence[Completion]) -> None:
+    def _learn(self, requests: Sequence[Request], completions: Sequence[Completion]) -> None:
         lengths = np.array([len(done.tokens) for done in completions])
         is_cut = np.array([done.is_truncated for done in completions])
-        self.set_lengths(self.lengths.updated(lengths, is_cut))
+        prompt = np.array([request.prompt_id for request in requests])
+        self.set_lengths(self.lengths.updated(lengths, is_cut, prompt))
 
     def set_lengths(self, lengths: LengthModel) -> None:
         self.lengths = lengths

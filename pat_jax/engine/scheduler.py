@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.engine.state import BurstOutput, RowState
-from pat_jax.planning.types import Load
+from pat_jax.planning.types import Load, Siblings
 
 NO_ROW = -1
 
@@ -25,6 +25,7 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     ignore_eos: bool = False
+    prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Accounts:
         prompt_length: np.ndarray,  # int[sequences], tokens
         max_new_tokens: np.ndarray,  # int[sequences]
         *,
+        prompt_id: np.ndarray | None = None,  # int[sequences], where every prompt is known
         num_groups: int,
         rows_per_group: int,
     ):
@@ -53,6 +55,9 @@ class Accounts:
         self.end = self.prompt_length + np.asarray(max_new_tokens, np.int32)
         self.length = self.prompt_length.copy()
         self.is_done = np.zeros(len(self.length), bool)
+        self.has_prompt_ids = prompt_id is not None
+        ids = np.zeros(0, np.int64) if prompt_id is None else prompt_id
+        self.prompt_id, self.sibling = np.unique(ids, return_inverse=True)
         self.num_steps = 0  # decode steps so far
         self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
         # The samples of a prompt are neighbours: deal prompts out evenly by turns.
@@ -97,6 +102,17 @@ class Accounts:
             generated=self.length[live] - self.prompt_length[live],
             context=self.length[live] - 1,
             budget=self.end[live] - self.length[live],
+            siblings=self._siblings(live) if self.has_prompt_ids else None,
+        )
+
+    def _siblings(self, live: np.ndarray) -> Siblings:
+        done = np.flatnonzero(self.is_done)
+        return Siblings(
+            prompt=self.prompt_id,
+            of_live=self.sibling[live],
+            of_done=self.sibling[done],
+            done=self.length[done] - self.prompt_length[done],
+            is_cut=self.length[done] == self.end[done],
         )
 
     def _group(self, sequences: np.ndarray) -> np.ndarray:
@@ -170,9 +186,11 @@ class Scheduler(Accounts):
 
     def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):
         self.requests = requests
+        ids = [r.prompt_id for r in requests if r.prompt_id is not None]
         super().__init__(
             np.array([len(r.tokens) for r in requests], np.int32),
             np.array([r.max_new_tokens for r in requests], np.int32),
+            prompt_id=np.array(ids, np.int64) if len(ids) == len(requests) else None,
             num_groups=num_groups,
             rows_per_group=rows_per_group,
         )

@@ -1,64 +1,250 @@
-"""How long will it go on? The survival curve of response lengths, from the responses seen so far."""
+"""How long will it go on? Survival of the running responses, from all that was seen so far.
 
-from dataclasses import dataclass, replace
+Three parts, each in a file of its own: the `Baseline` distribution of lengths (Kaplan-Meier, with a
+prior), the `LengthTrend` of its level over iterations, and the `PromptEffects` that tell a response
+from its prompt's earlier ones and its siblings. Plans nothing; knows no device.
+"""
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
+
+from pat_jax.errors import UserError
+from pat_jax.planning.baseline import SMALLEST, Baseline
+from pat_jax.planning.length_trend import LengthTrend
+from pat_jax.planning.prompt_effects import Evidence, PromptEffects
+from pat_jax.planning.types import Siblings
+
+VERSION = 2  # of the JSON
+STRANGERS = 0.02  # share of responses that have nothing to do with their prompt
+SHIFT_DOUBT = 0.1  # standard deviation of a rollout's shift that no trend tells, in scores
+EXACT_ROWS = 256  # more sequences than that share curves with others much like them
+STEPS_PER_SCORE = 8  # to which scores are rounded then
 
 
 @dataclass(frozen=True)
 class LengthModel:
-    """Kaplan-Meier with a prior and a half-life.
+    """A value: `updated` with each rollout, asked for `survival` at each plan."""
 
-    A response that was cut at the cap counts as still running there (censored), not as ended. The
-    prior is a constant hazard worth `prior_weight` responses at every length: it speaks where
-    nothing has been seen.
-    """
-
-    ended: np.ndarray  # float64[cap + 1], responses that ended with exactly this many tokens
-    cut: np.ndarray  # float64[cap + 1], responses cut there
-    prior_weight: float = 2.0
-    keep: float = 0.8  # weight of the past at each update: lengths drift while a policy learns
+    baseline: Baseline
+    trend: LengthTrend = field(default_factory=LengthTrend)
+    effects: PromptEffects = field(default_factory=PromptEffects)
+    keep: float = 0.8  # weight of the past at each update: the distribution's shape drifts, too
 
     @classmethod
-    def empty(cls, cap: int) -> "LengthModel":
-        return cls(np.zeros(cap + 1), np.zeros(cap + 1))
+    def empty(cls, cap: int, prior_weight: float = 2.0) -> "LengthModel":
+        """Nothing seen yet.
+
+        Args:
+          cap: the most tokens of a response.
+          prior_weight: responses that the prior is worth; more than 0.
+        """
+        return cls(Baseline.empty(cap, prior_weight))
 
     @property
     def cap(self) -> int:
-        return len(self.ended) - 1
+        return self.baseline.cap
 
-    def updated(self, lengths: np.ndarray, is_cut: np.ndarray) -> "LengthModel":
-        """With one more rollout's response lengths, int[responses], and whether each was cut."""
+    @property
+    def shift_variance(self) -> float:
+        """Of the next rollout's scores as a whole."""
+        scale = max(self.baseline.scale, 0.01)
+        return self.trend.level_variance / scale**2 + SHIFT_DOUBT**2
 
-        def count(which: np.ndarray) -> np.ndarray:
-            return np.bincount(np.minimum(lengths[which], self.cap), minlength=self.cap + 1)
+    def updated(
+        self, lengths: np.ndarray, is_cut: np.ndarray, prompt: np.ndarray | None = None
+    ) -> "LengthModel":
+        """With one more rollout's responses.
 
-        return replace(
-            self,
-            ended=self.keep * self.ended + count(~is_cut),
-            cut=self.keep * self.cut + count(is_cut),
+        Args:
+          lengths: int[responses], tokens.
+          is_cut: bool[responses], stopped by the cap and not by the policy.
+          prompt: int[responses], ids of their prompts; without, no prompt is learned about.
+        """
+        if not len(lengths):
+            return self
+        ids, prompt_of = np.unique(
+            np.arange(len(lengths)) if prompt is None else prompt, return_inverse=True
         )
+        rollout = Baseline.empty(self.cap).plus(lengths, is_cut, level=0.0)
+        shift = 0.0 if not self.baseline.at_risk[0] else self.baseline.shift_to(rollout)
+        trend = self.trend
+        if shift is not None:
+            trend = trend.observed(shift, self._level_noise(rollout, len(ids)))
+        baseline = self.baseline.faded(self.keep).plus(lengths, is_cut, trend.level)
+        model = replace(self, baseline=baseline, trend=trend)
+        if prompt is not None:
+            evidence = model._evidence(lengths, is_cut, prompt_of)
+            effects = self.effects.updated(ids, evidence, model.shift_variance, self.keep)
+            model = replace(model, effects=effects)
+        return replace(model, trend=trend.next(largest=float(np.log(self.cap))))
 
-    def log_survival(self) -> np.ndarray:
-        """log P(length > t), float64[cap + 1] (Kaplan and Meier 1958, eq. 2b, with a prior)."""
-        leaving = self.ended + self.cut
-        at_risk = leaving[::-1].cumsum()[::-1]
-        prior_hazard = 2.0 / max(self.cap, 1)
-        hazard = (self.ended + self.prior_weight * prior_hazard) / (at_risk + self.prior_weight)
-        return np.cumsum(np.log1p(-np.minimum(hazard, 1 - 1e-12)))
+    def _level_noise(self, rollout: Baseline, num_prompts: int) -> float:
+        """Variance of a measured level, log tokens squared: that of the mean of all responses."""
+        share = self.effects.share
+        per_prompt = rollout.at_risk[0] / num_prompts
+        own = (share + (1 - share) / per_prompt) / num_prompts
+        return max(rollout.scale, 0.01) ** 2 * own
 
     def survival(
-        self, generated: np.ndarray, budget: np.ndarray, moments: np.ndarray
+        self,
+        generated: np.ndarray,
+        budget: np.ndarray,
+        moments: np.ndarray,
+        siblings: Siblings | None = None,
     ) -> np.ndarray:
-        """P(still live after `moments` more steps), float64[sequences, moments]."""
-        log_survival = self.log_survival()  # live with t tokens means: longer than t
-        later = np.minimum(generated[:, None] + moments[None, :], self.cap)
-        alive = np.exp(log_survival[later] - log_survival[np.minimum(generated, self.cap)][:, None])
-        return np.where(moments[None, :] < budget[:, None], alive, 0.0)
+        """P(still live after so many more steps), float64[live, moments].
 
-    def to_json(self) -> dict:
-        return {"ended": self.ended.tolist(), "cut": self.cut.tolist()}
+        Args:
+          generated: int[live], tokens so far of sequences that are live with them.
+          budget: int[live], tokens they may still sample; nothing lives beyond.
+          moments: int[moments], steps from now.
+          siblings: what else is known of this rollout; without it every prompt is a stranger.
+        """
+        if siblings is None:
+            mean, spread = np.zeros(len(generated)), np.ones(len(generated))
+        else:
+            mean, spread = self._outlook(generated, siblings)
+        rows, row_of = _alike(
+            generated, mean, spread, self._scores[np.minimum(generated, self.cap)]
+        )
+        alive = self._curves(*rows, moments, are_strangers=siblings is None)[row_of]
+        late = np.flatnonzero(moments >= budget.min(initial=self.cap))
+        alive[:, late] *= moments[None, late] < budget[:, None]
+        return alive
+
+    def _outlook(self, generated: np.ndarray, siblings: Siblings) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each running sequence's score, float64[live] each."""
+        lengths = np.concatenate([generated, siblings.done])
+        is_open = np.concatenate([np.ones(len(generated), bool), siblings.is_cut])
+        prompt_of = np.concatenate([siblings.of_live, siblings.of_done])
+        evidence = self._evidence(lengths, is_open, prompt_of)
+        mean, variance = self.effects.outlook(siblings.prompt, evidence, self.shift_variance)
+        return mean[siblings.of_live], np.sqrt(variance)[siblings.of_live]
+
+    def _evidence(
+        self, lengths: np.ndarray, is_open: np.ndarray, prompt_of: np.ndarray
+    ) -> Evidence:
+        bins = self._bin_of[np.minimum(lengths, self.cap)]
+        ended, opened = bins[~is_open], bins[is_open]
+        return Evidence(
+            self.baseline.end_scores[ended],
+            prompt_of[~is_open],
+            self.baseline.scores[opened],
+            prompt_of[is_open],
+        )
+
+    @cached_property
+    def _bin_of(self) -> np.ndarray:
+        """int[cap + 1], the baseline's bin of each number of tokens."""
+        return self.baseline.bins(np.arange(self.cap + 1), self.trend.level)
+
+    @cached_property
+    def _alive(self) -> np.ndarray:
+        """P(longer than so many tokens), float64[cap + 1]."""
+        return np.maximum(np.exp(self.baseline.log_survival), SMALLEST)[self._bin_of]
+
+    @cached_property
+    def _scores(self) -> np.ndarray:
+        """Normal score of living with so many tokens, float64[cap + 1]."""
+        return self.baseline.scores[self._bin_of]
+
+    def _curves(
+        self,
+        generated: np.ndarray,
+        mean: np.ndarray,
+        spread: np.ndarray,
+        moments: np.ndarray,
+        *,
+        are_strangers: bool,
+    ) -> np.ndarray:
+        """P(live after each moment | live now), float64[rows, moments].
+
+        Live with t tokens means longer than t. A few strangers among the responses keep a long life
+        from being impossible: a sequence that outlives all that its prompt let expect is one.
+        """
+        moments = np.concatenate([[0], moments])
+        tokens = np.minimum(generated[:, None] + moments[None, :], self.cap)
+        alive = self._alive[tokens]
+        if not are_strangers:
+            known = ndtr((mean[:, None] - self._scores[tokens]) / spread[:, None])
+            alive = (1 - STRANGERS) * known + STRANGERS * alive
+        return alive[:, 1:] / alive[:, :1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and lists that say everything; floats survive JSON exactly."""
+        return {
+            "version": VERSION,
+            "keep": self.keep,
+            "cap": self.baseline.cap,
+            "prior_weight": self.baseline.prior_weight,
+            "ended": self.baseline.ended.tolist(),
+            "cut": self.baseline.cut.tolist(),
+            "trend": asdict(self.trend),
+            "effects": {
+                name: value.tolist() if isinstance(value, np.ndarray) else value
+                for name, value in asdict(self.effects).items()
+            },
+        }
 
     @classmethod
-    def from_json(cls, data: dict) -> "LengthModel":
-        return cls(np.array(data["ended"], float), np.array(data["cut"], float))
+    def from_json(cls, data: dict[str, Any]) -> "LengthModel":
+        """
+        Raises:
+          UserError: it was written by another version.
+        """
+        if data.get("version") != VERSION:
+            raise UserError(
+                f"the length model was saved as version {data.get('version', 1)}, this is version "
+                f"{VERSION}: start the run afresh, or resume it with the pat_jax that wrote it."
+            )
+        ended, cut = (np.array(data[name], float) for name in ("ended", "cut"))
+        effects = dict(data["effects"])
+        effects["prompt"] = np.array(effects["prompt"], np.int64)
+        for name in ("mean", "variance"):
+            effects[name] = np.array(effects[name], float)
+        return cls(
+            Baseline(ended, cut, data["cap"], data["prior_weight"]),
+            LengthTrend(**data["trend"]),
+            PromptEffects(**effects),
+            data["keep"],
+        )
+
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens so far, mean and spread of the score
+
+
+def _alike(
+    generated: np.ndarray, mean: np.ndarray, spread: np.ndarray, score: np.ndarray
+) -> tuple[Rows, np.ndarray]:
+    """Sequences with much the same curve, as one row each; and the row of each sequence.
+
+    Few sequences, which is where plans are decided, get curves of their own. Of many, mean, spread
+    and (where they differ) tokens so far are rounded, the last on the axis of their score.
+    """
+    if len(generated) <= EXACT_ROWS:
+        return (generated, mean, spread), np.arange(len(generated))
+    codes = [_level(mean, -6, 6), _level(spread, 0, 2)]
+    if (generated != generated[0]).any():
+        codes.append(_level(score, -5, 5))
+    key, sizes = np.zeros(len(generated), np.int64), 1
+    for code, size in codes:
+        key, sizes = key * size + code, sizes * size
+    is_used = np.zeros(sizes, bool)
+    is_used[key] = True
+    used = np.flatnonzero(is_used)
+    place = np.empty(sizes, np.int32)
+    place[used] = np.arange(len(used))
+    row_of = place[key]
+    count = np.bincount(row_of)
+    means = [np.bincount(row_of, value) / count for value in (generated, mean, spread)]
+    return (np.rint(means[0]).astype(int), means[1], means[2]), row_of
+
+
+def _level(value: np.ndarray, low: float, high: float) -> tuple[np.ndarray, int]:
+    """Which step of 1 / STEPS_PER_SCORE each value falls on, and how many there are."""
+    step = np.rint((np.clip(value, low, high) - low) * STEPS_PER_SCORE).astype(np.int64)
+    return step, int((high - low) * STEPS_PER_SCORE) + 1

@@ -19,6 +19,17 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Siblings:
+    """Which sequences of a rollout answer the same prompt, and how long the ended ones became."""
+
+    prompt: np.ndarray  # int[prompts], ids, each once
+    of_live: np.ndarray  # int[live], index into `prompt` of each unfinished sequence
+    of_done: np.ndarray  # int[done], and of each finished one
+    done: np.ndarray  # int[done], tokens of their responses
+    is_cut: np.ndarray  # bool[done], stopped at the most tokens allowed
+
+
+@dataclass(frozen=True)
 class Load:
     """The unfinished sequences, one entry each, and where they sit."""
 
@@ -26,6 +37,7 @@ class Load:
     generated: np.ndarray  # int[live], tokens sampled so far
     context: np.ndarray  # int[live], tokens in the KV cache: prompt and response
     budget: np.ndarray  # int[live], tokens that may still be sampled
+    siblings: Siblings | None = None  # where every sequence is of a known prompt
 
     @property
     def live(self) -> int:

@@ -144,6 +144,23 @@ def test_planning_by_the_measured_costs_compiles_nothing(warm):
     assert events == []
 
 
+def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeypatch):
+    asked = []
+    rollout = warm.engine.rollout
+
+    def spy(requests, planner):
+        asked.append({request.prompt_id for request in requests})
+        return rollout(requests, planner)
+
+    monkeypatch.setattr(warm.engine, "rollout", spy)
+    warm.iterate(5, FixedLayout(DP8), temperature=1.0)
+    learned = warm.generator.lengths
+    assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
+    warm.generator.evaluate([Prompt(2, (3, 4), "", {})], temperature=0.0)
+    assert warm.generator.lengths is learned
+    assert asked == [{0, 1, 2, 3}, {None}]  # prompt 2 of the held-out ones is another
+
+
 def test_the_profile_covers_what_a_rollout_runs(warm):
     """Every table of the latency model: all layouts, all pairs, all buckets, no zeros."""
     latency, buckets = warm.latency, warm.engine.catalogue.buckets

@@ -1,7 +1,7 @@
 """The scheduler's accounts, held against a cache of labels that follows the same moves."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -34,7 +34,15 @@ EMPTY, BURST = -1, 4
 def make_request(number: int, prompt_length: int, max_new_tokens: int) -> Request:
     key = np.array([number, 7], np.uint32)
     tokens = tuple(range(100 * number, 100 * number + prompt_length))
-    return Request(tokens, key, max_new_tokens, temperature=number / 4, top_k=number, top_p=0.5)
+    return Request(
+        tokens,
+        key,
+        max_new_tokens,
+        temperature=number / 4,
+        top_k=number,
+        top_p=0.5,
+        prompt_id=90 - number // 2,
+    )
 
 
 class Moves(RuleBasedStateMachine):
@@ -156,6 +164,13 @@ class Moves(RuleBasedStateMachine):
             assert rows.key[row].tolist() == request.key.tolist()
             assert (rows.temperature[row], rows.top_k[row]) == (request.temperature, request.top_k)
             assert load.group[n] == row // self.scheduler.rows_per_group
+            assert load.siblings.prompt[load.siblings.of_live[n]] == request.prompt_id
+        siblings, done = load.siblings, np.flatnonzero(self.scheduler.is_done)
+        for n, i in enumerate(done):
+            assert siblings.prompt[siblings.of_done[n]] == self.requests[i].prompt_id
+            assert siblings.done[n] == len(self.said[i])
+            assert siblings.is_cut[n] == (len(self.said[i]) == self.requests[i].max_new_tokens)
+        assert len(siblings.done) == len(done) and len(siblings.of_live) == load.live
 
 
 TestMoves = Moves.TestCase
@@ -164,6 +179,13 @@ TestMoves = Moves.TestCase
 def make_scheduler(count: int, num_groups: int, rows: int) -> Scheduler:
     requests = [make_request(i, 2, 5) for i in range(count)]
     return Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+
+
+def test_a_request_of_no_known_prompt_leaves_all_strangers():
+    requests = [make_request(0, 2, 5), replace(make_request(1, 2, 5), prompt_id=None)]
+    for some, is_known in ((requests[:1], True), (requests, False), ([], True)):
+        scheduler = Scheduler(some, num_groups=1, rows_per_group=2)
+        assert (scheduler.load().siblings is not None) == is_known
 
 
 def test_sequences_are_dealt_out_evenly():

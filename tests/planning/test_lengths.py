@@ -1,126 +1,277 @@
-"""The length model against Kaplan and Meier's estimator, worked out response by response."""
+"""The length model as the planner uses it: survival curves, what they are conditional on, JSON."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pat_jax.errors import UserError
+from pat_jax.planning import lengths as lengths_module
 from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.types import Siblings
 
-CAP = 12
-responses = st.lists(st.tuples(st.integers(1, CAP), st.booleans()), min_size=1, max_size=40)
-
-
-def learned(pairs, prior_weight: float = 1e-9) -> LengthModel:
-    lengths, is_cut = np.array([n for n, _ in pairs]), np.array([cut for _, cut in pairs])
-    empty = LengthModel(np.zeros(CAP + 1), np.zeros(CAP + 1), prior_weight=prior_weight)
-    return empty.updated(lengths, is_cut)
+CAP = 60
+responses = st.lists(
+    st.tuples(st.integers(1, CAP), st.booleans(), st.integers(0, 5)), min_size=1, max_size=30
+)
 
 
-def kaplan_meier(pairs, t: int) -> float:
-    """P(length > t): the product over the moments of an end, each response looked at."""
-    survival = 1.0
-    for moment in range(t + 1):
-        at_risk = sum(length >= moment for length, _ in pairs)
-        ended = sum(length == moment and not cut for length, cut in pairs)
-        if ended:
-            survival *= 1 - ended / at_risk
-    return survival
+def learned(*rollouts, cap: int = CAP, prior_weight: float = 2.0) -> LengthModel:
+    """From rollouts of (length, is cut, prompt)."""
+    model = LengthModel.empty(cap, prior_weight)
+    for rollout in rollouts:
+        lengths, is_cut, prompt = (np.array(column) for column in zip(*rollout, strict=True))
+        model = model.updated(lengths, is_cut, prompt)
+    return model
 
 
-@given(responses)
-def test_without_a_prior_it_is_kaplan_and_meiers(pairs):
-    model = learned(pairs)
-    survival = np.exp(model.log_survival())
-    seen = max(length for length, _ in pairs)
-    expected = [kaplan_meier(pairs, t) for t in range(seen + 1)]
-    np.testing.assert_allclose(survival[: seen + 1], expected, atol=1e-6)
-
-
-def test_a_textbook_example():
-    """Kaplan and Meier 1958, table 1 in its own units: ends at 1, 3, 4, 5; cut at 2, 6, 7, 8."""
-    pairs = [(1, False), (2, True), (3, False), (4, False), (5, False)]
-    pairs += [(6, True), (7, True), (8, True)]
-    survival = np.exp(learned(pairs, prior_weight=1e-12).log_survival())
-    expected = [1, 7 / 8, 7 / 8, 7 / 8 * 5 / 6, 7 / 8 * 4 / 6, 7 / 8 * 3 / 6]
-    np.testing.assert_allclose(survival[:6], expected, atol=1e-9)
-    np.testing.assert_allclose(survival[6:9], expected[5], atol=1e-9)
-
-
-def test_a_cut_response_counts_as_still_running():
-    ended = learned([(5, False)] * 10)
-    cut = learned([(5, False)] * 5 + [(5, True)] * 5)
-    later = np.array([5])
-    one = np.array([0])
-    budget = np.array([100])
-    assert ended.survival(one, budget, later) < 0.01
-    assert cut.survival(one, budget, later) == pytest.approx(0.5)
-
-
-@given(responses, st.floats(0.01, 10))
-def test_survival_falls_from_one(pairs, prior_weight):
-    survival = np.exp(learned(pairs, prior_weight).log_survival())
-    assert survival[0] <= 1 and (np.diff(survival) <= 1e-12).all() and survival[-1] >= 0
-    alive = learned(pairs, prior_weight).survival(
-        np.array([0, 3]), np.array([CAP, 5]), np.arange(CAP + 1)
+def siblings(of_live, done=(), of_done=(), is_cut=None, prompt=None) -> Siblings:
+    of_live, of_done = np.array(of_live, int), np.array(of_done, int)
+    count = max(of_live.max(initial=-1), of_done.max(initial=-1)) + 1
+    return Siblings(
+        prompt=np.arange(count) if prompt is None else np.array(prompt),
+        of_live=of_live,
+        of_done=of_done,
+        done=np.array(done, int),
+        is_cut=np.zeros(len(done), bool) if is_cut is None else np.array(is_cut, bool),
     )
-    np.testing.assert_array_equal(alive[:, 0], 1.0)
-    assert (np.diff(alive, axis=1) <= 1e-12).all() and (alive >= 0).all()
-    assert (alive[0, CAP:] == 0).all() and (alive[1, 5:] == 0).all()  # no longer than its budget
 
 
-@given(responses, st.integers(0, CAP - 1), st.integers(0, CAP))
-def test_survival_is_conditional_on_what_was_generated(pairs, generated, moment):
-    """Live with `generated` tokens means: longer than that."""
-    model = learned(pairs, prior_weight=0.5)
-    longer = np.exp(model.log_survival())
-    later = min(generated + moment, CAP)
-    expected = longer[later] / longer[generated] if longer[generated] else 0.0
-    alive = model.survival(np.array([generated]), np.array([1000]), np.array([moment]))[0, 0]
-    assert alive == pytest.approx(expected, abs=1e-9)
+def log_normal(rng: np.random.Generator, count: int, median: float = 300.0) -> np.ndarray:
+    return np.maximum(rng.lognormal(np.log(median), 0.6, count), 1).astype(int)
 
 
-def test_the_token_at_which_all_ended_ends_the_next_one_too():
-    model = learned([(6, False)] * 1000, prior_weight=1e-6)
-    alive = model.survival(np.array([5]), np.array([100]), np.array([0, 1, 2]))
-    np.testing.assert_allclose(alive, [[1.0, 0.0, 0.0]], atol=1e-6)
-    alive = model.survival(np.array([4]), np.array([100]), np.array([0, 1, 2]))
-    np.testing.assert_allclose(alive, [[1.0, 1.0, 0.0]], atol=1e-6)
+@pytest.fixture(scope="module")
+def experienced() -> LengthModel:
+    """Two epochs of 100 prompts, 8 samples each; a prompt's lengths are much alike."""
+    rng, model = np.random.default_rng(3), LengthModel.empty(4096)
+    level = rng.lognormal(np.log(300), 0.5, 100)
+    for _ in range(2):
+        lengths = np.repeat(level, 8) * rng.lognormal(0, 0.3, 800)
+        model = model.updated(
+            lengths.astype(int), np.zeros(800, bool), np.repeat(np.arange(100), 8)
+        )
+    return model
 
 
-def test_with_nothing_seen_the_prior_speaks():
-    """A constant hazard: forgetful, and some still run at the cap."""
-    survival = np.exp(LengthModel.empty(1000).log_survival())
-    hazard = 1 - survival[1:] / survival[:-1]
-    np.testing.assert_allclose(hazard, hazard[0])
-    assert 0.1 < survival[-1] < 0.2
+class TestSurvival:
+    moments = np.arange(0, 2 * CAP, 3)
+
+    @settings(max_examples=60)
+    @given(responses, responses, st.data())
+    def test_it_falls_from_one_to_nothing_beyond_the_budget(self, first, second, data):
+        model = learned(first, second)
+        live = data.draw(
+            st.lists(
+                st.tuples(st.integers(0, CAP), st.integers(1, 2 * CAP), st.integers(0, 4)),
+                min_size=1,
+                max_size=8,
+            )
+        )
+        done = data.draw(
+            st.lists(st.tuples(st.integers(1, CAP), st.integers(0, 4), st.booleans()), max_size=8)
+        )
+        generated, budget, of_live = (np.array(column) for column in zip(*live, strict=True))
+        known = siblings(
+            of_live, [d for d, _, _ in done], [p for _, p, _ in done], [c for _, _, c in done]
+        )
+        for given_siblings in (None, known):
+            alive = model.survival(generated, budget, self.moments, given_siblings)
+            assert alive.shape == (len(live), len(self.moments)) and np.isfinite(alive).all()
+            np.testing.assert_array_equal(alive[:, 0], 1.0)
+            assert (np.diff(alive, axis=1) <= 1e-12).all() and (alive >= 0).all()
+            assert (alive[self.moments[None, :] >= budget[:, None]] == 0).all()
+
+    @given(responses, st.integers(0, CAP - 1), st.integers(0, CAP))
+    def test_it_is_conditional_on_what_was_generated(self, rollout, generated, moment):
+        """Live with `generated` tokens means: longer than that. A ratio of Kaplan-Meier's."""
+        model = learned(rollout, prior_weight=0.5)
+        longer = model.survival(np.array([0]), np.array([1000]), np.arange(CAP + 1))[0]
+        later = min(generated + moment, CAP)
+        alive = model.survival(np.array([generated]), np.array([1000]), np.array([moment]))[0, 0]
+        assert alive == pytest.approx(longer[later] / longer[generated], abs=1e-9)
+
+    def test_a_cut_response_counts_as_still_running(self):
+        ended = learned([(5, False, i) for i in range(10)], prior_weight=1e-9)
+        cut = learned([(5, i % 2 == 0, i) for i in range(10)], prior_weight=1e-9)
+        ask = np.array([0]), np.array([100]), np.array([5])
+        assert ended.survival(*ask) < 0.01
+        assert cut.survival(*ask) == pytest.approx(0.5)
+
+    def test_the_token_at_which_all_ended_ends_the_next_one_too(self):
+        model = learned([(6, False, i) for i in range(1000)], prior_weight=1e-6)
+        alive = model.survival(np.array([5]), np.array([100]), np.array([0, 1, 2]))
+        np.testing.assert_allclose(alive, [[1.0, 0.0, 0.0]], atol=1e-6)
+        alive = model.survival(np.array([4]), np.array([100]), np.array([0, 1, 2]))
+        np.testing.assert_allclose(alive, [[1.0, 1.0, 0.0]], atol=1e-6)
+
+    def test_with_nothing_known_of_siblings_it_is_the_same_curve(self, experienced):
+        """A new prompt with one running sample: no news, but for the few that are strangers."""
+        calm = replace(experienced, trend=replace(experienced.trend, level_variance=1e-12))
+        ask = np.array([0]), np.array([4096]), np.arange(0, 4000, 100)
+        alone = calm.survival(*ask, siblings([0], prompt=[12345]))
+        np.testing.assert_allclose(alone, calm.survival(*ask), atol=0.01)
 
 
-def test_the_past_fades():
-    model = LengthModel.empty(CAP)
-    short, long = np.full(50, 2), np.full(50, 11)
-    none = np.zeros(50, bool)
-    for lengths in [short] * 5 + [long] * 12:
-        model = model.updated(lengths, none)
-    alive = model.survival(np.array([0]), np.array([100]), np.array([6]))[0, 0]
-    fresh = (
-        LengthModel.empty(CAP)
-        .updated(long, none)
-        .survival(np.array([0]), np.array([100]), np.array([6]))
-    )
-    assert 0.85 < alive < 1
-    assert alive == pytest.approx(fresh[0, 0], abs=0.1)
-    assert model.ended[11] < 50 / (1 - model.keep)
+class TestSiblings:
+    ask = np.array([200]), np.array([4096]), np.arange(0, 2000, 50)
+
+    def expected(self, model: LengthModel, known: Siblings) -> float:
+        return model.survival(*self.ask, known)[0].sum()
+
+    @given(st.integers(200, 900), st.integers(1, 7))
+    def test_longer_finished_siblings_mean_longer(self, experienced, length, count):
+        prompt = [777]
+        one, two = (
+            self.expected(experienced, siblings([0], [n] * count, [0] * count, prompt=prompt))
+            for n in (length, int(1.3 * length))
+        )
+        assert two > one
+
+    def test_cut_siblings_mean_longer_than_ended_ones(self, experienced):
+        ended = siblings([0], [400] * 3, [0] * 3, prompt=[777])
+        cut = replace(ended, is_cut=np.ones(3, bool))
+        assert self.expected(experienced, cut) > 1.1 * self.expected(experienced, ended)
+
+    def test_running_siblings_mean_longer(self, experienced):
+        """Late, with none of eight done, each will take longer than one that runs alone."""
+        late, budget, moments = 900, 4096, np.arange(0, 2000, 50)
+        one = experienced.survival(
+            np.array([late]), np.array([budget]), moments, siblings([0], prompt=[777])
+        )
+        eight = experienced.survival(
+            np.full(8, late), np.full(8, budget), moments, siblings([0] * 8, prompt=[777])
+        )
+        assert eight[0].sum() > 1.1 * one[0].sum()
+
+    def test_a_prompt_with_long_answers_before_means_longer(self, experienced):
+        order = np.argsort(experienced.effects.mean)
+        remaining = [
+            self.expected(experienced, siblings([0], prompt=[experienced.effects.prompt[i]]))
+            for i in order
+        ]
+        assert remaining[-1] > 2 * remaining[0]
+        assert (np.diff(remaining) > -0.5).mean() > 0.95  # all but ordered: variances differ
+
+    def test_what_outlives_all_its_siblings_by_far_is_a_stranger(self, experienced):
+        known = siblings([0], [100] * 7, [0] * 7, prompt=[777])
+        alive = experienced.survival(np.array([1500]), np.array([9999]), np.array([300]), known)
+        alone = experienced.survival(np.array([1500]), np.array([9999]), np.array([300]))
+        assert alive[0, 0] == pytest.approx(alone[0, 0], abs=0.1)
+
+    def test_when_all_others_end_late_the_rest_is_expected_to(self, experienced):
+        """Prompts of their own, all longer than expected: the rollout as a whole has shifted."""
+        others = np.arange(1, 65)
+        shifted, usual = (
+            self.expected(
+                experienced,
+                siblings([0], np.full(64, n), others, prompt=np.arange(1000, 1065)),
+            )
+            for n in (600, 300)
+        )
+        assert shifted > 2.2 * usual
+
+
+class TestTrend:
+    @staticmethod
+    def grown(rate: float, iterations: int = 25) -> LengthModel:
+        rng, model = np.random.default_rng(1), LengthModel.empty(8192)
+        for i in range(iterations):
+            lengths = np.rint(np.exp(rate * i) * rng.lognormal(5, 0.5, 512)).astype(int)
+            model = model.updated(lengths, np.zeros(512, bool))
+        return model
+
+    @pytest.mark.parametrize("rate", [0.0, 0.03, -0.03])
+    def test_the_next_iterations_lengths_are_expected_and_not_the_last_ones(self, rate):
+        model = self.grown(rate)
+        median = np.exp(5 + rate * 25)
+        alive = model.survival(np.array([0]), np.array([8192]), np.array([round(median)]))[0, 0]
+        assert alive == pytest.approx(0.5, abs=0.03)
+
+    def test_a_sudden_change_is_followed(self):
+        rng, model = np.random.default_rng(2), LengthModel.empty(8192)
+        for median in [100] * 6 + [400] * 4:
+            model = model.updated(log_normal(rng, 512, median), np.zeros(512, bool))
+        alive = model.survival(np.array([0]), np.array([8192]), np.array([400]))[0, 0]
+        assert 0.35 < alive < 0.65
+
+
+class TestManySequences:
+    """More than `EXACT_ROWS` share curves: nearly the same numbers, the same promises."""
+
+    @pytest.mark.parametrize("is_ragged", [False, True])
+    def test_shared_curves_are_nearly_their_own(self, experienced, is_ragged, monkeypatch):
+        rng, count = np.random.default_rng(4), 4096
+        generated = rng.integers(0, 800, count) if is_ragged else np.full(count, 250)
+        known = siblings(
+            np.repeat(np.arange(512), 8),
+            log_normal(rng, 600),
+            rng.integers(0, 512, 600),
+        )
+        ask = generated, 4096 - generated, np.arange(0, 3000, 60), known
+        shared = experienced.survival(*ask)
+        monkeypatch.setattr(lengths_module, "EXACT_ROWS", count)
+        exact = experienced.survival(*ask)
+        assert np.abs(shared - exact).max() < (0.25 if is_ragged else 0.08)
+        assert np.abs(shared - exact).mean() < 0.005
+        assert np.abs(shared.sum(axis=0) - exact.sum(axis=0)).max() < 0.002 * count
+
+    def test_budgets_are_kept_to_the_token(self, experienced):
+        budget = np.arange(1, 1001)
+        moments = np.arange(0, 1200, 7)
+        alive = experienced.survival(np.full(1000, 9), budget, moments)
+        assert (alive[moments[None, :] >= budget[:, None]] == 0).all()
+        assert (alive[:, 0] == 1).all()
+
+
+class TestJson:
+    @given(responses, responses)
+    def test_a_model_comes_back_exactly_and_goes_on_alike(self, first, second):
+        model = replace(learned(first, prior_weight=0.7), keep=0.6)
+        back = LengthModel.from_json(json.loads(json.dumps(model.to_json())))
+        assert back.to_json() == model.to_json()
+        lengths, is_cut, prompt = (np.array(column) for column in zip(*second, strict=True))
+        after, after_back = (m.updated(lengths, is_cut, prompt) for m in (model, back))
+        assert after.to_json() == after_back.to_json()
+        known = siblings([0, 1, 2], [7], [1])
+        ask = np.array([3, 4, 5]), np.array([50, 50, 50]), np.arange(50), known
+        np.testing.assert_array_equal(after.survival(*ask), after_back.survival(*ask))
+
+    def test_everything_is_in_it(self, experienced):
+        """A field that is left out would come back as its default."""
+        text = json.dumps(experienced.to_json())
+        back = LengthModel.from_json(json.loads(text))
+        for part in ("baseline", "trend", "effects"):
+            one, two = getattr(experienced, part), getattr(back, part)
+            for name in type(one).__dataclass_fields__:
+                np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+        assert back.keep == experienced.keep and len(text) < 200_000
+
+    def test_another_version_is_refused(self):
+        with pytest.raises(UserError, match="version 1, this is version 2"):
+            LengthModel.from_json({"ended": [0.0], "cut": [0.0]})
+
+
+def test_the_model_is_a_value(experienced):
+    before = json.dumps(experienced.to_json())
+    experienced.updated(np.array([5, 9]), np.array([False, True]), np.array([3, 200_000]))
+    assert json.dumps(experienced.to_json()) == before
+    assert experienced.updated(np.zeros(0, int), np.zeros(0, bool)) is experienced
 
 
 def test_lengths_beyond_the_cap_count_at_the_cap():
     model = LengthModel.empty(CAP).updated(np.array([CAP + 5, 3]), np.array([True, False]))
-    assert (model.cut[CAP], model.ended[3], model.cap) == (1, 1, CAP)
+    at = model.baseline.bins(np.array([CAP, 3]), 0.0)
+    assert (model.baseline.cut[at[0]], model.baseline.ended[at[1]]) == (1, 1)
 
 
-def test_a_model_comes_back_from_json():
-    model = learned([(3, False), (7, True), (7, False)], prior_weight=2.0)
-    back = LengthModel.from_json(json.loads(json.dumps(model.to_json())))
-    np.testing.assert_array_equal(back.log_survival(), model.log_survival())
+def test_the_past_fades():
+    model, none = LengthModel.empty(CAP), np.zeros(50, bool)
+    for length in [8] * 5 + [44] * 20:
+        model = model.updated(np.full(50, length), none)
+    alive = model.survival(np.array([0]), np.array([100]), np.array([30, 50]))[0]
+    assert alive[0] > 0.9 and alive[1] < 0.1
+    assert model.baseline.at_risk[0] < 50 / (1 - model.keep)

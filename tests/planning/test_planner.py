@@ -20,7 +20,7 @@ CAP = 400
 
 def lengths_of(*ended: tuple[int, int]) -> LengthModel:
     """Many responses, (length, how many of them) each, and hardly a prior."""
-    model = replace(LengthModel.empty(CAP), prior_weight=1e-3)
+    model = LengthModel.empty(CAP, prior_weight=1e-3)
     lengths = np.concatenate([np.full(count, length) for length, count in ended])
     return model.updated(lengths, np.zeros(len(lengths), bool))
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.kernel_files import GPUS, KernelTables, Line, NoData
 from benchmarks.kernel_tables import SPLITS, Composer, weight_bytes
-from benchmarks.response_lengths import read
+from benchmarks.workloads import read
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 

@@ -1,0 +1,157 @@
+"""The baseline against Kaplan and Meier's estimator, worked out response by response."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.planning.baseline import MATCHED, Baseline
+
+CAP = 12
+responses = st.lists(st.tuples(st.integers(1, CAP), st.booleans()), min_size=1, max_size=40)
+
+
+def learned(pairs, prior_weight: float = 1e-9, cap: int = CAP, level: float = 0.0) -> Baseline:
+    lengths, is_cut = np.array([n for n, _ in pairs]), np.array([cut for _, cut in pairs])
+    return Baseline.empty(cap, prior_weight).plus(lengths, is_cut, level)
+
+
+def survival(baseline: Baseline, tokens: np.ndarray, level: float = 0.0) -> np.ndarray:
+    return np.exp(baseline.log_survival[baseline.bins(tokens, level)])
+
+
+def kaplan_meier(pairs, t: float) -> float:
+    """P(length > t): the product over the moments of an end, each response looked at."""
+    product = 1.0
+    for moment in sorted({length for length, cut in pairs if not cut and length <= t}):
+        at_risk = sum(length >= moment for length, _ in pairs)
+        ended = sum(length == moment and not cut for length, cut in pairs)
+        product *= 1 - ended / at_risk
+    return product
+
+
+@given(responses)
+def test_without_a_prior_it_is_kaplan_and_meiers(pairs):
+    seen = max(length for length, _ in pairs)
+    expected = [kaplan_meier(pairs, t) for t in range(seen + 1)]
+    baseline = learned(pairs)
+    np.testing.assert_allclose(survival(baseline, np.arange(seen + 1)), expected, atol=1e-6)
+    at = baseline.bins(np.arange(seen + 1), 0.0)
+    np.testing.assert_allclose(baseline.empirical[at], expected, rtol=1e-12, atol=1e-15)
+
+
+def test_a_textbook_example():
+    """Kaplan and Meier 1958, table 1 in its own units: ends at 1, 3, 4, 5; cut at 2, 6, 7, 8."""
+    pairs = [(1, False), (2, True), (3, False), (4, False), (5, False)]
+    pairs += [(6, True), (7, True), (8, True)]
+    alive = survival(learned(pairs, prior_weight=1e-12), np.arange(9))
+    expected = [1, 7 / 8, 7 / 8, 7 / 8 * 5 / 6, 7 / 8 * 4 / 6, 7 / 8 * 3 / 6]
+    np.testing.assert_allclose(alive[:6], expected, atol=1e-9)
+    np.testing.assert_allclose(alive[6:9], expected[5], atol=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9000), st.booleans()), min_size=1, max_size=60))
+def test_long_lengths_are_told_apart_to_one_percent(pairs):
+    baseline, tokens = learned(pairs, cap=9000), np.array([n for n, _ in pairs])
+    above = [kaplan_meier(pairs, 0.99 * t) for t in tokens]
+    below = [kaplan_meier(pairs, 1.01 * t) for t in tokens]
+    alive = baseline.empirical[baseline.bins(tokens, 0.0)]
+    # Ends that share a bin share their risk: the product may differ within the bin.
+    assert (alive <= np.array(above) + 1e-9).all() and (alive >= np.array(below) - 1e-9).all()
+
+
+def test_up_to_128_tokens_every_length_has_its_own_bin():
+    baseline = Baseline.empty(4096)
+    for level in (-1.3, 0.0, 0.7):
+        bins = baseline.bins(np.arange(129), level)
+        assert (np.diff(bins) >= 1).all()
+
+
+@given(responses, st.floats(0.01, 10))
+def test_survival_falls_from_one(pairs, prior_weight):
+    alive = np.exp(learned(pairs, prior_weight).log_survival)
+    assert alive[0] <= 1 and (np.diff(alive) <= 1e-12).all() and alive[-1] >= 0
+
+
+def test_with_nothing_seen_the_prior_speaks():
+    """A constant hazard: forgetful, and some still run at the cap."""
+    tokens = np.array([100, 300, 600, 1000])
+    expected = np.exp(-2 * tokens / 1000)
+    np.testing.assert_allclose(survival(Baseline.empty(1000), tokens), expected, rtol=0.02)
+
+
+class TestTail:
+    """Beyond the longest response seen: Pareto lengths go on as Pareto, light tails do not."""
+
+    @staticmethod
+    def doubling(lengths: np.ndarray, cap: int = 10**6) -> float:
+        baseline = Baseline.empty(cap).plus(lengths, np.zeros(len(lengths), bool), 0.0)
+        longest = int(lengths.max())
+        one, two = survival(baseline, np.array([longest, 2 * longest]))
+        return two / one
+
+    @pytest.mark.parametrize("alpha", [1.2, 2.0, 3.0])
+    def test_of_a_power_law_is_that_power_law(self, alpha):
+        rng = np.random.default_rng(5)
+        lengths = np.rint(50 * (1 - rng.random(4000)) ** (-1 / alpha)).astype(int)
+        assert self.doubling(lengths) == pytest.approx(2**-alpha, abs=0.1)
+
+    def test_of_a_light_tail_is_lighter(self):
+        rng = np.random.default_rng(5)
+        assert self.doubling(rng.normal(500, 50, 4000).astype(int)) < 0.02
+
+    def test_cut_responses_in_the_tail_make_it_heavier(self):
+        rng = np.random.default_rng(6)
+        lengths = np.rint(50 * (1 - rng.random(4000)) ** -0.5).astype(int)
+        is_cut = (lengths > 150) & (rng.random(4000) < 0.5)
+        whole = Baseline.empty(10**6).plus(lengths, np.zeros(4000, bool), 0.0)
+        partly = Baseline.empty(10**6).plus(lengths, is_cut, 0.0)
+        longest = np.array([lengths.max(), 2 * lengths.max()])
+        ratio = [np.divide(*survival(model, longest)[::-1]) for model in (whole, partly)]
+        assert ratio[1] > ratio[0] + 0.1
+
+    def test_the_longest_response_is_not_the_longest_possible(self):
+        baseline = Baseline.empty(4096).plus(np.full(1000, 300), np.zeros(1000, bool), 0.0)
+        assert 0 < survival(baseline, np.array([400]))[0] < 1e-2
+
+
+class TestLevels:
+    def test_a_level_moves_all_lengths_alike(self):
+        rng = np.random.default_rng(0)
+        lengths = rng.lognormal(5, 0.5, 500)
+        none = np.zeros(500, bool)
+        low = Baseline.empty(4096).plus(lengths, none, 0.0)
+        high = Baseline.empty(4096).plus(3 * lengths, none, np.log(3))
+        assert np.abs(low.ended - high.ended).sum() <= 2  # rounding at a bin's edge
+
+    @pytest.mark.parametrize("factor", [0.5, 1.0, 1.7])
+    @pytest.mark.parametrize("cap", [150, 4096])
+    def test_the_shift_between_two_is_found_through_the_cap(self, factor, cap):
+        """At 150 tokens about half of the responses are cut: they must not look short."""
+        rng = np.random.default_rng(1)
+        sides = []
+        for scale in (1.0, factor):
+            lengths = scale * rng.lognormal(5, 0.5, 20_000)
+            sides.append(
+                Baseline.empty(4096).plus(np.minimum(lengths, cap).astype(int), lengths > cap, 0.0)
+            )
+        assert sides[0].shift_to(sides[1]) == pytest.approx(np.log(factor), abs=0.03)
+
+    def test_with_no_quantile_in_common_no_shift_is_known(self):
+        few = Baseline.empty(100).plus(np.full(50, 3), np.zeros(50, bool), 0.0)
+        cut = Baseline.empty(100).plus(np.full(50, 9), np.ones(50, bool), 0.0)
+        assert few.shift_to(cut) is None and cut.shift_to(few) is None
+        assert few.shift_to(few) == 0.0
+
+    def test_quantiles_are_where_the_share_has_ended(self):
+        baseline = Baseline.empty(200).plus(np.arange(1, 101), np.zeros(100, bool), 0.0)
+        np.testing.assert_allclose(
+            np.exp(baseline.quantiles(MATCHED)), np.ceil(100 * MATCHED - 1e-9), rtol=0.005
+        )
+
+
+def test_scores_of_ends_are_standard_normal():
+    lengths = np.random.default_rng(2).pareto(1.5, 20_000) * 100 + 20
+    baseline = Baseline.empty(10**6).plus(lengths.astype(int), np.zeros(20_000, bool), 0.0)
+    scores = baseline.end_scores[baseline.bins(lengths.astype(int), 0.0)]
+    assert abs(scores.mean()) < 0.01 and scores.std() == pytest.approx(1, abs=0.01)
