@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.config import RolloutConfig
+from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.layout import factored_mesh, layout_chain
 from pat_jax.engine.switch import row_order
 from pat_jax.models.config import ModelConfig
@@ -168,14 +169,19 @@ class TestSwitches:
             np.sort(real.reshape(by_group)), np.sort(simulated.reshape(by_group))
         )
 
-    def test_a_threshold_ends_a_burst_within_one_check(self):
-        responses = np.repeat([10, 30, 100], [20, 8, 4])
+    @pytest.mark.parametrize("live, step", [(24, 16), (20, 32), (4, 56)])
+    def test_a_threshold_ends_a_burst_within_one_check(self, live, step):
+        """Rows of TP8 are compacted at 16 live and below: 24 and 20 are the planner's alone."""
+        responses = np.repeat([10, 30, 50, 100], [8, 4, 16, 4])
         workload = Workload(np.full(32, 5), responses, CAP)
-        long_bursts = replace(MACHINE, burst_steps=128)
-        done = replay(workload, ScriptedPath(TP8, ((DP8, 12),)), long_bursts)
-        assert [(s.step, s.live) for s in done.trace.switches] == [(16, 12)]
-        done = replay(workload, ScriptedPath(TP8, ((DP8, 4),)), long_bursts)
-        assert [(s.step, s.live) for s in done.trace.switches] == [(32, 4)]
+        long_bursts = replace(MACHINE, burst_steps=128, buckets=one_length(MACHINE.buckets))
+        done = replay(workload, ScriptedPath(TP8, ((DP8, live),)), long_bursts)
+        assert [(s.step, s.live) for s in done.trace.switches] == [(step, live)]
+
+
+def one_length(buckets: Buckets) -> Buckets:
+    """A cache that never has to grow, which would end a burst as well."""
+    return replace(buckets, lengths=buckets.lengths[-1:])
 
 
 class TestHindsight:
