@@ -90,7 +90,7 @@ class CostModelPlanner(Planner):
     def start(self, load: Load) -> Split:
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
-        prefill = costs.recompute[:, 0]
+        prefill = costs.tables.recomputations(forecast.fullest[0], forecast.context)[:, 0]
         total, _ = costs.cheapest(self.safety)
         return self.splits[int(np.argmin(total + prefill))]
 

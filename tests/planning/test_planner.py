@@ -111,7 +111,9 @@ class TestKnownAnswers:
         assert make_planner(machine(FASTER_WITH_TP, per_row=0.02)).start(load) == DP8
         assert make_planner(machine(FASTER_WITH_TP, prefill=0.01)).start(load) == TP8
         # The prompts have to be prefilled there: 24 calls of four rows, or 3.
-        assert make_planner(machine(FASTER_WITH_TP, prefill=100.0)).start(load) == DP8
+        for carry in ("auto", "migrate"):
+            planner = make_planner(machine(FASTER_WITH_TP, prefill=100.0), carry=carry)
+            assert planner.start(load) == DP8
 
     def test_the_fullest_group_sets_the_pace(self):
         """The same sequences all in one group: switching deals them out anew."""
