@@ -179,7 +179,7 @@ class _Flight:
         self.starts_s.append(self.clock_s)
         self.bursts.append(burst)
         left = self.responses[live] - self.step
-        accounts.advance(np.minimum(left, steps), left > steps)
+        accounts.advance(np.minimum(left, steps), left > steps, steps)
         self.step += steps
         self.clock_s += seconds
         return burst
@@ -224,6 +224,7 @@ class _Flight:
             times_s=tuple(self.starts_s),
             steps=tuple(np.cumsum([0, *(burst.steps for burst in bursts[:-1])]).tolist()),
             live=tuple(burst.live for burst in bursts),
+            done_after=tuple(np.sort(self.accounts.done_after).tolist()),
             layout=tuple(str(burst.split) for burst in bursts),
             total_s=self.clock_s,
             total_steps=self.step,

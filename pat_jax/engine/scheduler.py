@@ -118,13 +118,13 @@ class Accounts:
     def _group(self, sequences: np.ndarray) -> np.ndarray:
         return self.row[sequences] // self.rows_per_group
 
-    def advance(self, emitted: np.ndarray, still_live: np.ndarray) -> None:
-        """After a burst: int[live] new tokens, bool[live]; those that ended give up their rows."""
+    def advance(self, emitted: np.ndarray, still_live: np.ndarray, steps: int) -> None:
+        """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows."""
         live = self.live
         self.length[live] += emitted
         self.is_done[live] = ~still_live
         self.done_after[live] = self.num_steps + emitted
-        self.num_steps += int(emitted.max(initial=0))  # whoever is still live sampled every step
+        self.num_steps += steps
         self.row[self.is_done] = NO_ROW
 
     def compact(self, new_rows: int) -> np.ndarray:
@@ -226,7 +226,7 @@ class Scheduler(Accounts):
             at = slice(self.length[i], self.length[i] + count)
             self.tokens[i, at] = output.tokens[self.row[i], :count]
             self.logprobs[i, at] = output.logprobs[self.row[i], :count]
-        self.advance(emitted, still_live[self.row[live]])
+        self.advance(emitted, still_live[self.row[live]], int(output.steps))
         return int(emitted.sum())
 
     def completions(self, eos_ids: Sequence[int]) -> list[Completion]:

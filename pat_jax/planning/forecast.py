@@ -23,16 +23,22 @@ class SequenceClasses:
     budget: np.ndarray  # int[classes], tokens that may still be sampled
     context: np.ndarray  # int[classes], tokens in the cache of the longest member
     count: np.ndarray  # int[groups, classes], members by data-parallel group
+    speaker: np.ndarray  # int[classes], the member that the class is forecast by
 
     @classmethod
-    def of(cls, load: Load) -> "SequenceClasses":
-        # One number for (generated, budget); in a synchronous rollout there is only one value.
-        kind = load.generated.astype(np.int64) * (int(load.budget.max()) + 1) + load.budget
+    def of(cls, load: Load, prospect: np.ndarray, most: int) -> "SequenceClasses":
+        """
+        Args:
+          prospect: int[live], the same for sequences of one class, if their budgets are, too.
+          most: the most classes.
+        """
+        # One number for both; in a synchronous rollout there is often only one value.
+        kind = prospect.astype(np.int64) * (int(load.budget.max()) + 1) + load.budget
         order = np.argsort(kind)
         starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
-        if len(starts) > MAX_CLASSES:
-            # Neighbours in (generated, budget) share a class; its middle member speaks for it.
-            starts = np.arange(MAX_CLASSES) * load.live // MAX_CLASSES
+        if len(starts) > most:
+            # Neighbours in (prospect, budget) share a class; its middle member speaks for it.
+            starts = np.arange(most) * load.live // most
         sizes = np.diff(starts, append=load.live)
         first, classes = order[starts + sizes // 2], len(starts)
         label = np.repeat(np.arange(classes), sizes)
@@ -43,6 +49,7 @@ class SequenceClasses:
             load.budget[first],
             np.maximum.reduceat(load.context[order], starts),
             count.reshape(groups, classes),
+            first,
         )
 
 
@@ -66,8 +73,8 @@ class Forecast:
     ) -> "Forecast":
         """`current` is the split that `load.group` counts in; None where nothing runs yet."""
         edges = moment_edges(int(load.budget.max()), num_moments)
-        moments, classes = edges[:-1], SequenceClasses.of(load)
-        survive = lengths.survival(classes.generated, classes.budget, moments)
+        moments = edges[:-1]
+        classes, survive = _survival(load, lengths, moments)
         total = classes.count.sum(axis=0)
         none_live = np.exp(total @ np.log1p(-np.minimum(survive, 1 - 1e-15)))
         # The longest context that is still expected to be live, or the likeliest to be.
@@ -77,6 +84,19 @@ class Forecast:
             [_fullest(classes.count, survive, split.dp, current) for split in splits], axis=1
         )
         return cls(np.diff(edges), 1 - none_live, context, np.maximum(fullest, 1))
+
+
+def _survival(
+    load: Load, lengths: LengthModel, moments: np.ndarray
+) -> tuple[SequenceClasses, np.ndarray]:
+    """Classes of sequences, and P(live at each moment), float64[classes, moments]."""
+    if load.siblings is None:
+        classes = SequenceClasses.of(load, load.generated, MAX_CLASSES)
+        return classes, lengths.survival(classes.generated, classes.budget, moments)
+    curves, curve_of = lengths.curves(load.generated, moments, load.siblings)
+    classes = SequenceClasses.of(load, curve_of, load.live)
+    survive = curves[curve_of[classes.speaker]]
+    return classes, np.where(moments[None, :] < classes.budget[:, None], survive, 0.0)
 
 
 def moment_edges(horizon: int, num_moments: int) -> np.ndarray:

@@ -104,17 +104,27 @@ class LengthModel:
           moments: int[moments], steps from now.
           siblings: what else is known of this rollout; without it every prompt is a stranger.
         """
+        curves, curve_of = self.curves(generated, moments, siblings)
+        alive = curves[curve_of]
+        late = np.flatnonzero(moments >= budget.min(initial=self.cap))
+        alive[:, late] *= moments[None, late] < budget[:, None]
+        return alive
+
+    def curves(
+        self, generated: np.ndarray, moments: np.ndarray, siblings: Siblings | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`survival` without the budget, sequences with much the same curve counted as one.
+
+        Returns:
+          float64[curves, moments], and int[live], the curve of each sequence.
+        """
         if siblings is None:
             mean, spread = np.zeros(len(generated)), np.ones(len(generated))
         else:
             mean, spread = self._outlook(generated, siblings)
-        rows, row_of = _alike(
-            generated, mean, spread, self._scores[np.minimum(generated, self.cap)]
-        )
-        alive = self._curves(*rows, moments, are_strangers=siblings is None)[row_of]
-        late = np.flatnonzero(moments >= budget.min(initial=self.cap))
-        alive[:, late] *= moments[None, late] < budget[:, None]
-        return alive
+        score = self._scores[np.minimum(generated, self.cap)]
+        rows, row_of = _alike(generated, mean, spread, score)
+        return self._curves(*rows, moments, are_strangers=siblings is None), row_of
 
     def _outlook(self, generated: np.ndarray, siblings: Siblings) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of each running sequence's score, float64[live] each."""

@@ -1,5 +1,7 @@
 """Sequences counted together must be forecast as if they had been looked at one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes import SPLITS, make_load
@@ -8,12 +10,14 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.forecast import MAX_CLASSES, Forecast, SequenceClasses, moment_edges
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.types import Load, Split
+from pat_jax.planning.types import Load, Siblings, Split
 
 CAP = 300
 rng = np.random.default_rng(0)
 SEEN = np.clip(rng.lognormal(4, 1, 500).astype(int), 1, CAP)
 LENGTHS = LengthModel.empty(CAP).updated(SEEN, SEEN >= CAP)
+PROMPTS = np.arange(len(SEEN)) // 5
+TAUGHT = LengthModel.empty(CAP).updated(np.sort(SEEN), np.sort(SEEN) >= CAP, PROMPTS)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 
 
@@ -42,13 +46,31 @@ def test_few_kinds_are_counted_exactly(seed, live, kinds):
 @given(st.integers(0, 99))
 def test_many_kinds_are_forecast_nearly_as_well(seed):
     load = random_load(seed, 2000, 2000, groups=1)
-    classes = SequenceClasses.of(load)
+    classes = SequenceClasses.of(load, load.generated, MAX_CLASSES)
     assert len(classes.generated) == MAX_CLASSES and classes.count.sum() == 2000
     assert classes.context.max() == load.context.max()
     edges = moment_edges(int(load.budget.max()), 20)
     expected = LENGTHS.survival(load.generated, load.budget, edges[:-1]).sum(axis=0)
     seen = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, SPLITS.index(TP8)]
     np.testing.assert_allclose(seen, np.maximum(expected, 1), rtol=0.03, atol=2)
+
+
+@given(st.integers(0, 999), st.integers(1, 300))
+def test_siblings_are_heard(seed, live):
+    """Each sequence by its own curve, whether they are counted together or not."""
+    draw = np.random.default_rng(seed)
+    prompt_of = draw.integers(0, 20, 2 * live)
+    long = (4 * SEEN[draw.integers(0, len(SEEN), live)]).clip(1, CAP)
+    done = Siblings(np.arange(20), prompt_of[:live], prompt_of[live:], long, long >= CAP)
+    load = replace(random_load(seed, live, 5, groups=1), siblings=done)
+    edges = moment_edges(int(load.budget.max()), 20)
+    survive = TAUGHT.survival(load.generated, load.budget, edges[:-1], done)
+    seen = Forecast.of(load, TAUGHT, SPLITS, TP8, 20)
+    at = SPLITS.index(TP8)
+    np.testing.assert_allclose(seen.fullest[0, at], np.clip(survive.sum(axis=0), 1, live))
+    np.testing.assert_allclose(seen.any_live, 1 - np.prod(1 - survive, axis=0), atol=1e-9)
+    deaf = Forecast.of(replace(load, siblings=None), TAUGHT, SPLITS, TP8, 20)
+    assert (seen.any_live != deaf.any_live).any()
 
 
 @given(st.integers(0, 999), st.integers(1, 80))
