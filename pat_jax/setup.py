@@ -29,12 +29,12 @@ from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
 from pat_jax.rl.tokenizer import check_vocabulary
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
+from pat_jax.run_folder import CHECKPOINTS
 from pat_jax.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.trainer import Trainer, model_functions
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"  # in the run folder
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -119,38 +119,6 @@ def _engine(
         dtype=DTYPES[config.compute_dtype],
         layouts=layouts,
     )
-
-
-def check_run_dir(config: RunConfig) -> Path:
-    """The run's folder, if it can be written; not made yet.
-
-    Raises:
-      UserError: it cannot be written, holds another run, or has nothing to resume.
-    """
-    folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
-    existing = folder
-    while not os.path.exists(existing):  # False too where looking is forbidden
-        existing = existing.parent
-    if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
-    if config.resume and not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
-    if not config.resume and folder.is_dir() and any(folder.iterdir()):
-        raise UserError(
-            f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
-        )
-    return folder
-
-
-def make_run_dir(config: RunConfig, folder: Path) -> None:
-    """The first thing that a run writes."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # such as /proc, which says that it can be written
-        raise UserError(
-            f"option --run_dir is {config.run_dir!r}: expected a folder that can be written "
-            f"({error.strerror})."
-        ) from None
 
 
 def _check_export_dir(config: RunConfig) -> None:

@@ -35,14 +35,11 @@ from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, 
 from pat_jax.rl.reward_workers import RewardScorer
 from pat_jax.rl.rewards import reward_inputs
 from pat_jax.rl.types import RolloutGroup
+from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE, check_run_dir, make_run_dir
 from pat_jax.setup import (
-    CHECKPOINTS,
-    CONFIG_FILE,
     DTYPES,
     Setup,
     build,
-    check_run_dir,
-    make_run_dir,
     micro_shapes,
 )
 from pat_jax.stopwatch import Stopwatch

@@ -21,7 +21,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.update import TrainState
-from pat_jax.setup import CHECKPOINTS, CONFIG_FILE, Setup, build
+from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.setup import Setup, build
 
 ROOT = Path(__file__).parent.parent
 COMMAND = ("-m", "pat_jax.train")

@@ -18,7 +18,8 @@ from pat_jax.checkpoint import Checkpointer
 from pat_jax.cli import dump, run_command
 from pat_jax.rl.data import HELDOUT_SHARE
 from pat_jax.rl.split import Split, split_of
-from pat_jax.setup import CHECKPOINTS, CONFIG_FILE, build
+from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.setup import build
 
 WEIGHTS = "model.safetensors"
 

@@ -221,7 +221,7 @@ class Scheduler(Accounts):
         Returns the number of tokens sampled.
         """
         live = self.live
-        emitted = output.emitted[self.row[live]]
+        emitted = np.asarray(output.emitted)[self.row[live]]
         for i, count in zip(live, emitted, strict=True):
             at = slice(self.length[i], self.length[i] + count)
             self.tokens[i, at] = output.tokens[self.row[i], :count]

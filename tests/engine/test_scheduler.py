@@ -149,6 +149,8 @@ class Moves(RuleBasedStateMachine):
     def rows_and_load_say_the_same(self):
         rows, load = self.scheduler.row_state(), self.scheduler.load()
         assert rows.live.sum() == load.live == len(self.scheduler.live)
+        siblings = load.siblings
+        assert siblings is not None  # every request has the id of its prompt
         groups = Counter(load.group.tolist())
         assert max(groups.values(), default=0) == (
             self.scheduler.fullest if self.scheduler.has_work else 0
@@ -164,8 +166,8 @@ class Moves(RuleBasedStateMachine):
             assert rows.key[row].tolist() == request.key.tolist()
             assert (rows.temperature[row], rows.top_k[row]) == (request.temperature, request.top_k)
             assert load.group[n] == row // self.scheduler.rows_per_group
-            assert load.siblings.prompt[load.siblings.of_live[n]] == request.prompt_id
-        siblings, done = load.siblings, np.flatnonzero(self.scheduler.is_done)
+            assert siblings.prompt[siblings.of_live[n]] == request.prompt_id
+        done = np.flatnonzero(self.scheduler.is_done)
         for n, i in enumerate(done):
             assert siblings.prompt[siblings.of_done[n]] == self.requests[i].prompt_id
             assert siblings.done[n] == len(self.said[i])
