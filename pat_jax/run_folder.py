@@ -1,5 +1,6 @@
 """The folder of a run: what lies where, and whether a run may write there."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -39,3 +40,13 @@ def make_run_dir(config: RunConfig, folder: Path) -> None:
             f"option --run_dir is {config.run_dir!r}: expected a folder that can be written "
             f"({error.strerror})."
         ) from None
+
+
+def log_to(path: Path) -> None:
+    """What the package logs goes to this file, and nowhere else."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    package = logging.getLogger("pat_jax")
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    package.propagate = False

@@ -19,6 +19,7 @@ from pat_jax.checkpoint import Checkpointer
 from pat_jax.cli import dump, parse, run_command
 from pat_jax.config import RunConfig
 from pat_jax.devices import configure
+from pat_jax.engine.rollout import RolloutReport
 from pat_jax.files import replace_text
 from pat_jax.generation import Generator, describe_rollouts
 from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
@@ -28,14 +29,16 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.profile import Profile, load_profile
 from pat_jax.plot import plot_rollout
+from pat_jax.profiling.hindsight import regret
 from pat_jax.profiling.measure import Warmup
+from pat_jax.profiling.simulator import Machine, Workload
 from pat_jax.progress import Progress, summarize
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch
 from pat_jax.rl.reward_workers import RewardScorer
 from pat_jax.rl.rewards import reward_inputs
 from pat_jax.rl.types import RolloutGroup
-from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE, check_run_dir, make_run_dir
+from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE, check_run_dir, log_to, make_run_dir
 from pat_jax.setup import (
     DTYPES,
     Setup,
@@ -77,7 +80,7 @@ class Run:
         self.checkpoints = Checkpointer(
             folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=setup.fingerprint
         )
-        _log_to(folder / "run.log")
+        log_to(folder / "run.log")
         self.progress = Progress(config.steps)
         self.stopwatch = Stopwatch()
 
@@ -105,7 +108,7 @@ class Run:
             )  # prompt -> rollout, switching inside
         with clock("reward"):
             rewards = self.score(groups)
-        measured = describe_rollouts(groups, rewards, report)
+        measured = describe_rollouts(groups, rewards, report) | self.hindsight(groups, report)
         if config.train:
             batch = to_train_batch(
                 groups,
@@ -228,6 +231,22 @@ class Run:
         Profile(subject, measured).save(path)
         return measured
 
+    def hindsight(self, groups: Sequence[RolloutGroup], report: RolloutReport) -> dict[str, float]:
+        """The regret of the planned path, by the planner's own prices and the lengths that came."""
+        planner, rollout = self.generator.planner, self.config.rollout
+        if not isinstance(planner, CostModelPlanner):
+            return {}
+        machine = Machine.of(
+            planner.latency, planner.splits, rollout, capacity=self.setup.engine.capacity
+        )
+        rollouts = [one for group in groups for one in group.rollouts]
+        workload = Workload(
+            np.array([len(one.prompt.tokens) for one in rollouts]),
+            np.array([len(one.tokens) for one in rollouts]),
+            rollout.max_completion_length,
+        )
+        return {"rollout/regret": regret(workload, machine, report.trace())}
+
     def score(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
         """Rewards, float32[groups, samples]."""
         return self.scorer.score(*reward_inputs(groups, self.task.tokenizer)).reshape(
@@ -273,15 +292,6 @@ class Run:
             )
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         print(f"metrics, checkpoint, configuration and rollout.png are in {self.folder}")
-
-
-def _log_to(path: Path) -> None:
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    package = logging.getLogger("pat_jax")
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
-    package.propagate = False
 
 
 if __name__ == "__main__":

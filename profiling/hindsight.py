@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.planning.planner import ScriptedPath
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulator import Machine, Workload
+from pat_jax.profiling.simulator import Machine, Workload, replay
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,19 @@ def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
         choices[t] = options.argmin(axis=1)
         after = options.min(axis=1)
     return _follow(world, states, after, choices)
+
+
+def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
+    """What a rollout's path of layouts took over the best path in hindsight, minus 1.
+
+    Both are priced by `machine`, not by the clock: a noisy moment is nobody's wrong decision.
+    """
+    splits = {str(split): split for split in machine.splits}
+    first = trace.switches[0].source if trace.switches else trace.layout[0]
+    path = tuple((splits[switch.target], switch.live) for switch in trace.switches)
+    carry = trace.switches[0].kv if trace.switches else "migrate"
+    taken = replay(workload, ScriptedPath(splits[first], path, carry), machine)
+    return taken.total_s / clairvoyant(workload, machine).total_s - 1
 
 
 def _follow(

@@ -67,6 +67,20 @@ class RolloutReport:
         )
 
 
+def describe_switch(switch: Switch, total_s: float) -> str:
+    """What was predicted of a switch and what came of it, when the rollout has ended."""
+    text = (
+        f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
+        f"({switch.predicted_cost_s:.3f} predicted), {total_s - switch.at_s:.3f} s to the end"
+    )
+    if not switch.predicted_remaining_s:  # scripted
+        return text
+    return (
+        f"{text} ({switch.predicted_remaining_s:.3f} predicted, "
+        f"{switch.predicted_stay_s:.3f} had it stayed)"
+    )
+
+
 class RolloutEngine:
     """Generates with one policy on a list of devices."""
 
@@ -175,8 +189,9 @@ class RolloutEngine:
             if not report.bursts:
                 log.info("first plan for %d sequences: %s", len(requests), plan.reason)
             if plan.split != flight.split:
+                began = clock.elapsed
                 with clock("switch"):
-                    report.switches.append(self._switch(flight, plan, report))
+                    report.switches.append(self._switch(flight, plan, report, began))
             with clock("schedule"):
                 flight.fit()
             self._burst(flight, plan, report, clock)
@@ -184,6 +199,8 @@ class RolloutEngine:
 
         flight.release()
         report.total_s, report.seconds = clock.elapsed, clock.seconds
+        for done in report.switches:
+            log.info("%s", describe_switch(done, report.total_s))
         report.done_after = np.sort(flight.scheduler.done_after).tolist()
         return flight.scheduler.completions(self.eos_ids), report
 
@@ -211,7 +228,7 @@ class RolloutEngine:
         report.busy_rows += tokens
         report.total_rows += steps * rows * split.dp
 
-    def _switch(self, flight: Flight, plan: Plan, report: RolloutReport) -> Switch:
+    def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:
         """Weights, cache and rows to the plan's layout: the contribution, in two lines each way."""
         start, source, target = time.perf_counter(), flight.layout, self.layouts[plan.split]
         live, cache_bytes = len(flight.scheduler.live), flight.cache_bytes
@@ -235,4 +252,6 @@ class RolloutEngine:
             predicted_saving_s=plan.predicted_saving_s,
             predicted_cost_s=plan.predicted_cost_s,
             reason=plan.reason,
+            at_s=began,
+            predicted_remaining_s=plan.predicted_remaining_s,
         )

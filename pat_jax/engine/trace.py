@@ -24,6 +24,13 @@ class Switch:
     predicted_cost_s: float
     kv: Carry
     reason: str
+    at_s: float = 0.0  # when it began, since the rollout began
+    predicted_remaining_s: float = 0.0  # from then to the end, itself included
+
+    @property
+    def predicted_stay_s(self) -> float:
+        """What staying in `source` to the end would have taken."""
+        return self.predicted_remaining_s + self.predicted_saving_s
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner, ScriptedPath
 from pat_jax.planning.types import Carry, Load, Plan, Split
-from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.hindsight import clairvoyant, regret
 from pat_jax.profiling.simulator import Machine, Workload, _row_order, replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -258,3 +258,16 @@ def test_a_planner_sees_loads_and_steps_but_no_future():
         seconds == pytest.approx(MACHINE.truth.decode_step(split, rows, length))
         for split, rows, length, seconds in steps
     )
+
+
+@settings(deadline=None, max_examples=25)
+@given(workloads, machines, st.integers(0, 3))
+def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
+    fixed = replay(workload, FixedLayout(SPLITS[start]), machine)
+    best = clairvoyant(workload, machine).total_s
+    assert regret(workload, machine, fixed.trace) == pytest.approx(fixed.total_s / best - 1)
+    later = SPLITS[start:][-1]
+    script = ScriptedPath(SPLITS[0], ((later, workload.size // 3),) if start else ())
+    moved = replay(workload, script, machine)
+    assert regret(workload, machine, moved.trace) == pytest.approx(moved.total_s / best - 1)
+    assert regret(workload, machine, moved.trace) >= -1e-9
