@@ -9,7 +9,8 @@ Same prompts, same forced response lengths, same engine and features everywhere.
     adaptive      the planner, with a length model fitted on other draws of the same distribution
     independent   one engine for each device, an equal share of the prompts each, in threads: no
                   device waits for another (the non-lockstep baseline)
-    one device    one engine on one device with all prompts; the others idle
+    one device    one engine on one device with all prompts; the others idle, and leave it their
+                  threads, which XLA's CPU devices share: see the cores that are busy
 
 Prints medians with bootstrap intervals and the ratio to the best static layout, and writes JSON.
 """

@@ -18,18 +18,22 @@ PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
 def configure(num_devices: int) -> Sequence[Device]:
     """The devices of this run; to be called before anything else asks JAX for devices.
 
-    A CPU is made to look like several devices of one compute thread each, so that a device is a
-    real resource: the largest power of two up to min(cores, 8), or `num_devices`.
+    A CPU is made to look like several devices with a pool of one compute thread for each: the
+    largest power of two up to min(cores, 8), or `num_devices`. The pool is shared: where all devices
+    work, each has a thread; one that works while the others idle takes theirs as well (JAX 0.10).
 
     Raises:
       UserError: fewer devices are there than asked for.
     """
-    # One thread a device: eight devices that share a pool would all be as fast as the pool.
+    num_cpu = num_devices or _cpu_devices()
+    # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
+    # leave a single device all cores.
+    os.environ.setdefault("NPROC", str(num_cpu))
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    jax.config.update("jax_num_cpu_devices", num_devices or _cpu_devices())
+    jax.config.update("jax_num_cpu_devices", num_cpu)
     jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
