@@ -258,7 +258,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self):
-        _check(self, "model data reward profile", _GIVEN)
+        self._check_given("model data reward profile")
         _check(self, "steps devices", _COUNT_OR_ZERO)
         _check(self, "reward_timeout", _POSITIVE)
         _check(self, "layout", _matches(f"auto|{_LAYOUT}", "auto or a layout such as dp4tp2"))
@@ -278,6 +278,9 @@ class RunConfig:
             self.algorithm.mini_batch_size,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
+
+    def _check_given(self, names: str) -> None:
+        _check(self, names, _GIVEN)
 
     def _check_switch_at(self) -> None:
         counts = self.switch_at.split(",") if self.switch_at else []

@@ -39,6 +39,10 @@ class ProfileConfig(RunConfig):
     runs: int = 3
     """Timed runs of each program; the fastest counts."""
 
+    def _check_given(self, names: str) -> None:
+        del names
+        super()._check_given("model")  # measuring takes neither data nor reward
+
     def __post_init__(self):
         super().__post_init__()
         if self.runs < 1:

@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 from runs import TINY, finish, run, start
 
+from pat_jax.cli import parse
+from pat_jax.errors import UserError
+from pat_jax.profile import ProfileConfig
+from pat_jax.setup import model_config
+
 COMMAND = ("-m", "pat_jax.profile")
 
 
@@ -60,3 +65,11 @@ def test_a_profile_of_another_model_is_refused(measured: tuple[Path, str], tmp_p
     output = run(*TINY, *options, code=2)
     assert "of something else: model.embed_dim (32 there, " in output
     assert output.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_published_shape_is_measured_with_its_own_vocabulary_and_without_data():
+    options = ["--preset", "qwen3-8b", "--model", "qwen3-8b"]
+    config = parse(options, ProfileConfig)
+    assert model_config(config, 8).vocab_size == 151_936
+    with pytest.raises(UserError, match="--data is ''"):
+        parse(options)
