@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from pat_jax.cli import parse, run_command
 from pat_jax.config import RunConfig
-from pat_jax.devices import PROFILE_DIR, Device, configure
+from pat_jax.devices import PROFILE_DIR, configure
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
@@ -57,7 +57,7 @@ def main() -> None:
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     known = load_profile(path, subject) if path.exists() and not config.remeasure else None
     engine = build_engine(config, model, devices)
-    profile = measure(config, engine, devices, subject, known, path)
+    profile = measure(config, engine, subject, known, path)
     profile.save(path)
     plot_profile(profile, path.with_suffix(".png"))
     print(tables(profile))
@@ -67,7 +67,6 @@ def main() -> None:
 def measure(
     config: ProfileConfig,
     engine: RolloutEngine,
-    devices: Sequence[Device],
     subject: Subject,
     known: Profile | None,
     path: Path,
