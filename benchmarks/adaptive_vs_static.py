@@ -1,9 +1,11 @@
 """The same rollout under every static layout, adaptively, and without lockstep, alternating in one run.
 
-    python -m benchmarks.adaptive_vs_static --out benchmarks/results/adaptive_vs_static_cpu2.json \
-        --plot docs/rollout.png
+    python -m benchmarks.adaptive_vs_static --lengths r1 --data ../shared/data --repeats 12 \
+        --out benchmarks/results/adaptive_vs_static_cpu2.json --plot docs/rollout.png
 
-Same prompts, same forced response lengths, same engine and features everywhere. The systems:
+Same prompts, same forced response lengths, same engine and features everywhere. Lengths are drawn
+from a log-normal (`heavy`), or are those of real responses, scaled so that their cap is --cap; half of
+them teach the length model, the other half is what the rollouts have. The systems:
 
     dpNtpM        one layout from beginning to end, for each layout of the chain
     adaptive      the planner, with a length model fitted on other draws of the same distribution
@@ -23,12 +25,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from benchmarks.kernel_tables import add_data_option
+from benchmarks.workloads import LengthData, read
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device, configure
 from pat_jax.engine.rollout import RolloutEngine, RolloutReport
@@ -46,14 +50,38 @@ VOCAB_SIZE = 512
 System = Callable[[Sequence[Request]], RolloutReport]
 
 
-def heavy_tailed_lengths(rng: np.random.Generator, count: int, cap: int) -> np.ndarray:
-    """Log-normal response lengths (median cap / 8, sigma 1), cut at the cap."""
-    return np.clip(rng.lognormal(np.log(cap / 8), 1.0, count).astype(int), 4, cap)
+@dataclass(frozen=True)
+class Lengths:
+    """Where response lengths come from: `draw` for the rollouts, `fitted` from others."""
+
+    cap: int
+    real: LengthData | None  # None: log-normal, median cap / 8, sigma 1
+
+    def draw(self, seed: int, count: int) -> np.ndarray:
+        if self.real is None:
+            return self._log_normal(np.random.default_rng((1, seed)), count)
+        return self._scaled(self.real.sample(count, seed).responses)
+
+    def fitted(self, count: int) -> LengthModel:
+        if self.real is None:
+            lengths = self._log_normal(np.random.default_rng(987_654), 4 * count)
+        else:
+            lengths = self._scaled(self.real.learned())
+        return LengthModel.empty(self.cap).updated(lengths, lengths >= self.cap)
+
+    def _log_normal(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return self._cut(rng.lognormal(np.log(self.cap / 8), 1.0, count))
+
+    def _scaled(self, lengths: np.ndarray) -> np.ndarray:
+        assert self.real is not None
+        return self._cut(np.ceil(lengths * self.cap / self.real.cap))
+
+    def _cut(self, lengths: np.ndarray) -> np.ndarray:
+        return np.clip(lengths.astype(int), 4, self.cap)
 
 
-def requests(seed: int, count: int, cap: int) -> list[Request]:
-    rng = np.random.default_rng((1, seed))
-    lengths = heavy_tailed_lengths(rng, count, cap)
+def requests(seed: int, count: int, lengths: Lengths) -> list[Request]:
+    rng = np.random.default_rng((2, seed))
     return [
         Request(
             tokens=tuple(rng.integers(2, VOCAB_SIZE, rng.integers(8, 32)).tolist()),
@@ -61,18 +89,28 @@ def requests(seed: int, count: int, cap: int) -> list[Request]:
             max_new_tokens=int(length),
             ignore_eos=True,
         )
-        for i, length in enumerate(lengths)
+        for i, length in enumerate(lengths.draw(seed, count))
     ]
 
 
 class Rig:
     """The engines of one comparison, all with the same weights."""
 
-    def __init__(self, model: str, devices: Sequence[Device], config: RolloutConfig, capacity: int):
+    def __init__(
+        self,
+        model: str,
+        devices: Sequence[Device],
+        config: RolloutConfig,
+        capacity: int,
+        *,
+        is_alone: bool = True,  # also the engines of one device
+    ):
         self.policy = Policy.from_config(preset(model, vocab_size=VOCAB_SIZE))
         self.config = config
         self.weights = jax.device_get(self.policy.init(0))
         self.together = self._engine(devices, capacity)
+        if not is_alone:
+            return
         self.alone = self._engine(devices[:1], capacity)
         self.shares = [self._engine([device], -(-capacity // len(devices))) for device in devices]
 
@@ -130,13 +168,6 @@ class Rig:
         return RolloutReport(tokens=sum(report.tokens for report in reports), total_s=seconds)
 
 
-def fitted_lengths(count: int, cap: int) -> LengthModel:
-    """A length model from draws that no measured rollout uses."""
-    rng = np.random.default_rng(987_654)
-    lengths = heavy_tailed_lengths(rng, 4 * count, cap)
-    return LengthModel.empty(cap).updated(lengths, lengths >= cap)
-
-
 def median_interval(
     samples: Sequence[float], rng: np.random.Generator
 ) -> tuple[float, float, float]:
@@ -164,6 +195,8 @@ def main() -> None:
     parser.add_argument("--model", default="random-100m")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--cap", type=int, default=224, help="longest response in tokens")
+    parser.add_argument("--lengths", choices=("heavy", "math", "gsm", "r1"), default="heavy")
+    add_data_option(parser)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--min_rows", type=int, default=1)
     parser.add_argument("--min_length", type=int, default=256)
@@ -182,7 +215,8 @@ def main() -> None:
     )
     rig = Rig(args.model, devices, config, args.sequences)
     latency = rig.profile(rig.together)
-    lengths = fitted_lengths(args.sequences, args.cap)
+    drawn = Lengths(args.cap, None if args.lengths == "heavy" else read(args.data)[args.lengths])
+    lengths = drawn.fitted(args.sequences)
     splits = tuple(rig.together.layouts)
     systems: dict[str, System] = {
         str(split): (lambda batch, s=split: rig.run(rig.together, FixedLayout(s), batch))
@@ -196,17 +230,12 @@ def main() -> None:
     systems["one device"] = lambda batch: rig.run(rig.alone, first, batch)
 
     for run in systems.values():  # each has run once before any is timed
-        run(
-            [
-                replace(request, max_new_tokens=4)
-                for request in requests(0, args.sequences, args.cap)
-            ]
-        )
+        run([replace(request, max_new_tokens=4) for request in requests(0, args.sequences, drawn)])
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     cores: dict[str, list[float]] = {name: [] for name in systems}
     switches = []
     for repeat in range(args.repeats):
-        batch = requests(repeat + 1, args.sequences, args.cap)
+        batch = requests(repeat + 1, args.sequences, drawn)
         for name, run in systems.items():
             start, cpu = time.perf_counter(), time.process_time()
             report = run(batch)

@@ -24,9 +24,11 @@ import numpy as np
 
 from benchmarks.kernel_files import GPUS, KernelTables, NoData
 from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.catalogue import PAGE_COLUMNS
+from pat_jax.engine.rounds import SIZES
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Split
 
 NUM_DEVICES = 8
@@ -35,6 +37,7 @@ MODELS = ("llama-3.1-8b", "qwen3-14b")
 HOST_S_PER_ROW = 2e-5  # of a group, in each decode step
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
 PREFILL_ROWS, PREFILL_CHUNK = 16, 128
+ROUND_TOKENS = SIZES[0] * PAGE_COLUMNS
 BYTES = 2  # of a bf16 number
 
 
@@ -80,11 +83,14 @@ class Composer:
             return self.switch_s + 2 * shard / chip.hbm_bytes_s
         return self.switch_s + shard * (1 - target.tp / source.tp) / chip.link_bytes_s
 
-    def migrate(self, source: Split, target: Split, rows: int, length: int) -> float:
-        """`rows` a group leave `source`; each device keeps the part it holds in both layouts."""
-        held = rows * length * self.model.kv_bytes_per_token / source.tp
-        ratio = max(source.dp, target.dp) / min(source.dp, target.dp)
-        return held * (1 - 1 / ratio) / self.kernels.chip.link_bytes_s
+    def migrate(self, source: Split, target: Split) -> float:
+        """A round of pages; each device of a merging group keeps the part it holds in both layouts.
+
+        Whether all groups send or one: the link of a sender is what takes the time.
+        """
+        narrow, wide = sorted((source.tp, target.tp))
+        sent = ROUND_TOKENS * self.model.kv_bytes_per_token / narrow * (1 - narrow / wide)
+        return sent / self.kernels.chip.link_bytes_s
 
     def latency_model(self, buckets: Buckets) -> LatencyModel:
         """Times at every bucket; a larger one never costs less than a smaller one."""
@@ -102,17 +108,13 @@ class Composer:
         return LatencyModel(
             decode_table=decode,
             reslice_table={pair: self.reslice(*pair) for pair in pairs},
-            migrate_table={
-                (*pair, n, m): self.migrate(*pair, n, m)
-                for pair in pairs
-                for n in buckets.rows[pair[0]]
-                for m in buckets.lengths
-            },
+            migrate_table={(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS},
             prefill_table={
                 (split, m): self.prefill_call(split, m) for split in SPLITS for m in buckets.lengths
             },
             prefill_rows=PREFILL_ROWS,
             prefill_chunk=PREFILL_CHUNK,
+            round_tokens=ROUND_TOKENS,
         )
 
 

@@ -30,8 +30,8 @@ from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath
-from pat_jax.planning.types import Carry, Load
+from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Carry, Load, Plan, Split
 
 _BASE = ModelConfig(
     architecture="qwen3",
@@ -66,6 +66,7 @@ MODELS = {
     ),
 }
 EOS_IDS = (0, 1, 2)
+CARRIES: tuple[Carry, ...] = ("migrate", "mixed", "recompute")
 PATHS = ((1, 2, 4, 8, 2), (1, 8), (8, 1), (2, 8, 1), (4, 1, 8), (8, 4, 2, 1))  # TP degrees
 
 
@@ -99,6 +100,14 @@ THOROUGH = Settings(
     sequences=32, max_completion_length=116, min_rows=8, min_length=64, prefill_chunk=32
 )
 SEEDS = (0, 1)
+
+
+class Halved(ScriptedPath):
+    """The shorter half of the sequences is recomputed, the longer migrates."""
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        below = int(np.median(load.context))
+        return replace(super().plan(load, current), recompute_below=below)
 
 
 class Subject:
@@ -144,8 +153,10 @@ class Subject:
         """Along `path`, the switches spread evenly over the sequences that finish."""
         splits = {split.tp: split for split in self.engine.layouts}
         at = [num_sequences * (len(path) - i) // len(path) for i in range(1, len(path))]
-        steps = tuple((splits[tp], live) for tp, live in zip(path[1:], at, strict=True))
-        return ScriptedPath(splits[path[0]], steps, carry)
+        below = RECOMPUTE_ALL if carry == "recompute" else MIGRATE_ALL
+        steps = (Step(splits[tp], live, below) for tp, live in zip(path[1:], at, strict=True))
+        script = Halved if carry == "mixed" else ScriptedPath
+        return script(splits[path[0]], tuple(steps))
 
 
 def _lively(policy: Policy) -> Params:
@@ -218,7 +229,7 @@ def measure(
             requests = make_requests(settings, seed)
             static, _ = subject.run(requests, subject.static(1))
             for path in PATHS:
-                for carry in ("migrate", "recompute"):
+                for carry in CARRIES:
                     planner = subject.adaptive(path, carry, len(requests))
                     adaptive, report = subject.run(requests, planner)
                     yield {

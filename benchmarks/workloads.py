@@ -29,11 +29,15 @@ class LengthData:
     def _half(self, number: int) -> np.ndarray:
         return np.random.default_rng(17).permutation(len(self.responses))[number::2]
 
+    def learned(self) -> np.ndarray:
+        """The responses of the first half, each as often as it occurred, int[responses]."""
+        half = self._half(0)
+        return np.repeat(self.responses[half], np.round(self.weights[half]).astype(int))
+
     def fitted(self, cap: int | None = None) -> LengthModel:
         """A length model of the first half."""
-        half, cap = self._half(0), cap or self.cap
-        count = np.round(self.weights[half]).astype(int)
-        lengths = np.minimum(np.repeat(self.responses[half], count), cap)
+        cap = cap or self.cap
+        lengths = np.minimum(self.learned(), cap)
         return LengthModel.empty(cap).updated(lengths, lengths >= cap)
 
     def sample(self, size: int, seed: int) -> Workload:

@@ -23,7 +23,13 @@ from pat_jax.models.hf_export import check_export
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath
+from pat_jax.planning.planner import (
+    FixedLayout,
+    Planner,
+    ScriptedPath,
+    Step,
+    recompute_below,
+)
 from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
@@ -206,11 +212,11 @@ def _wanted_layouts(
 
 def _pinned_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
     by_name = {str(split): split for split in layouts}
-    carry = "migrate" if config.rollout.kv_carry == "auto" else config.rollout.kv_carry
+    below = recompute_below("recompute" if config.rollout.kv_carry == "recompute" else "migrate")
     if config.switch_to:
         path = zip(config.switch_to.split(","), map(int, config.switch_at.split(",")), strict=True)
         first = next(iter(layouts))
-        return ScriptedPath(first, tuple((by_name[name], at) for name, at in path), carry)
+        return ScriptedPath(first, tuple(Step(by_name[name], at, below) for name, at in path))
     if config.layout != "auto":
         return FixedLayout(by_name[config.layout])
     return None

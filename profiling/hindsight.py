@@ -5,8 +5,8 @@ layout and who shares a group with whom:
 
     risen   dealt out in the layout of the start and merged since by migration: the groups are known
             exactly, whenever the switches happened
-    even    anything else (recomputed, or gone down and up again): taken to be spread perfectly
-            evenly, which no real path beats
+    even    anything else (recomputed, all or some, or gone down and up again): taken to be spread
+            perfectly evenly, which no real path beats
 
 So the result is exact for every path that only rises by migration, and a lower bound for the others:
 no planner that follows the engine's rules is faster.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.engine.trace import RolloutTrace
-from pat_jax.planning.planner import ScriptedPath
+from pat_jax.planning.planner import ScriptedPath, Step
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulator import Machine, Workload, replay
 
@@ -69,9 +69,8 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
     """
     splits = {str(split): split for split in machine.splits}
     first = trace.switches[0].source if trace.switches else trace.layout[0]
-    path = tuple((splits[switch.target], switch.live) for switch in trace.switches)
-    carry = trace.switches[0].kv if trace.switches else "migrate"
-    taken = replay(workload, ScriptedPath(splits[first], path, carry), machine)
+    path = tuple(Step(splits[s.target], s.live, s.recompute_below) for s in trace.switches)
+    taken = replay(workload, ScriptedPath(splits[first], path), machine)
     return taken.total_s / clairvoyant(workload, machine).total_s - 1
 
 
@@ -105,6 +104,12 @@ class _World:
         longest_prompt = np.maximum.accumulate(workload.prompts[longest_last][::-1])[::-1]
         self.longest_prompt = longest_prompt[workload.size - self.live]  # of those still live
         self.context = self.longest_prompt + self.moments - 1  # tokens in the longest cache
+        shortest = np.minimum.accumulate(workload.prompts[longest_last][::-1])[::-1]
+        self.least_context = shortest[workload.size - self.live] + self.moments - 1
+        mean_prompt = np.cumsum(workload.prompts[longest_last][::-1])[::-1] / np.arange(
+            workload.size, 0, -1
+        )
+        self.mean_context = mean_prompt[workload.size - self.live] + self.moments - 1
         self.length = self._lengths(every)
         self.recompute = {split: self._recompute(split) for split in machine.splits}
 
@@ -132,12 +137,26 @@ class _World:
             return
         reslice, is_up = self.truth.reslice(a, b), b.tp > a.tp
         if source.dealt == target.dealt if is_up else target.dealt is None:
-            rows = self.machine.migration_rows(a, b, fullest)
-            yield reslice + _looked_up(
-                lambda n, m: self.truth.migrate(a, b, n, m), rows, self.length
-            )
+            pages = self.truth.migrate(a, b, fullest, self.live, self.mean_context)
+            yield np.asarray(reslice + pages)
         if target.dealt is None:
             yield reslice + self.recompute[b]
+            yield reslice + self._mixed(a, b)
+
+    def _mixed(self, source: Split, target: Split) -> np.ndarray:
+        """What recomputing some sequences and migrating the others costs at least.
+
+        Every sequence is either a share of the calls of a full prefill, as short as the shortest, or
+        of the rounds of groups that are alike; and there is one call.
+        """
+        truth, groups = self.truth, max(source.dp, target.dp)
+        one_call = _looked_up(
+            lambda n, m: truth.recompute(target, n, m), np.ones_like(self.live), self.least_context
+        )
+        calls = one_call * self.live / (target.dp * truth.prefill_rows)
+        even = self.live / groups
+        rounds = truth.migrate(source, target, even, self.live, self.least_context)
+        return np.maximum(one_call, np.minimum(calls, rounds))
 
     def prefill(self, split: Split) -> float:
         return self.truth.recompute(

@@ -6,17 +6,21 @@ comes out is the latency model that the planner reads, so warming up and profili
 
 import time
 from collections.abc import Callable, Hashable
+from itertools import product
 
 import jax
 import numpy as np
 
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.programs import Key, Program
+from pat_jax.engine.migration import Migration
+from pat_jax.engine.pages import Exchange
+from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.rounds import ALL, SIZES, Moves
 from pat_jax.engine.state import DecodeState, RowState, Until
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency import ROUNDS, LatencyModel
 
 ENOUGH_S = 1.0  # of timed runs of one program
 
@@ -42,19 +46,25 @@ class Warmup:
         self.runs, self.progress = runs, progress
         self.decode = dict(known.decode_table) if known else {}
         self.reslice = dict(known.reslice_table) if known else {}
-        self.migrate = dict(known.migrate_table) if known else {}
-        self.prefill = dict(known.prefill_table) if known and self._same_calls(known) else {}
+        catalogue = self.catalogue
+        self.migrate: dict = {}
+        self.prefill: dict = {}
+        if known and known.round_tokens == self._round_tokens:
+            self.migrate = dict(known.migrate_table)
+        one_call = (catalogue.prefill_rows, catalogue.prefill_chunk)
+        if known and (known.prefill_rows, known.prefill_chunk) == one_call:
+            self.prefill = dict(known.prefill_table)
         self.done = 0
 
-    def _same_calls(self, known: LatencyModel) -> bool:
-        here = self.catalogue.prefill_rows, self.catalogue.prefill_chunk
-        return here == (known.prefill_rows, known.prefill_chunk)
+    @property
+    def _round_tokens(self) -> int:
+        return SIZES[0] * self.catalogue.page_columns
 
     @property
     def total(self) -> int:
         """Programs to run; a re-slice counts as one."""
         layouts = len(self.engine.layouts)
-        timed = ("decode", "prefill", "resize", "migrate")
+        timed = ("decode", "prefill", "resize", "exchange")
         return sum(len(list(self.programs.keys(name))) for name in timed) + layouts * (layouts - 1)
 
     @property
@@ -67,6 +77,7 @@ class Warmup:
             prefill_table=dict(self.prefill),
             prefill_rows=self.catalogue.prefill_rows,
             prefill_chunk=self.catalogue.prefill_chunk,
+            round_tokens=self._round_tokens,
         )
 
     def measure(self, load_weights: Callable[[Layout], Params]) -> LatencyModel:
@@ -119,7 +130,8 @@ class Warmup:
                 picks = np.full(split.dp * few_rows, rows, np.int32)
                 for _ in range(2):
                     cache = jax.block_until_ready(insert(cache, few, picks))
-                _delete(self._decode(layout, rows, length, cache))
+                cache = self._decode(layout, rows, length, cache)
+                _delete(self._pages(layout, rows, length, cache))
             _delete(few)
 
     def _prefill(self, layout: Layout, length: int) -> KVCache:
@@ -171,22 +183,51 @@ class Warmup:
                 _delete(cache)
                 self._count()
 
+    def _pages(self, layout: Layout, rows: int, length: int, cache: KVCache) -> KVCache:
+        """Packs and unpacks pages of each staging buffer's size; gives the cache back."""
+        for size in SIZES if len(self.engine.layouts) > 1 else ():
+            key = Key("pack", layout.split, rows, length, to_rows=size)
+            pack, unpack = self.programs[key], self.programs[key._replace(name="unpack")]
+            first = np.zeros(size * layout.split.dp, np.int32)
+            for _ in range(2):
+                cache = unpack(cache, pack(cache, first, first), first, first)
+        return jax.block_until_ready(cache)
+
     def _migrate(self, source: Layout, target: Layout) -> None:
-        for key in self.programs.keys("migrate"):
-            if (key.split, key.target) != (source.split, target.split):
-                continue
-            allocate = self.programs[Key("allocate", source.split, key.rows, key.length)]
+        """Times rounds of pages between the smallest buckets; what the caches hold besides stays."""
+        buckets, columns = self.catalogue.buckets, self.catalogue.page_columns
+        exchange, length = Exchange.between(source, target), buckets.lengths[0]
+        old, new = (
+            self.programs[Key("allocate", layout.split, buckets.rows[layout.split][0], length)]()
+            for layout in (source, target)
+        )
+        migration = Migration(self.catalogue, self.programs, source, target)
+        num_groups, most_pages = exchange.narrow.split.dp, length // columns
+        for size, kind in product(SIZES, (ALL, *range(num_groups))):
+            full, rest = divmod(size, most_pages)
+            # Rows that hold `size` pages, those of a group over one another: only time matters here.
+            pages = np.array([most_pages] * full + [rest] * (rest > 0))
+            groups = np.arange(num_groups) if kind == ALL else np.array([kind])
+            zeros = np.zeros(len(groups) * len(pages), int)
+            moves = Moves(np.repeat(groups, len(pages)), zeros, zeros, np.tile(pages, len(groups)))
 
-            def once(key: Key = key, allocate: Program = allocate) -> float:
-                cache = jax.block_until_ready(allocate())
+            def once(moves: Moves = moves) -> float:
+                nonlocal new
                 start = time.perf_counter()
-                moved = jax.block_until_ready(self.programs[key](cache))
-                seconds = time.perf_counter() - start
-                _delete(moved)
-                return seconds
+                new, traffic = migration.run(old, new, moves)
+                jax.block_until_ready(new)
+                assert traffic.num_rounds == 1
+                return time.perf_counter() - start
 
-            at = (source.split, target.split, key.rows, key.length)
-            self._note(self.migrate, at, once)
+            if size == SIZES[0] and kind in (ALL, 0):
+                key = (source.split, target.split, ROUNDS[kind != ALL])
+                self._note(self.migrate, key, once)
+            else:
+                for _ in range(2):
+                    once()
+                self._count()
+        _delete(old)
+        _delete(new)
 
     def _reslice(
         self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]

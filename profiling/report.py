@@ -14,7 +14,9 @@ def tables(profile: Profile) -> str:
     parts += [
         _list("prefill, one call of ", latency.prefill_table, latency.prefill_rows, _call),
         _list("re-slice all weights", latency.reslice_table, None, _pair),
-        _list("migrate the whole cache", _largest(latency.migrate_table), None, _pair_of_cache),
+        _list(
+            f"migrate {latency.round_tokens} tokens a group", latency.migrate_table, None, _round
+        ),
         _list("collectives", profile.collectives, None, _collective),
         _list("compilation", profile.compile_s, None, str),
     ]
@@ -49,14 +51,6 @@ def _list(title: str, table: Mapping, rows: int | None, name) -> str:
     )
 
 
-def _largest(table: Mapping[tuple[Split, Split, int, int], float]) -> dict:
-    """Of each pair of layouts the largest bucket."""
-    largest: dict[tuple[Split, Split], tuple] = {}
-    for key in sorted(table, key=lambda key: key[2:]):
-        largest[key[:2]] = key
-    return {key: table[key] for key in largest.values()}
-
-
 def _call(key: tuple[Split, int]) -> str:
     return f"{key[0]} cache {key[1]}"
 
@@ -65,8 +59,8 @@ def _pair(key: tuple[Split, Split]) -> str:
     return f"{key[0]} -> {key[1]}"
 
 
-def _pair_of_cache(key: tuple[Split, Split, int, int]) -> str:
-    return f"{_pair(key[:2])} {key[2]} rows of {key[3]}"
+def _round(key: tuple[Split, Split, str]) -> str:
+    return f"{_pair(key[:2])}, {key[2]} sending"
 
 
 def _collective(key: tuple[str, int, int]) -> str:

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.scheduler import Accounts
 from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.planning.carry import carry_seconds
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.planning.types import Load, Plan, Split, way
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,6 @@ class Machine:
         )
         return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every)
 
-    def migration_rows(self, source: Split, target: Split, fullest: ArrayLike) -> np.ndarray:
-        """The row bucket in which a cache of `fullest` live rows a group leaves `source`.
-
-        It must arrive in a bucket as well, also where every group splits.
-        """
-        rows, needed = np.array(self.buckets.rows[source]), np.asarray(fullest)
-        if (ratio := target.dp // source.dp) > 1:
-            arriving = np.array(self.buckets.rows[target])
-            needed = arriving[np.searchsorted(arriving, -(-needed // ratio))] * ratio
-        total = rows * source.dp
-        rows = rows[np.isin(total / target.dp, self.buckets.rows[target])]
-        return rows[np.searchsorted(rows, needed)]
-
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     """Runs one rollout to its end under `planner`."""
@@ -186,35 +173,29 @@ class _Flight:
 
     def switch(self, plan: Plan) -> None:
         truth, accounts, source, target = self.machine.truth, self.accounts, self.split, plan.split
-        fullest, live = accounts.fullest, len(accounts.live)
+        load = accounts.load()
+        is_recomputed = load.context < plan.recompute_below
         seconds = truth.reslice(source, target)
-        if plan.carry == "migrate":
-            rows = int(self.machine.migration_rows(source, target, fullest))
-            seconds += truth.migrate(source, target, rows, self.length)
-            accounts.compact(rows)
-            if target.dp > source.dp:
-                accounts.spread(target.dp // source.dp)
-            accounts.reorder(_row_order(source, target, rows), num_groups=target.dp)
-        else:
-            per_group = -(-live // target.dp)
-            seconds += truth.recompute(target, per_group, accounts.max_context)
-            rows = self.buckets.rows_for(target, per_group)
-            accounts.redeal(num_groups=target.dp, rows_per_group=rows)
+        seconds += carry_seconds(truth, source, target, load, plan.recompute_below)
+        group = accounts.regroup(target.dp, is_recomputed)
+        rows = self.buckets.rows_for(target, int(np.bincount(group).max()))
+        accounts.seat(group, num_groups=target.dp, rows_per_group=rows)
         self.split = target
         self.clock_s += seconds
         self.switch_s += seconds
         self.switches.append(
             Switch(
                 step=self.step,
-                live=live,
+                live=load.live,
                 source=str(source),
                 target=str(target),
                 bytes_moved=0,
                 seconds=seconds,
                 predicted_saving_s=plan.predicted_saving_s,
                 predicted_cost_s=plan.predicted_cost_s,
-                kv=plan.carry,
+                kv=way(int(is_recomputed.sum()), load.live),
                 reason=plan.reason,
+                recompute_below=plan.recompute_below,
             )
         )
 
@@ -251,14 +232,3 @@ class _Flight:
             if len(members) > threshold:
                 steps = max(steps, int(self.responses[live[members[threshold]]]) - self.step)
         return steps
-
-
-def _row_order(source: Split, target: Split, rows: int) -> np.ndarray:
-    """`engine/switch.row_order` as far as groups go: group g joins group g modulo target.dp.
-
-    Which row of its group a sequence gets makes no difference to time.
-    """
-    if target.dp > source.dp:
-        return np.argsort(_row_order(target, source, rows * source.dp // target.dp))
-    merged = np.arange(source.dp * rows).reshape(source.dp // target.dp, target.dp, rows)
-    return merged.transpose(1, 0, 2).reshape(-1)

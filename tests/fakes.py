@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.lossless import MODELS, Settings, Subject, make_requests
 from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Load, Split
 
 SETTINGS = {
@@ -39,7 +39,7 @@ def made_up_latency(
     per_row: dict[Split, float],
     *,
     reslice: float,
-    migrate_per_row: float,
+    migrate_per_token: float,
     prefill: float = 1.0,
     max_rows: int = 64,
     lengths: Sequence[int] = (64, 128),
@@ -56,14 +56,18 @@ def made_up_latency(
         },
         reslice_table=dict.fromkeys(pairs, reslice),
         migrate_table={
-            (*pair, n, length): n * migrate_per_row
-            for pair in pairs
-            for n in rows
-            for length in lengths
+            (source, target, kind): seconds
+            for source, target in pairs
+            for kind, seconds in zip(
+                ROUNDS,
+                (max(source.dp, target.dp) * migrate_per_token, migrate_per_token),
+                strict=True,
+            )
         },
         prefill_table={(split, length): prefill for split in step for length in lengths},
         prefill_rows=4,
         prefill_chunk=32,
+        round_tokens=1,
     )
 
 

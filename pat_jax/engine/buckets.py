@@ -41,20 +41,13 @@ class Buckets:
         min_length: int,
         max_length: int,
     ) -> "Buckets":
-        """`capacity` sequences in all; every switch leads from a bucket to a bucket."""
-        per_group = {split: -(-capacity // split.dp) for split in splits}
-        rows = {split: set(ladder(min(min_rows, n), n)) for split, n in per_group.items()}
-        # A merge of k groups has k times the rows; with factors other than two, that is a new step.
-        for narrow in splits:
-            for wide in splits:
-                if wide.tp > narrow.tp:
-                    ratio = narrow.dp // wide.dp
-                    rows[wide] |= {n * ratio for n in rows[narrow]}
+        """`capacity` sequences in all."""
+        # Groups that are full in the layout with most of them still fit when they have merged.
+        widest = max(split.dp for split in splits)
+        per_group = {split: -(-capacity // widest) * widest // split.dp for split in splits}
+        rows = {split: ladder(min(min_rows, n), n) for split, n in per_group.items()}
         whole_lengths = -(-max_length // min_length) * min_length
-        return cls(
-            {split: tuple(sorted(steps)) for split, steps in rows.items()},
-            ladder(min_length, whole_lengths),
-        )
+        return cls(rows, ladder(min_length, whole_lengths))
 
     def rows_for(self, split: Split, needed: int) -> int:
         return smallest_at_least(self.rows[split], max(needed, 1))

@@ -1,23 +1,25 @@
 """Which programs a rollout needs: every function, for every layout and bucket it can meet."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pat_jax.engine import decode, switch
+from pat_jax.engine import decode, pages, switch
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.decode import DecodeFunctions
-from pat_jax.engine.layout import Layout
+from pat_jax.engine.layout import Layout, shard_bytes
+from pat_jax.engine.pages import PAGE_AXES, Exchange
 from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.rounds import SIZES
 from pat_jax.engine.state import DecodeState, Until, abstract_cache, abstract_rows
 from pat_jax.models.kv_cache import KV_AXES, KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
 
+PAGE_COLUMNS = 64  # tokens; few enough that a half-empty last page of a sequence is little
 RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
 
 
@@ -54,6 +56,11 @@ class Catalogue:
         """Tokens of one prefill call: they must divide the cache, or the last call would overshoot."""
         return math.gcd(self.prefill_chunk, length)
 
+    @property
+    def page_columns(self) -> int:
+        """Tokens of a page; whole pages fill a cache of any length bucket."""
+        return math.gcd(PAGE_COLUMNS, *self.buckets.lengths)
+
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params = layout.split, self.params(layout)
         scalar: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
@@ -73,6 +80,7 @@ class Catalogue:
                 table.declare(
                     Key("insert", split, rows, length), insert, cache, few, picks, donate_argnums=0
                 )
+                self._declare_pages(table, layout, rows, length)
             self._declare_allocate(table, layout, self.prefill_rows, length)
             few = self.cache(layout, self.prefill_rows, length)
             shape = (self.prefill_rows * split.dp, self.chunk(length))
@@ -87,6 +95,32 @@ class Catalogue:
                 scalar,
                 donate_argnums=1,
             )
+
+    def _declare_pages(self, table: ProgramTable, layout: Layout, rows: int, length: int) -> None:
+        cache, columns = self.cache(layout, rows, length), self.page_columns
+        for size in SIZES if len(self.layouts) > 1 else ():
+            picks, key = self._row_index(layout, size), Key("pack", layout.split, rows, length)
+            key = key._replace(to_rows=size)
+            table.declare(key, pages.pack(layout, columns), cache, picks, picks)
+            table.declare(
+                key._replace(name="unpack"),
+                pages.unpack(layout, columns),
+                cache,
+                self._buffer(layout, size),
+                picks,
+                picks,
+                donate_argnums=0,
+            )
+
+    def _buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
+        """Staged pages of each group."""
+        config = self.functions.policy.config
+        shape = (size * layout.split.dp, config.num_kv_heads, 2 * config.num_layers)
+        return jax.ShapeDtypeStruct(
+            (*shape, self.page_columns, config.head_dim),
+            self.functions.dtype,
+            sharding=layout.sharding(*PAGE_AXES),
+        )
 
     def _declare_allocate(
         self, table: ProgramTable, layout: Layout, rows: int, length: int
@@ -103,9 +137,6 @@ class Catalogue:
         for length in self.buckets.lengths:
             for rows, to_rows in self.buckets.row_steps(split):
                 self._declare_resize(table, layout, rows, length, to_rows, length)
-            for rows in self.buckets.rows[split]:
-                # In place of its neighbours' order: `spread` before a group splits.
-                self._declare_resize(table, layout, rows, length, rows, length)
         for length, to_length in zip(self.buckets.lengths, self.buckets.lengths[1:], strict=False):
             for rows in self.buckets.rows[split]:
                 self._declare_resize(table, layout, rows, length, rows, to_length)
@@ -128,15 +159,14 @@ class Catalogue:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
     def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
-        for rows in self.migration_rows(source, target):
-            for length in self.buckets.lengths:
-                key = Key("migrate", source.split, rows, length, target=target.split)
-                table.declare(
-                    key,
-                    switch.migrate(source, target),
-                    self.cache(source, rows, length),
-                    donate_argnums=0,
-                )
+        exchange = Exchange.between(source, target)
+        for size in SIZES:
+            packed = self._buffer(source, size)
+            down = 1 if exchange.is_up else exchange.members.shape[1]
+            key = Key("exchange", source.split, size, target=target.split)
+            table.declare(key, exchange.all(), (packed,) * down)
+            for group in range(exchange.narrow.split.dp):
+                table.declare(key._replace(part=1 + group), exchange.one(group), (packed,))
         for part, run in enumerate(self.reslice_runs(source, target)):
             key = Key("reslice", source.split, target=target.split, part=part)
             leaves = jax.tree.leaves(self.params(source))
@@ -147,14 +177,6 @@ class Catalogue:
                 [leaves[i] for i in run],
                 out_shardings=[out[i] for i in run],
             )
-
-    def migration_rows(self, source: Layout, target: Layout) -> Iterator[int]:
-        """Row buckets in which the cache may leave `source`: those that arrive in a bucket."""
-        arriving = set(self.buckets.rows[target.split])
-        for rows in self.buckets.rows[source.split]:
-            total = rows * source.split.dp
-            if total % target.split.dp == 0 and total // target.split.dp in arriving:
-                yield rows
 
     def reslice_runs(self, source: Layout, target: Layout) -> list[list[int]]:
         """Chunks of the weights that the two layouts hold differently; the others stay as they are."""
@@ -167,3 +189,14 @@ class Catalogue:
         return switch.chunks(
             moving, [x.size * x.dtype.itemsize for x in before], self.reslice_chunk_bytes
         )
+
+    def reslice_bytes(self, source: Layout, target: Layout) -> tuple[int, int]:
+        """Bytes that a re-slice sends between devices, and the most that it adds on one of them."""
+        before, after = (
+            [shard_bytes(x) for x in jax.tree.leaves(self.params(layout))]
+            for layout in (source, target)
+        )
+        runs = self.reslice_runs(source, target)
+        received = sum(max(after[i] - before[i], 0) for run in runs for i in run)
+        extra = max((sum(after[i] for i in run) for run in runs), default=0)
+        return received * source.mesh.size, extra

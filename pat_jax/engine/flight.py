@@ -4,19 +4,30 @@ Follows the scheduler's accounts with device arrays. Decides nothing: `rollout.p
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from pat_jax.engine.catalogue import Catalogue
-from pat_jax.engine.layout import Layout
+from pat_jax.engine.layout import Layout, shard_bytes
+from pat_jax.engine.migration import Migration, Traffic
 from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.state import DecodeState, RowState, Until
-from pat_jax.engine.switch import is_upward, row_order
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How the sequences went to another layout."""
+
+    recomputed: np.ndarray  # int[sequences], those whose cache is still to be computed
+    traffic: Traffic
+    extra_bytes: int  # of a device, at most, besides the cache left behind
 
 
 class Flight:
@@ -45,10 +56,6 @@ class Flight:
     def num_rows(self) -> int:
         """The row bucket: rows of one data-parallel group."""
         return self.scheduler.rows_per_group
-
-    @property
-    def cache_bytes(self) -> int:
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache))
 
     def decode(self, params: Params, *, max_steps: int, threshold: int) -> tuple[int, int]:
         """One burst on the devices; returns the decode steps run and the tokens sampled."""
@@ -112,45 +119,51 @@ class Flight:
         _delete(old)
         self._rows = None
 
-    def migrate(self, target: Layout) -> None:
-        """Carries the cache over to `target` by exchange."""
-        source, buckets = self.layout, self.catalogue.buckets
-        if is_upward(source, target):
-            self._to_rows(self._leaving_rows(target, self.scheduler.fullest))
-        else:
-            ratio = target.split.dp // source.split.dp
-            arriving = buckets.rows_for(target.split, -(-self.scheduler.fullest // ratio))
-            self._to_rows(self._leaving_rows(target, arriving * ratio))
-            key = Key(
-                "resize",
-                self.split,
-                self.num_rows,
-                self.length,
-                to_rows=self.num_rows,
-                to_length=self.length,
-            )
-            self._resize(key, self.scheduler.spread(ratio))
-        key = Key("migrate", source.split, self.num_rows, self.length, target=target.split)
-        self.cache = jax.block_until_ready(self.programs[key](self.cache))
-        self.scheduler.reorder(row_order(source, target, self.num_rows), num_groups=target.split.dp)
+    def carry(self, target: Layout, recompute_below: int) -> "Carried":
+        """Moves the live sequences to `target`; only dispatched, `settle` waits for it.
+
+        Those with fewer than `recompute_below` tokens in the cache leave them behind: `prefill` of
+        these must follow, when the weights are there. The others migrate.
+        """
+        scheduler, source = self.scheduler, self.layout
+        live, split = scheduler.live, target.split
+        is_recomputed = scheduler.length[live] - 1 < recompute_below
+        before = np.divmod(scheduler.row[live], self.num_rows)
+        group = scheduler.regroup(split.dp, is_recomputed)
+        rows = self.catalogue.buckets.rows_for(split, int(np.bincount(group).max()))
+        scheduler.seat(group, num_groups=split.dp, rows_per_group=rows)
+        after = np.divmod(scheduler.row[live], rows)
+        allocate = self.programs[Key("allocate", split, rows, self.length)]
         self.layout, self._rows = target, None
+        if is_recomputed.all():
+            _delete(self.cache)
+            self.cache = allocate()
+            extra_bytes = self._cache_bytes(rows) + self._cache_bytes(self.catalogue.prefill_rows)
+            return Carried(live, Traffic(), extra_bytes)
+        migration = Migration(self.catalogue, self.programs, source, target)
+        narrow, wide = (before, after) if migration.exchange.is_up else (after, before)
+        pages = -(-(scheduler.length[live] - 1) // self.catalogue.page_columns)
+        stay = ~is_recomputed
+        moves = Moves(narrow[0][stay], narrow[1][stay], wide[1][stay], pages[stay])
+        old = self.cache
+        self.cache, traffic = migration.run(old, allocate(), moves)
+        _delete(old)  # the devices free it when they have packed its last page
+        extra_bytes = self._cache_bytes(rows) + traffic.staging_bytes
+        if is_recomputed.any():
+            extra_bytes += self._cache_bytes(self.catalogue.prefill_rows)
+        return Carried(live[is_recomputed], traffic, extra_bytes)
 
-    def _leaving_rows(self, target: Layout, needed: int) -> int:
-        return min(
-            rows for rows in self.catalogue.migration_rows(self.layout, target) if rows >= needed
-        )
+    def _cache_bytes(self, rows: int) -> int:
+        """Of one device."""
+        cache = self.catalogue.cache(self.layout, rows, self.length)
+        return sum(map(shard_bytes, jax.tree.leaves(cache)))
 
-    def move_to(self, target: Layout) -> None:
-        """Gives up the cache, deals the sequences out to `target` anew; `prefill` must follow."""
-        _delete(self.cache)
-        self.layout, split = target, target.split
-        rows = self.catalogue.buckets.rows_for(split, -(-len(self.scheduler.live) // split.dp))
-        self.scheduler.redeal(num_groups=split.dp, rows_per_group=rows)
-        self.cache = self.programs[Key("allocate", split, rows, self.length)]()
-        self._rows = None
+    def settle(self) -> None:
+        """Waits until the cache is there."""
+        jax.block_until_ready(self.cache)
 
-    def prefill(self, params: Params) -> int:
-        """Computes the cache of every live sequence from its tokens, a few rows at a time.
+    def prefill(self, params: Params, sequences: np.ndarray | None = None) -> int:
+        """Computes the cache of `sequences`, of all live ones if not given, a few rows at a time.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed
         here. Returns the tokens processed.
@@ -158,8 +171,8 @@ class Flight:
         split, few_rows = self.split, self.catalogue.prefill_rows
         few: KVCache = self.programs[Key("allocate", split, few_rows, self.length)]()
         insert = self.programs[Key("insert", split, self.num_rows, self.length)]
-        live = self.scheduler.live
-        by_group = [live[self.scheduler.row[live] // self.num_rows == g] for g in range(split.dp)]
+        some = self.scheduler.live if sequences is None else sequences
+        by_group = [some[self.scheduler.row[some] // self.num_rows == g] for g in range(split.dp)]
         # Rows of like length go together: a call is as long as its longest row.
         by_group = [
             group[np.argsort(self.scheduler.length[group], kind="stable")] for group in by_group
@@ -173,7 +186,7 @@ class Flight:
             self.cache = insert(self.cache, few, picks.reshape(-1))
         jax.block_until_ready(self.cache)
         _delete(few)
-        return int(self.scheduler.length[live].sum()) - len(live)
+        return int(self.scheduler.length[some].sum()) - len(some)
 
     def _prefill_few(self, params: Params, few: KVCache, members: list[np.ndarray]) -> KVCache:
         rows, chunk = self.catalogue.prefill_rows, self.catalogue.chunk(self.length)

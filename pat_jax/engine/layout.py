@@ -203,6 +203,12 @@ def find_layout(
     )
 
 
+def shard_bytes(x: jax.Array | jax.ShapeDtypeStruct) -> int:
+    """Bytes of one device's part of an array."""
+    assert x.sharding is not None  # an abstract array says where it will be
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
 class ManualPartition(Partition):
     """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's axes."""
 

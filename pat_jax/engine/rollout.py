@@ -27,10 +27,11 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Plan, Split
+from pat_jax.planning.types import Plan, Split, way
 from pat_jax.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
+MIB = 2**20
 
 
 @dataclass
@@ -71,7 +72,9 @@ def describe_switch(switch: Switch, total_s: float) -> str:
     """What was predicted of a switch and what came of it, when the rollout has ended."""
     text = (
         f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
-        f"({switch.predicted_cost_s:.3f} predicted), {total_s - switch.at_s:.3f} s to the end"
+        f"({switch.predicted_cost_s:.3f} predicted), moved {switch.bytes_moved / MIB:.1f} MiB "
+        f"({switch.least_bytes / MIB:.1f} at least), held {switch.extra_bytes / MIB:.1f} MiB more on a "
+        f"device, {total_s - switch.at_s:.3f} s to the end"
     )
     if not switch.predicted_remaining_s:  # scripted
         return text
@@ -150,19 +153,24 @@ class RolloutEngine:
             leaf.delete()
         self.params = self.layout = None
 
-    def reslice(self, target: Layout) -> int:
-        """Moves the weights to `target`; returns the bytes of the leaves that changed."""
+    def reslice(self, target: Layout) -> tuple[int, int]:
+        """Moves the weights to `target`.
+
+        Returns:
+          The bytes that went from device to device, and the most that one device held besides its
+          old shards.
+        """
         params, layout = self._weights
-        source, before = layout.split, jax.tree.leaves(params)
+        source = layout.split
         runs = self.catalogue.reslice_runs(layout, target)
-        moved = sum(before[i].nbytes for run in runs for i in run)
+        sent, extra = self.catalogue.reslice_bytes(layout, target)
         programs = [
             self.programs[Key("reslice", source, target=target.split, part=part)]
             for part in range(len(runs))
         ]
         self.params = switch.reslice(params, runs, programs)
         self.layout = target
-        return moved
+        return sent, extra
 
     def rollout(
         self, requests: Sequence[Request], planner: Planner
@@ -231,14 +239,12 @@ class RolloutEngine:
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:
         """Weights, cache and rows to the plan's layout: the contribution, in two lines each way."""
         start, source, target = time.perf_counter(), flight.layout, self.layouts[plan.split]
-        live, cache_bytes = len(flight.scheduler.live), flight.cache_bytes
-        if plan.carry == "migrate":
-            flight.migrate(target)
-            moved = self.reslice(target) + cache_bytes
-        else:
-            moved = self.reslice(target)
-            flight.move_to(target)
-            report.prefill_tokens += flight.prefill(self._weights[0])
+        live = len(flight.scheduler.live)
+        carried = flight.carry(target, plan.recompute_below)
+        weight_bytes, chunk_bytes = self.reslice(target)
+        if len(carried.recomputed):
+            report.prefill_tokens += flight.prefill(self._weights[0], carried.recomputed)
+        flight.settle()
         seconds = time.perf_counter() - start
         log.info("switch: %s; took %.3f s", plan.reason, seconds)
         return Switch(
@@ -246,12 +252,15 @@ class RolloutEngine:
             live=live,
             source=str(source),
             target=str(target),
-            kv=plan.carry,
-            bytes_moved=moved,
+            kv=way(len(carried.recomputed), live),
+            bytes_moved=weight_bytes + carried.traffic.num_bytes,
+            least_bytes=weight_bytes + carried.traffic.least_bytes,
+            extra_bytes=carried.extra_bytes + chunk_bytes,
             seconds=seconds,
             predicted_saving_s=plan.predicted_saving_s,
             predicted_cost_s=plan.predicted_cost_s,
             reason=plan.reason,
+            recompute_below=plan.recompute_below,
             at_s=began,
             predicted_remaining_s=plan.predicted_remaining_s,
         )

@@ -143,41 +143,35 @@ class Accounts:
         self.rows_per_group = new_rows
         return picks.reshape(-1)
 
-    def spread(self, blocks: int) -> np.ndarray:
-        """Spreads each group's live sequences over `blocks` equal parts of its rows.
+    def regroup(self, num_groups: int, is_recomputed: np.ndarray) -> np.ndarray:
+        """The group that each live sequence gets in a switch to `num_groups`, int[live].
 
-        Done before the group splits: the sequences with most tokens, likely the longest, go to
-        different parts. Returns the same kind of picks as `compact`.
+        A sequence that migrates stays with devices that hold a part of it. Groups merge with those
+        congruent modulo the number of groups afterwards, and split into those congruent modulo the
+        number before. One that is recomputed, bool[live], goes wherever most room is. Longest first,
+        so that those likely to run longest go to different groups.
         """
-        picks = np.zeros((self.num_groups, self.rows_per_group), np.int32)
-        part = self.rows_per_group // blocks
-        filled = np.zeros(self.num_groups, np.int64)
-        live = self.live
-        for i in live[np.argsort(-self.length[live], kind="stable")]:
-            group, old = divmod(int(self.row[i]), self.rows_per_group)
-            turn, block = divmod(int(filled[group]), blocks)
-            picks[group, block * part + turn] = old
-            self.row[i] = group * self.rows_per_group + block * part + turn
-            filled[group] += 1
-        return picks.reshape(-1)
+        live, before = self.live, self.num_groups
+        old = self._group(live)
+        new, filled = np.empty(len(live), np.int64), np.zeros(num_groups, np.int64)
+        everywhere = np.arange(num_groups)
+        for i in np.lexsort((-self.length[live], is_recomputed)):
+            choice = everywhere if is_recomputed[i] else everywhere[old[i] % num_groups :: before]
+            new[i] = choice[filled[choice].argmin()]
+            filled[new[i]] += 1
+        return new
 
-    def reorder(self, source_of: np.ndarray, *, num_groups: int) -> None:
-        """After a migration: new row r holds what was in row `source_of[r]`."""
-        new_row_of = np.argsort(source_of)
+    def seat(self, group: np.ndarray, *, num_groups: int, rows_per_group: int) -> None:
+        """Gives every live sequence a row of its `group`, int[live]; longest first."""
         live = self.live
-        self.row[live] = new_row_of[self.row[live]]
-        self.num_groups, self.rows_per_group = num_groups, len(source_of) // num_groups
-
-    def redeal(self, *, num_groups: int, rows_per_group: int) -> None:
-        """Gives every live sequence a new row, longest first by turns: for caches built anew."""
-        live = self.live
-        by_length = live[np.argsort(-self.length[live], kind="stable")]
-        turn = np.arange(len(by_length))
-        if -(-len(by_length) // num_groups) > rows_per_group:
+        order = np.lexsort((-self.length[live], group))
+        start = np.searchsorted(group[order], np.arange(num_groups))
+        turn = np.arange(len(live)) - start[group[order]]
+        if len(live) and turn.max() >= rows_per_group:
             raise ValueError(
-                f"{len(by_length)} sequences do not fit {num_groups} groups of {rows_per_group} rows."
+                f"{turn.max() + 1} sequences do not fit a group of {rows_per_group} rows."
             )
-        self.row[by_length] = (turn % num_groups) * rows_per_group + turn // num_groups
+        self.row[live[order]] = group[order] * rows_per_group + turn
         self.num_groups, self.rows_per_group = num_groups, rows_per_group
 
 

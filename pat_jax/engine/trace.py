@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from pat_jax.planning.types import Carry
+from pat_jax.planning.types import MIGRATE_ALL, Carry
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,15 @@ class Switch:
     live: int  # unfinished sequences at that moment
     source: str  # such as dp2tp1
     target: str
-    bytes_moved: int  # weights and KV together, over all devices
+    bytes_moved: int  # from device to device, weights and KV together, all devices
     seconds: float  # what it took
     predicted_saving_s: float  # decode time saved until the end, before the cost
     predicted_cost_s: float
     kv: Carry
     reason: str
+    recompute_below: int = MIGRATE_ALL  # see Plan
+    least_bytes: int = 0  # of these, what no other way of moving the same could save
+    extra_bytes: int = 0  # of one device, at most, beside what it held before
     at_s: float = 0.0  # when it began, since the rollout began
     predicted_remaining_s: float = 0.0  # from then to the end, itself included
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency import ROUNDS, LatencyModel, migration
 from pat_jax.planning.types import Split
 
 LARGE_S = 1e9  # seconds of what the latency model does not know: never chosen, yet finite
@@ -25,7 +25,8 @@ class CostTables:
     lengths: np.ndarray  # int[lengths], cache lengths in tokens
     decode: np.ndarray  # [split, rows, lengths], one decode step
     reslice: np.ndarray  # [from, to]; 0 on the diagonal
-    migrate: np.ndarray  # [from, to, rows, lengths]; 0 on the diagonal
+    migrate: np.ndarray  # [ROUNDS, from, to], one round; 0 on the diagonal
+    round_tokens: int  # of a group, that one round moves
     prefill: np.ndarray  # [split, lengths], one call
     prefill_rows: int
     prefill_chunks: np.ndarray  # int[lengths], tokens a row of one call
@@ -36,11 +37,11 @@ class CostTables:
         lengths = np.array(sorted({n for split, _, n in latency.decode_table if split in splits}))
         pairs = [(i, j) for i in range(len(splits)) for j in range(len(splits)) if i != j]
         reslice = np.zeros((len(splits),) * 2)
-        migrate = np.zeros((*reslice.shape, len(rows), len(lengths)))
+        migrate = np.zeros((len(ROUNDS), *reslice.shape))
         for i, j in pairs:
             pair = splits[i], splits[j]
             reslice[i, j] = latency.reslice_table.get(pair, LARGE_S)
-            migrate[i, j] = [[_known(latency.migrate, *pair, r, n) for n in lengths] for r in rows]
+            migrate[:, i, j] = [latency.migrate_table.get((*pair, n), LARGE_S) for n in ROUNDS]
         return cls(
             tuple(splits),
             rows,
@@ -50,6 +51,7 @@ class CostTables:
             ),
             reslice,
             migrate,
+            latency.round_tokens,
             np.array([[_known(latency.prefill_call, s, n) for n in lengths] for s in splits]),
             latency.prefill_rows,
             np.array([math.gcd(latency.prefill_chunk, int(n)) for n in lengths]),
@@ -60,12 +62,12 @@ class CostTables:
         row, length, scale = self._cover(fullest, context)
         return self.decode[np.arange(len(self.splits))[:, None], row, length] * scale
 
-    def migrations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds, [from, to, moment], of the KV cache of `fullest` rows, [from, moment]."""
-        row, length, scale = self._cover(fullest, context)
-        source = np.arange(len(self.splits))[:, None, None]
-        target = np.arange(len(self.splits))[None, :, None]
-        return self.migrate[source, target, row[:, None], length[None, None]] * scale[:, None]
+    def migrations(self, fullest: np.ndarray, live: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """Seconds, [from, to, moment], of the KV cache of `live` rows, `fullest`[from, moment]."""
+        dp = np.array([split.dp for split in self.splits])
+        everybody, one = self.migrate[..., None]
+        seconds = migration(dp[:, None, None], dp[:, None], everybody, one, fullest[:, None], live)
+        return seconds * (context / self.round_tokens)
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
         """Seconds, [to, moment], to prefill `fullest` rows, [to, moment], of `context` tokens."""

@@ -59,7 +59,9 @@ class Forecast:
 
     steps: np.ndarray  # int[moments], decode steps until the next moment
     any_live: np.ndarray  # float[moments], probability that the rollout is still going
+    live: np.ndarray  # float[moments], expected unfinished sequences
     context: np.ndarray  # int[moments], tokens in the cache of the longest sequence
+    mean_context: np.ndarray  # float[moments], tokens in the cache of a sequence
     fullest: np.ndarray  # float[outcomes, splits, moments], live sequences of the fullest group
 
     @classmethod
@@ -83,7 +85,11 @@ class Forecast:
         fullest = np.stack(
             [_fullest(classes.count, survive, split.dp, current) for split in splits], axis=1
         )
-        return cls(np.diff(edges), 1 - none_live, context, np.maximum(fullest, 1))
+        mean_context = total @ classes.context / load.live + moments
+        live = np.maximum(total @ survive, 1)
+        return cls(
+            np.diff(edges), 1 - none_live, live, context, mean_context, np.maximum(fullest, 1)
+        )
 
 
 def _survival(

@@ -11,9 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pat_jax.planning.types import Split
 
+Numbers = float | np.ndarray
+ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
+SHAPE = ("prefill_rows", "prefill_chunk", "round_tokens")  # what one entry of a table does
 
 
 class _Grid(NamedTuple):
@@ -37,16 +42,39 @@ def _grids(points: Iterable[tuple[Hashable, int, int]]) -> dict[Hashable, _Grid]
     return {name: _Grid(sorted(rows[name]), sorted(lengths[name])) for name in rows}
 
 
+def migration(
+    source_dp: Numbers,
+    target_dp: Numbers,
+    everybody: Numbers,
+    one: Numbers,
+    fullest: Numbers,
+    live: Numbers,
+) -> Numbers:
+    """Seconds of a migration of `live` sequences with the pages of one round each.
+
+    As far as groups are alike they move pages in the same rounds, of `everybody` seconds; the others
+    move `one` by one (`engine/rounds.py`). The fullest group and the mean are known here: the
+    emptiest is taken to lack what the fullest has more. Groups split evenly.
+    """
+    groups = np.maximum(source_dp, target_dp)
+    mean = live / groups
+    alike = np.where(target_dp > source_dp, mean, np.maximum(0.0, 2 * mean - fullest))
+    return alike * everybody + (live - groups * alike) * one
+
+
 @dataclass(frozen=True)
 class LatencyModel:
     """Seconds. Rows are those of one data-parallel group, lengths are cache lengths in tokens."""
 
     decode_table: Mapping[tuple[Split, int, int], float]  # (split, rows, length): one decode step
     reslice_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
-    migrate_table: Mapping[tuple[Split, Split, int, int], float]  # (from, to, rows leaving, length)
+    migrate_table: Mapping[
+        tuple[Split, Split, str], float
+    ]  # (from, to, ROUNDS): one round of pages
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_rows: int  # rows of one call
     prefill_chunk: int  # tokens a row of one call
+    round_tokens: int  # of a group, that one round of a migration moves
     correction: Mapping[Split, float] = field(
         default_factory=dict
     )  # measured / predicted step time
@@ -54,10 +82,6 @@ class LatencyModel:
     @cached_property
     def _decode_grid(self) -> dict[Hashable, _Grid]:
         return _grids(self.decode_table)
-
-    @cached_property
-    def _migrate_grid(self) -> dict[Hashable, _Grid]:
-        return _grids(((a, b), rows, length) for a, b, rows, length in self.migrate_table)
 
     @cached_property
     def _prefill_grid(self) -> dict[Hashable, _Grid]:
@@ -86,11 +110,13 @@ class LatencyModel:
     def reslice(self, source: Split, target: Split) -> float:
         return self.reslice_table[(source, target)]
 
-    def migrate(self, source: Split, target: Split, rows: int, length: int) -> float:
-        """`rows` live rows in the fullest group of `source`."""
-        at = self._migrate_grid[(source, target)].cover(rows, length)
-        scale = max(1.0, rows / at[0]) * max(1.0, length / at[1])
-        return self.migrate_table[(source, target, *at)] * scale
+    def migrate(
+        self, source: Split, target: Split, fullest: Numbers, live: Numbers, context: Numbers
+    ) -> Numbers:
+        """The pages of `live` sequences of `context` tokens, `fullest` in one group of `source`."""
+        everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
+        seconds = migration(source.dp, target.dp, everybody, one, fullest, live)
+        return context / self.round_tokens * seconds
 
     def recompute(self, target: Split, rows: int, length: int) -> float:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`."""
@@ -115,8 +141,7 @@ class LatencyModel:
 
     def covers(self, other: "LatencyModel") -> bool:
         """Whether every time that `other` knows is known here."""
-        one_call = (self.prefill_rows, self.prefill_chunk)
-        return one_call == (other.prefill_rows, other.prefill_chunk) and all(
+        return all(getattr(self, name) == getattr(other, name) for name in SHAPE) and all(
             getattr(other, name).keys() <= getattr(self, name).keys() for name in TABLES
         )
 
@@ -126,15 +151,14 @@ class LatencyModel:
             name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
             for name in TABLES
         }
-        shape = {"prefill_rows": self.prefill_rows, "prefill_chunk": self.prefill_chunk}
-        return {**tables, **shape}
+        return {**tables, **{name: getattr(self, name) for name in SHAPE}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LatencyModel":
         tables: dict[str, Any] = {
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
-        return cls(**tables, prefill_rows=data["prefill_rows"], prefill_chunk=data["prefill_chunk"])
+        return cls(**tables, **{name: data[name] for name in SHAPE})
 
 
 def _plain(key: tuple) -> list:

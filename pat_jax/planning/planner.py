@@ -8,15 +8,26 @@ its first step is carried out: the plan is made anew at every burst, with what r
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pat_jax.planning.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.costs import LARGE_S, CostTables
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.types import Carry, Load, Plan, Split
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
+
+OneWay = Literal["migrate", "recompute"]
+
+
+WAYS: dict[int, OneWay] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
+
+
+def recompute_below(way: OneWay) -> int:
+    """As `Plan` has it, when all sequences go the same way."""
+    return MIGRATE_ALL if way == "migrate" else RECOMPUTE_ALL
 
 
 class Planner(ABC):
@@ -48,13 +59,20 @@ class FixedLayout(Planner):
         return Plan(self.split, threshold=0, reason="pinned")
 
 
+class Step(NamedTuple):
+    """Of a script: go to `split` once `live` or fewer sequences are unfinished."""
+
+    split: Split
+    live: int
+    recompute_below: int = MIGRATE_ALL  # see Plan
+
+
 @dataclass(frozen=True)
 class ScriptedPath(Planner):
-    """Follows a script: from `first`, to each (split, live) in turn once `live` or fewer are live."""
+    """Follows a script, from `first` on."""
 
     first: Split
-    steps: tuple[tuple[Split, int], ...]
-    carry: Carry = "migrate"
+    steps: tuple[Step, ...]
 
     def start(self, load: Load) -> Split:
         del load
@@ -62,12 +80,12 @@ class ScriptedPath(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del current
-        due = [split for split, at in self.steps if load.live <= at]
-        to_come = [at for _, at in self.steps if load.live > at]
-        split = due[-1] if due else self.first
+        due = [step for step in self.steps if load.live <= step.live]
+        to_come = [step.live for step in self.steps if load.live > step.live]
+        now = due[-1] if due else Step(self.first, 0)
         # Stop when the groups' fullest could mean that the total has been reached.
-        threshold = max(to_come, default=0) // split.dp
-        return Plan(split, threshold, carry=self.carry, reason="scripted")
+        threshold = max(to_come, default=0) // now.split.dp
+        return Plan(now.split, threshold, now.recompute_below, reason="scripted")
 
 
 @dataclass
@@ -77,7 +95,7 @@ class CostModelPlanner(Planner):
     splits: tuple[Split, ...]
     latency: LatencyModel
     lengths: LengthModel
-    carry: Carry | Literal["auto"] = "auto"  # or the only way allowed
+    carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
     safety: float = 1.2  # a predicted switch cost is counted this many times
     min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
     grid: int = 48  # future moments looked at
@@ -108,22 +126,30 @@ class CostModelPlanner(Planner):
         at = int(leaves.argmax())
         there = int(choices[at, here])
         target, live = self.splits[there], int(forecast.fullest[0, here, at])
-        cost, carry = float(costs.switch[at, here, there]), costs.way(at, here, there)
+        below, carry_s = self._carry(load, current, target)
+        cost = carry_s + self.latency.reslice(current, target)
         why = (
             f"{current} to {target} at {live} live in the fullest group: "
-            f"saves {saving:.2f} s of {stay:.2f} s, costs {cost:.2f} s ({carry})"
+            f"saves {saving:.2f} s of {stay:.2f} s, costs {cost:.2f} s ({WAYS.get(below, 'mixed')})"
         )
         if at > 0:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
         return Plan(
             target,
             threshold=0,
-            carry=carry,
+            recompute_below=below,
             predicted_saving_s=saving,
             predicted_cost_s=cost,
             predicted_remaining_s=total,
             reason=why,
         )
+
+    def _carry(self, load: Load, source: Split, target: Split) -> tuple[int, float]:
+        """The way that the sequences would go now, as `Plan.recompute_below`, and its seconds."""
+        if self.carry == "auto":
+            return cheapest_carry(self.latency, source, target, load)
+        below = recompute_below(self.carry)
+        return below, carry_seconds(self.latency, source, target, load, below)
 
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
@@ -157,13 +183,13 @@ class Costs:
         tables: CostTables,
         latency: LatencyModel,
         forecast: Forecast,
-        carry: Carry | Literal["auto"],
+        carry: OneWay | Literal["auto"],
     ) -> "Costs":
         fullest, context = forecast.fullest[0], forecast.context
         correction = np.array([latency.corrected(split) for split in tables.splits])
         step = np.tensordot(WEIGHTS, tables.steps(forecast.fullest, context), axes=1)
         run = step * forecast.steps * forecast.any_live
-        migrate = tables.migrations(fullest, context)
+        migrate = tables.migrations(fullest, forecast.live, forecast.mean_context)
         recompute = tables.recomputations(fullest, context)
         if carry == "migrate":
             recompute = np.full_like(recompute, LARGE_S)
@@ -174,10 +200,6 @@ class Costs:
         switch[diagonal, diagonal] = 0.0
         run *= correction[:, None]
         return cls(tables, forecast.any_live, run, migrate, recompute, np.moveaxis(switch, -1, 0))
-
-    def way(self, at: int, source: int, target: int) -> Carry:
-        is_cheaper = self.recompute[target, at] < self.migrate[source, target, at]
-        return "recompute" if is_cheaper else "migrate"
 
     def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""

@@ -16,7 +16,7 @@ from pat_jax.errors import UserError
 from pat_jax.files import replace_text
 from pat_jax.planning.latency import TABLES, LatencyModel
 
-VERSION = 1
+VERSION = 2
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25

@@ -5,7 +5,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-Carry = Literal["migrate", "recompute"]  # how the KV cache crosses a switch
+Carry = Literal["migrate", "recompute", "mixed"]  # how the KV cache crosses a switch
+MIGRATE_ALL, RECOMPUTE_ALL = 0, 2**31 - 1  # see Plan.recompute_below
+
+
+def way(recomputed: int, live: int) -> Carry:
+    """What to call a switch in which `recomputed` of `live` sequences are recomputed."""
+    if recomputed:
+        return "recompute" if recomputed == live else "mixed"
+    return "migrate"
 
 
 class Split(NamedTuple):
@@ -48,7 +56,8 @@ class Load:
 class Plan:
     split: Split  # the layout of the next burst
     threshold: int  # end the burst when the fullest group has this many live sequences or fewer
-    carry: Carry = "migrate"  # to `split`, if that is a switch
+    # In a switch, sequences with fewer tokens in the cache are recomputed, the others migrate.
+    recompute_below: int = MIGRATE_ALL
     predicted_saving_s: float = 0.0  # staying to the end minus this plan, its switches included
     predicted_cost_s: float = 0.0  # of the switch to `split`, if it is one
     predicted_remaining_s: float = 0.0  # of the whole plan

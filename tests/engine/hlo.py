@@ -20,7 +20,7 @@ class Collective:
     name: str
     num_bytes: int  # of its result, on one device
     depth: int  # of the loops around it
-    group: int  # devices that take part together
+    group: int  # devices that take part together; of a permutation, the pairs that talk
 
     @property
     def received(self) -> float:
@@ -64,7 +64,10 @@ def _num_bytes(shape: str) -> int:
 
 
 def _group(line: str) -> int:
-    """Devices in one replica group, in any of the three ways that HLO writes them."""
+    """Devices in one replica group, in any of the three ways that HLO writes them; pairs of a permutation."""
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", line)
+    if pairs:
+        return pairs[1].count("{")
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     if listed:
         return listed[1].count(",") + 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pat_jax.engine.buckets import Buckets, ladder, smallest_at_least
 from pat_jax.engine.programs import Key
+from pat_jax.engine.rounds import SIZES
 from pat_jax.planning.types import Split
 
 SIX = (Split(6, 1), Split(2, 3), Split(1, 6))
@@ -88,17 +89,17 @@ def test_everything_a_rollout_may_look_up_is_compiled(name):
         for rows in buckets.rows[split]:
             assert Key("decode", split, rows, length) in programs
             assert Key("insert", split, rows, length) in programs
-            same = Key("resize", split, rows, length, to_rows=rows, to_length=length)
-            assert same in programs
+            for size, name in product(SIZES, ("pack", "unpack")):
+                assert Key(name, split, rows, length, to_rows=size) in programs
         for rows, to_rows in buckets.row_steps(split):
             key = Key("resize", split, rows, length, to_rows=to_rows, to_length=length)
             assert key in programs
     for source, target in permutations(engine.layouts.values(), 2):
-        leaving = list(engine.catalogue.migration_rows(source, target))
-        # Whatever is live, some bucket can leave with it and arrive in a bucket.
-        assert max(leaving) == max(buckets.rows[source.split])
-        for rows, length in product(leaving, buckets.lengths):
-            assert Key("migrate", source.split, rows, length, target=target.split) in programs
+        for size, part in product(SIZES, range(1 + max(source.split.dp, target.split.dp))):
+            assert Key("exchange", source.split, size, target=target.split, part=part) in programs
+        # However the groups merge, they fit a bucket.
+        merged = max(buckets.rows[source.split]) * source.split.dp // target.split.dp
+        assert merged <= max(buckets.rows[target.split])
 
 
 def test_an_uncompiled_program_is_named():

@@ -9,6 +9,7 @@ import pytest
 from fakes import SETTINGS, static_run, subject
 
 from benchmarks.lossless import (
+    CARRIES,
     MODELS,
     PATHS,
     SEEDS,
@@ -32,7 +33,7 @@ def check(total: Tally) -> None:
     assert total.max_logprob_error <= TOLERANCE
 
 
-@pytest.mark.parametrize("carry", ["migrate", "recompute"])
+@pytest.mark.parametrize("carry", CARRIES)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(map(str, path)))
 @pytest.mark.parametrize("name", MODELS)
 def test_switching_changes_no_token(name, path, carry):
@@ -42,7 +43,8 @@ def test_switching_changes_no_token(name, path, carry):
 
     tp = {str(split): split.tp for split in subject(name).engine.layouts}
     assert tuple(tp[switch.target] for switch in report.switches) == path[1:]
-    assert {switch.kv for switch in report.switches} == {carry}
+    ways = {switch.kv for switch in report.switches}
+    assert carry in ways and (carry == "mixed" or len(ways) == 1)
     assert all(0 < switch.live < len(requests) for switch in report.switches)
     check(sum(tally(subject(name), requests, static, [adaptive]).values(), Tally()))
 

@@ -12,8 +12,10 @@ from fakes import SETTINGS, SPLITS, subject
 
 from benchmarks.lossless import Subject
 from pat_jax.generation import Generator
+from pat_jax.planning.latency import ROUNDS
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner, ScriptedPath
+from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner, ScriptedPath, Step
+from pat_jax.planning.types import RECOMPUTE_ALL
 from pat_jax.profiling.measure import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.types import Prompt
@@ -116,9 +118,11 @@ def warm() -> Iterations:
 
 
 def test_iterations_compile_nothing(warm):
-    up = ScriptedPath(DP8, ((DP4TP2, 12), (DP2TP4, 8), (TP8, 4)))
-    down = ScriptedPath(TP8, ((DP2TP4, 12), (DP8, 6)))
-    there_and_back = ScriptedPath(DP4TP2, ((TP8, 10), (DP8, 4)), carry="recompute")
+    up = ScriptedPath(DP8, (Step(DP4TP2, 12), Step(DP2TP4, 8), Step(TP8, 4)))
+    down = ScriptedPath(TP8, (Step(DP2TP4, 12), Step(DP8, 6, 20)))
+    there_and_back = ScriptedPath(
+        DP4TP2, (Step(TP8, 10, RECOMPUTE_ALL), Step(DP8, 4, RECOMPUTE_ALL))
+    )
     paths = []
     with counted_compilations() as events:
         paths.append(warm.iterate(0, FixedLayout(DP8)))
@@ -172,7 +176,7 @@ def test_the_profile_covers_what_a_rollout_runs(warm):
     }
     pairs = {(a, b) for a in SPLITS for b in SPLITS if a != b}
     assert set(latency.reslice_table) == pairs
-    assert {key[:2] for key in latency.migrate_table} == pairs
+    assert set(latency.migrate_table) == {(*pair, kind) for pair in pairs for kind in ROUNDS}
     assert set(latency.prefill_table) == {(s, length) for s in SPLITS for length in buckets.lengths}
     tables = (latency.decode_table, latency.reslice_table, latency.migrate_table)
     assert all(0 < seconds < 60 for table in tables for seconds in table.values())

@@ -9,10 +9,8 @@ from fakes import SETTINGS, SPLITS, subject
 from hlo import collectives
 
 from benchmarks.lossless import MODELS
-from pat_jax.engine.layout import Layout
+from pat_jax.engine.pages import Exchange
 from pat_jax.engine.programs import Key
-from pat_jax.engine.switch import Exchange, cache_bytes_moved, row_order
-from pat_jax.models.kv_cache import KV_AXES
 
 PAIRS = list(permutations(SPLITS, 2))
 UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]
@@ -64,56 +62,46 @@ def test_lowering_tp_only_gathers_weights(name):
             assert {c.name for c in collectives(hlo(name, key))} == {"all-gather"}
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_migration_exchanges_heads_for_rows_and_nothing_else(name):
-    layouts = subject(name).engine.layouts
-    for source, target in PAIRS:
-        exchange = Exchange.between(layouts[source], layouts[target])
-        expected = {"all-to-all"} if exchange.heads else set()
-        if exchange.copies and target.tp > source.tp:
-            expected.add("all-gather")
-        for key in programs(name, "migrate", source, target):
-            assert {c.name for c in collectives(hlo(name, key))} == expected
-
-
-def cache_bytes(name: str, key: Key) -> int:
-    """Of the whole bucket, all devices together."""
-    layout = subject(name).engine.layouts[key.split]
-    cache = subject(name).engine.catalogue.cache(layout, key.rows, key.length)
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+def part_bytes(name: str, key: Key) -> float:
+    """Of the KV heads that a wide device holds, one round of a group."""
+    catalogue, config = subject(name).engine.catalogue, MODELS[name]
+    assert key.target is not None
+    wide = max((key.split, key.target), key=lambda split: split.tp)
+    heads = max(1, config.num_kv_heads // wide.tp)
+    return 4 * 2 * config.num_layers * key.rows * catalogue.page_columns * heads * config.head_dim
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_migration_moves_the_bytes_of_its_bucket(name):
+def test_a_round_sends_its_pages_and_nothing_else(name):
+    """One all-to-all, an all-gather of copies; in a round of one group that one's pages alone."""
     layouts = subject(name).engine.layouts
-    for key in programs(name, "migrate"):
+    for key in programs(name, "exchange"):
         assert key.target is not None
-        sent = sum(c.received for c in collectives(hlo(name, key)))
-        needed = cache_bytes_moved(layouts[key.split], layouts[key.target], cache_bytes(name, key))
-        assert sent == pytest.approx(needed, rel=0.1)
-
-
-def least_rows_received(source: Layout, target: Layout, num_rows: int, kv_heads: int) -> set[int]:
-    """Rows x heads that a device needs and has not, counted one by one; one number a device."""
-    order = row_order(source, target, num_rows // source.split.dp)
-    held: dict = {}
-    for layout, rows in ((source, np.arange(num_rows)), (target, order)):
-        indices = layout.sharding(*KV_AXES).devices_indices_map((num_rows, kv_heads, 1, 1))
-        for device, (at_rows, at_heads, *_) in indices.items():
-            heads = range(kv_heads)[at_heads]
-            cells = {(row, head) for row in rows[at_rows].tolist() for head in heads}
-            held.setdefault(device, []).append(cells)
-    return {len(after - before) for before, after in held.values()}
+        exchange = Exchange.between(layouts[key.split], layouts[key.target])
+        found = collectives(hlo(name, key))
+        if key.part:
+            assert {c.name for c in found} <= {"collective-permute"}
+            sent = sum(c.num_bytes * c.group for c in found)  # here: the pairs that talk
+        else:
+            expected = {"all-to-all"} if exchange.heads else set()
+            if exchange.copies and exchange.is_up:
+                expected.add("all-gather")
+            assert {c.name for c in found} == expected
+            sent = sum(c.received for c in found) * exchange.narrow.mesh.size
+            sent /= exchange.narrow.split.dp
+        assert sent == exchange.copies_sent * part_bytes(name, key)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_migration_could_move_fewer_bytes(name):
-    layouts, kv_heads = subject(name).engine.layouts, MODELS[name].num_kv_heads
-    for source, target in PAIRS:
-        num_rows = 16
-        least = least_rows_received(layouts[source], layouts[target], num_rows, kv_heads)
-        counted = cache_bytes_moved(layouts[source], layouts[target], num_rows * kv_heads)
-        assert {counted} == least, (source, target)
+def test_packing_and_unpacking_are_local_and_in_place(name):
+    for kind in ("pack", "unpack"):
+        for key in programs(name, kind):
+            assert collectives(hlo(name, key)) == []
+            if kind == "unpack":  # its cache is donated
+                memory = subject(name).engine.programs[key].memory_analysis()
+                layout = subject(name).engine.layouts[key.split]
+                cache = subject(name).engine.catalogue.cache(layout, key.rows, key.length)
+                assert memory.alias_size_in_bytes == bytes_a_device(jax.tree.leaves(cache))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,31 +3,15 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-import jax
 import numpy as np
 import pytest
 from fakes import SPLITS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.layout import factored_mesh, layout_chain
 from pat_jax.engine.scheduler import NO_ROW, Request, Scheduler
 from pat_jax.engine.state import BurstOutput
-from pat_jax.engine.switch import row_order
-from pat_jax.models.config import ModelConfig
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=61,
-    embed_dim=16,
-    mlp_dim=32,
-    num_layers=1,
-    num_heads=8,
-    num_kv_heads=2,
-    head_dim=4,
-    vocab_multiple=8,
-)
-LAYOUTS = layout_chain(factored_mesh(jax.devices()), CONFIG)[0]
 EMPTY, BURST = -1, 4
 
 
@@ -95,32 +79,28 @@ class Moves(RuleBasedStateMachine):
         self.pick(self.scheduler.compact(self.scheduler.fullest + spare))
 
     @has_work
-    @rule(to=st.sampled_from(SPLITS))
-    def migrate(self, to):
-        """Up: groups merge. Down: rows are made divisible and spread, then groups split."""
-        if to == self.split:
-            return
-        source, ratio, before = self.split, 1, 0
-        if to.tp < source.tp:
-            ratio = to.dp // source.dp
-            self.pick(self.scheduler.compact(-(-self.scheduler.fullest // ratio) * ratio))
-            before = self.scheduler.fullest
-            self.pick(self.scheduler.spread(ratio))
-        order = row_order(LAYOUTS[source], LAYOUTS[to], self.scheduler.rows_per_group)
-        self.labels = self.labels[order]
-        self.scheduler.reorder(order, num_groups=to.dp)
+    @rule(to=st.sampled_from(SPLITS), spare=st.integers(0, 3), data=st.data())
+    def switch(self, to, spare, data):
+        """Any mixture of sequences that migrate and sequences that are recomputed."""
+        live, before = self.scheduler.live, self.scheduler.num_groups
+        old = self.scheduler.row[live] // self.scheduler.rows_per_group
+        chosen = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
+        is_recomputed = np.array(data.draw(chosen), bool)
+        new = self.scheduler.regroup(to.dp, is_recomputed)
+        fullest = int(np.bincount(new).max())
+        self.scheduler.seat(new, num_groups=to.dp, rows_per_group=fullest + spare)
+        np.testing.assert_array_equal(
+            self.scheduler.row[live] // self.scheduler.rows_per_group, new
+        )
+        # Who migrates stays with a device that has part of it.
+        fewer = min(before, to.dp)
+        assert ((old % fewer == new % fewer) | is_recomputed).all()
+        if is_recomputed.all():
+            assert fullest == -(-len(live) // to.dp)
+        if not is_recomputed.any() and to.dp > before:
+            ratio = to.dp // before
+            assert fullest == -(-int(np.bincount(old).max()) // ratio)
         self.split = to
-        if to.tp < source.tp:
-            assert self.scheduler.fullest == -(-before // ratio)
-
-    @has_work
-    @rule(to=st.sampled_from(SPLITS), spare=st.integers(0, 3))
-    def recompute(self, to, spare):
-        live = len(self.scheduler.live)
-        rows = -(-live // to.dp) + spare
-        self.scheduler.redeal(num_groups=to.dp, rows_per_group=rows)
-        self.split = to
-        assert self.scheduler.fullest == -(-live // to.dp)
         self.prefill()
 
     @precondition(lambda self: not self.scheduler.has_work)
@@ -200,8 +180,9 @@ def test_sequences_are_dealt_out_evenly():
 def test_too_many_sequences_are_refused(rows):
     with pytest.raises(ValueError, match="9 sequences do not fit 4 groups"):
         make_scheduler(9, num_groups=4, rows=rows)
-    with pytest.raises(ValueError, match="9 sequences do not fit 4 groups"):
-        make_scheduler(9, num_groups=4, rows=3).redeal(num_groups=4, rows_per_group=rows)
+    scheduler = make_scheduler(9, num_groups=4, rows=3)
+    with pytest.raises(ValueError, match=f"3 sequences do not fit a group of {rows} rows"):
+        scheduler.seat(np.arange(9) % 4, num_groups=4, rows_per_group=rows)
 
 
 @dataclass(frozen=True)
@@ -232,8 +213,17 @@ def test_a_completion_says_how_it_ended(case):
     assert not scheduler.has_work and scheduler.load().live == 0
 
 
-def test_the_longest_sequences_are_spread_first():
+@pytest.mark.parametrize("is_recomputed", [True, False])
+def test_the_longest_sequences_go_to_different_groups(is_recomputed):
     requests = [make_request(i, prompt_length=1 + i, max_new_tokens=5) for i in range(4)]
     scheduler = Scheduler(requests, num_groups=1, rows_per_group=4)
-    scheduler.spread(2)
-    assert (scheduler.row // 2).tolist() == [1, 0, 1, 0]  # longest first: 3, 2, 1, 0 in turns
+    group = scheduler.regroup(2, np.full(4, is_recomputed))
+    assert group.tolist() == [1, 0, 1, 0]  # longest first: 3, 2, 1, 0 in turns
+
+
+def test_what_is_recomputed_fills_the_emptier_groups():
+    """Groups of 4, 0, 0, 0 merge by twos; two of the four may go elsewhere."""
+    scheduler = make_scheduler(4, num_groups=1, rows=4)
+    scheduler.seat(np.zeros(4, int), num_groups=4, rows_per_group=4)
+    group = scheduler.regroup(2, np.array([False, True, True, False]))
+    assert group.tolist() == [0, 1, 1, 0]

@@ -14,7 +14,7 @@ LATENCY = made_up_latency(
     {split: 1.0 / split.tp for split in SPLITS},
     {split: 0.01 * split.tp for split in SPLITS},
     reslice=0.5,
-    migrate_per_row=0.1,
+    migrate_per_token=0.1,
     prefill=0.3,
     lengths=(64, 100, 128),
 )
@@ -29,7 +29,8 @@ def test_every_price_is_the_latency_models(rows, context):
     fullest = np.array(rows).T
     contexts = context + 30 * np.arange(len(rows))
     steps = TABLES.steps(fullest, contexts)
-    migrations = TABLES.migrations(fullest, contexts)
+    live = fullest.max(axis=0) * 8
+    migrations = TABLES.migrations(fullest, live, contexts)
     recomputations = TABLES.recomputations(fullest, contexts)
     for j, length in enumerate(contexts.tolist()):
         for i, split in enumerate(SPLITS):
@@ -37,7 +38,11 @@ def test_every_price_is_the_latency_models(rows, context):
             assert steps[i, j] == pytest.approx(LATENCY.decode_step(split, n, length))
             assert recomputations[i, j] == pytest.approx(LATENCY.recompute(split, n, length))
             for k, target in enumerate(SPLITS):
-                expected = 0.0 if i == k else LATENCY.migrate(split, target, n, length)
+                expected = (
+                    0.0
+                    if i == k
+                    else LATENCY.migrate(split, target, fullest[i, j], live[j], length)
+                )
                 assert migrations[i, k, j] == pytest.approx(expected)
 
 
@@ -46,17 +51,20 @@ def test_layouts_may_have_buckets_of_their_own():
     model = LatencyModel(
         decode_table={(one, 3, 8): 1.0, (one, 5, 8): 2.0, (two, 4, 16): 4.0, (two, 8, 16): 8.0},
         reslice_table={(one, two): 1.0},
-        migrate_table={(one, two, 3, 8): 7.0},
+        migrate_table={(one, two, "all"): 7.0, (one, two, "one"): 5.0},
         prefill_table={(two, 16): 1.0},
         prefill_rows=1,
         prefill_chunk=8,
+        round_tokens=16,
     )
     tables = CostTables.of(model, (one, two))
     for rows in (1, 3, 4, 5):
         prices = tables.steps(np.full((2, 1), rows), np.array([8]))[:, 0]
         expected = [model.decode_step(split, rows, 8) for split in (one, two)]
         np.testing.assert_allclose(prices, expected)
-    assert tables.migrations(np.full((2, 1), 3), np.array([8]))[0, 1, 0] == 7.0
+    # Three rows of eight tokens, two of them in one group: half a round of both, then of one.
+    migrations = tables.migrations(np.full((2, 1), 2), np.array([3]), np.array([8]))
+    assert migrations[0, 1, 0] == 0.5 * 7.0 + 0.5 * 5.0
     # What nobody measured is priced out of reach, not guessed.
-    assert tables.migrations(np.full((2, 1), 3), np.array([8]))[1, 0, 0] >= LARGE_S
+    assert migrations[1, 0, 0] >= LARGE_S / 2
     assert tables.reslice[1, 0] >= LARGE_S

@@ -23,14 +23,15 @@ MODEL = LatencyModel(
     },
     reslice_table={(DP2, TP2): 10.0, (TP2, DP2): 20.0},
     migrate_table={
-        (DP2, TP2, 4, 64): 6.0,
-        (DP2, TP2, 8, 64): 7.0,
-        (DP2, TP2, 4, 128): 8.0,
-        (DP2, TP2, 8, 128): 9.0,
+        (DP2, TP2, "all"): 6.0,
+        (DP2, TP2, "one"): 4.0,
+        (TP2, DP2, "all"): 7.0,
+        (TP2, DP2, "one"): 5.0,
     },
     prefill_table={(TP2, 64): 0.5, (TP2, 128): 0.75},
     prefill_rows=4,
     prefill_chunk=32,
+    round_tokens=16,
 )
 
 
@@ -59,10 +60,20 @@ def test_layouts_have_tables_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "rows, length, seconds", [(3, 60, 6.0), (5, 60, 7.0), (8, 100, 9.0), (16, 128, 18.0)]
+    "fullest, live, context, seconds",
+    [
+        (4, 8, 16, 4 * 6.0),  # alike: both groups in every round
+        (5, 8, 16, 3 * 6.0 + 2 * 4.0),  # one has two rows more than the other
+        (8, 8, 16, 8 * 4.0),  # all in one
+        (4, 8, 40, 4 * 6.0 * 2.5),
+    ],
 )
-def test_a_migration_costs_what_its_bucket_costs(rows, length, seconds):
-    assert MODEL.migrate(DP2, TP2, rows, length) == seconds
+def test_a_migration_costs_rounds_of_all_groups_and_of_one(fullest, live, context, seconds):
+    assert MODEL.migrate(DP2, TP2, fullest, live, context) == seconds
+
+
+def test_a_group_splits_evenly():
+    assert MODEL.migrate(TP2, DP2, 8, 8, 16) == 4 * 7.0
 
 
 @pytest.mark.parametrize(
@@ -84,13 +95,13 @@ def test_more_rows_or_tokens_never_cost_less(rows, more_rows, length, more_lengt
         dict.fromkeys(SPLITS, 0.01),
         dict.fromkeys(SPLITS, 0.001),
         reslice=1.0,
-        migrate_per_row=0.1,
+        migrate_per_token=0.1,
     )
     rows, more_rows = sorted((rows, more_rows))
     length, more_length = sorted((length, more_length))
     for cost in (
         lambda n, t: model.decode_step(SPLITS[0], n, t),
-        lambda n, t: model.migrate(SPLITS[0], SPLITS[1], n, t),
+        lambda n, t: model.migrate(SPLITS[0], SPLITS[1], n, 8 * n, t),
         lambda n, t: model.recompute(SPLITS[1], n, t),
     ):
         assert 0 < cost(rows, length) <= cost(more_rows, more_length)
@@ -136,6 +147,6 @@ def test_a_model_comes_back_from_json():
         {split: float(np.pi) / split.tp for split in SPLITS},
         dict.fromkeys(SPLITS, 1 / 3),
         reslice=0.1,
-        migrate_per_row=0.7,
+        migrate_per_token=0.7,
     )
     assert through_json(random) == random

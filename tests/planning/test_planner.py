@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, FixedLayout, ScriptedPath
-from pat_jax.planning.types import Load, Split
+from pat_jax.planning.planner import (
+    CostModelPlanner,
+    FixedLayout,
+    ScriptedPath,
+    Step,
+    recompute_below,
+)
+from pat_jax.planning.types import MIGRATE_ALL, Load, Split
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP = 400
@@ -25,12 +31,14 @@ def lengths_of(*ended: tuple[int, int]) -> LengthModel:
     return model.updated(lengths, np.zeros(len(lengths), bool))
 
 
-def machine(step: dict[Split, float], *, reslice=0.5, migrate_per_row=0.05, per_row=0.0, **options):
+def machine(
+    step: dict[Split, float], *, reslice=0.5, migrate_per_token=5e-4, per_row=0.0, **options
+):
     return made_up_latency(
         step,
         {split: per_row * split.tp for split in step},
         reslice=reslice,
-        migrate_per_row=migrate_per_row,
+        migrate_per_token=migrate_per_token,
         max_rows=128,
         lengths=(64, 512),
         **options,
@@ -58,9 +66,11 @@ class TestKnownAnswers:
         planner = make_planner(machine(FASTER_WITH_TP))
         load = make_load(2, DP8, generated=60, budget=CAP - 60)
         plan = planner.plan(load, DP8)
-        assert plan.split == TP8 and plan.carry == "migrate"
+        assert (plan.split, plan.recompute_below) == (TP8, MIGRATE_ALL)
         # 340 steps at 0.6 s less each, nearly twice the other costs of the model.
-        assert plan.predicted_saving_s > 100 and plan.predicted_cost_s == pytest.approx(0.55)
+        assert plan.predicted_saving_s > 100 and plan.predicted_cost_s == pytest.approx(
+            0.5 + 2 * 69 * 5e-4
+        )
         assert "dp8tp1 to dp1tp8" in plan.reason
 
     def test_the_switch_waits_for_the_tail(self):
@@ -91,20 +101,21 @@ class TestKnownAnswers:
         nearly = {**dict.fromkeys(SPLITS, 1.0), TP8: 0.985}
         load = make_load(2, DP8, budget=CAP)
         lengths = lengths_of((CAP, 10))
-        latency = machine(nearly, reslice=0.0, migrate_per_row=0.0)
+        latency = machine(nearly, reslice=0.0, migrate_per_token=0.0)
         assert make_planner(latency, lengths).plan(load, DP8).split == DP8
         assert make_planner(latency, lengths, min_saving=0.0).plan(load, DP8).split == TP8
 
     @pytest.mark.parametrize(
-        "migrate_per_row, prefill, carry", [(0.05, 10.0, "migrate"), (50.0, 0.1, "recompute")]
+        "migrate_per_token, prefill, carry", [(5e-4, 10.0, "migrate"), (0.5, 0.1, "recompute")]
     )
-    def test_the_cache_is_carried_the_cheaper_way(self, migrate_per_row, prefill, carry):
-        latency = machine(FASTER_WITH_TP, migrate_per_row=migrate_per_row, prefill=prefill)
+    def test_the_cache_is_carried_the_cheaper_way(self, migrate_per_token, prefill, carry):
+        latency = machine(FASTER_WITH_TP, migrate_per_token=migrate_per_token, prefill=prefill)
         plan = make_planner(latency).plan(make_load(2, DP8, generated=60, budget=340), DP8)
-        assert (plan.split, plan.carry) == (TP8, carry)
+        assert (plan.split, plan.recompute_below) == (TP8, recompute_below(carry))
         for pinned in ("migrate", "recompute"):
             planner = make_planner(latency, carry=pinned, safety=0.1)
-            assert planner.plan(make_load(2, DP8, generated=60, budget=340), DP8).carry == pinned
+            plan = planner.plan(make_load(2, DP8, generated=60, budget=340), DP8)
+            assert plan.recompute_below == recompute_below(pinned)
 
     def test_a_rollout_starts_where_it_will_be_cheapest(self):
         load = make_load(96, TP8, budget=CAP)
@@ -144,9 +155,9 @@ def path_seconds(planner: CostModelPlanner, seen: Forecast, path, current: Split
             int(seen.context[j]),
         )
         if split != at:
-            leaving = int(np.ceil(seen.fullest[0, planner.splits.index(at), j]))
+            leaving = seen.fullest[0, planner.splits.index(at), j]
             carry = min(
-                planner.latency.migrate(at, split, leaving, length),
+                planner.latency.migrate(at, split, leaving, seen.live[j], seen.mean_context[j]),
                 planner.latency.recompute(split, rows, length),
             )
             switch = planner.latency.reslice(at, split) + carry
@@ -174,7 +185,7 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
         {split: data.draw(costs) for split in splits},
         per_row=data.draw(st.floats(0, 0.05)),
         reslice=data.draw(st.floats(0, 20)),
-        migrate_per_row=data.draw(st.floats(0, 1)),
+        migrate_per_token=data.draw(st.floats(0, 0.01)),
         prefill=data.draw(st.floats(0.1, 5)),
     )
     lengths = lengths_of((data.draw(st.integers(1, 200)), 9), (CAP, data.draw(st.integers(0, 3))))
@@ -213,7 +224,7 @@ class TestObserving:
     """A planner that believes TP8 to be faster than it is: 0.2 s a step instead of 2 s."""
 
     def taught(self, **options) -> CostModelPlanner:
-        latency = machine(FASTER_WITH_TP, reslice=0.01, migrate_per_row=0.001)
+        latency = machine(FASTER_WITH_TP, reslice=0.01, migrate_per_token=1e-5)
         planner = make_planner(latency, lengths_of((CAP, 10)), **options)
         true_step = 10 * latency.decode_step(TP8, 2, 64)
         for _ in range(20):
@@ -262,15 +273,15 @@ class TestScripts:
         assert planner.plan(load, DP4TP2).split == DP4TP2
 
     def test_a_script_is_followed_as_sequences_finish(self):
-        planner = ScriptedPath(DP8, ((DP2TP4, 12), (TP8, 3)), carry="recompute")
+        planner = ScriptedPath(DP8, (Step(DP2TP4, 12, 7), Step(TP8, 3, 7)))
         assert planner.start(make_load(20, DP8)) == DP8
         at = {live: planner.plan(make_load(live, DP8), DP8) for live in (20, 13, 12, 4, 3, 1)}
         assert [plan.split for plan in at.values()] == [DP8, DP8, DP2TP4, DP2TP4, TP8, TP8]
-        assert {plan.carry for plan in at.values()} == {"recompute"}
+        assert {plan.recompute_below for plan in at.values()} == {MIGRATE_ALL, 7}
 
     def test_a_burst_ends_when_the_next_step_of_the_script_could_be_due(self):
         """The threshold counts the groups of the layout that the burst runs in."""
-        planner = ScriptedPath(DP8, ((DP2TP4, 12), (TP8, 3)))
+        planner = ScriptedPath(DP8, (Step(DP2TP4, 12), Step(TP8, 3)))
         assert planner.plan(make_load(20, DP8), DP8).threshold == 12 // 8
         assert planner.plan(make_load(12, DP8), DP8).threshold == 3 // 2
         assert planner.plan(make_load(12, DP2TP4), DP2TP4).threshold == 3 // 2

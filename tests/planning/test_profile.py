@@ -20,7 +20,7 @@ PROFILE = Profile(
         {split: 1 / 3 / split.tp for split in SPLITS},
         dict.fromkeys(SPLITS, 1e-3),
         reslice=0.1,
-        migrate_per_row=0.01,
+        migrate_per_token=0.01,
     ),
     collectives={("all-reduce", 2, 4096): 1e-4},
     compile_s={"decode dp8tp1": 1.5},
@@ -82,7 +82,7 @@ def test_a_truncated_file_is_refused(path: Path):
 
 
 def test_another_version_is_refused(path: Path):
-    assert "field version is 0, expected 1" in refusal(edited(path, lambda c: c.update(version=0)))
+    assert "field version is 0, expected 2" in refusal(edited(path, lambda c: c.update(version=0)))
 
 
 def test_a_missing_table_is_refused(path: Path):

@@ -72,8 +72,8 @@ def test_a_latency_model_grows_and_crosses_over(gpu):
     composer = Composer(KernelTables(DATA, gpu), preset("qwen3-14b"), switch_s=0.0)
     shard = weight_bytes(preset("qwen3-14b")) / 8
     assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.hbm_bytes_s
-    assert composer.migrate(DP8, TP8, 4, 1000) == pytest.approx(
-        4 * 1000 * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
+    assert composer.migrate(DP8, TP8) == pytest.approx(
+        1024 * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
     )
 
 

@@ -1,0 +1,186 @@
+"""Pages of the KV cache on their way between two layouts: pack, exchange, unpack.
+
+A page is a run of columns of one row, in all layers. A round of a migration packs as many pages of
+each group as a staging buffer holds, exchanges the buffers, and unpacks them into the target's
+cache. Buffers have a few fixed sizes, so that three kinds of small programs carry any rows, of any
+buckets, between any two layouts, and nothing but live pages is sent.
+
+The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pat_jax.engine.layout import Axes, Layout
+from pat_jax.models.kv_cache import KV_AXES, KVCache
+
+# Page, KV head, keys and values of every layer, column of the page, head dimension.
+PAGE_AXES = (*KV_AXES, None)
+Buffer = Float[Array, "pages kv_heads arrays columns head_dim"]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which devices talk to which, and about which mesh axes, between two layouts of one chain."""
+
+    narrow: Layout
+    wide: Layout
+    is_up: bool  # TP rises: from narrow to wide
+    heads: Axes  # axes that split KV heads in the wider layout and rows in the narrower: all-to-all
+    copies: Axes  # axes over which the wider layout replicates KV heads: all-gather
+
+    @classmethod
+    def between(cls, source: Layout, target: Layout) -> "Exchange":
+        narrow, wide = sorted((source, target), key=lambda layout: layout.split.tp)
+        taken = wide.tp_axes[len(narrow.tp_axes) :]
+        heads = wide.kv_axes[len(narrow.kv_axes) :]
+        copies = tuple(axis for axis in taken if axis not in heads)
+        return cls(narrow, wide, target is wide, heads, copies)
+
+    @property
+    def num_heads(self) -> int:
+        """Ways in which the wide layout splits what KV heads a narrow device holds."""
+        return self.wide.size(self.heads)
+
+    @property
+    def members(self) -> np.ndarray:
+        """The narrow groups of each wide group, int[wide groups, members], in order of `all`."""
+        # Narrow groups count (heads, copies, remaining DP), outermost first; the gather over
+        # `copies` comes last and so lies outside the all-to-all over `heads`.
+        heads, copies = self.num_heads, self.wide.size(self.copies)
+        groups = np.arange(self.narrow.split.dp).reshape(heads, copies, self.wide.split.dp)
+        return groups.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
+
+    @property
+    def copies_sent(self) -> int:
+        """How often each part of a page, a wide device's KV heads of it, goes to another device.
+
+        No migration could send fewer: who holds a part already gets none.
+        """
+        sent = self.members.shape[1] if self.is_up else self.num_heads
+        return (sent - 1) * self.narrow.split.tp
+
+    def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """A round in which every narrow group takes part.
+
+        Going up, one buffer becomes one for each member; going down it is the reverse.
+        """
+        num_members = self.members.shape[1]
+
+        def up(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            (x,) = buffers
+            if self.heads:
+                x = jax.lax.all_to_all(x, self.heads, split_axis=1, concat_axis=0, tiled=True)
+            if self.copies:
+                x = jax.lax.all_gather(x, self.copies, axis=0, tiled=True)
+            return tuple(jnp.split(x, num_members))
+
+        def down(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            x = jnp.concatenate(buffers)
+            if self.copies:
+                size = x.shape[0] // self.wide.size(self.copies)
+                mine = jax.lax.axis_index(self.copies) * size
+                x = jax.lax.dynamic_slice_in_dim(x, mine, size)
+            if self.heads:
+                x = jax.lax.all_to_all(x, self.heads, split_axis=0, concat_axis=1, tiled=True)
+            return (x,)
+
+        return self._mapped(up if self.is_up else down)
+
+    def one(self, group: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """A round in which one narrow group takes part and nobody else sends anything.
+
+        What the others' buffers hold afterwards does not matter.
+        """
+        num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
+        members = next(row for row in self.members.tolist() if group in row)
+        # `ppermute` numbers devices in the order of the mesh, whatever the order of its axes.
+        axes = tuple(axis for axis in self.narrow.mesh.axis_names if axis in dp_axes)
+        sizes = [self.narrow.size((axis,)) for axis in dp_axes]
+        order = np.arange(self.narrow.split.dp).reshape(sizes)
+        order = order.transpose([dp_axes.index(axis) for axis in axes])
+        place = np.argsort(order.reshape(-1)).tolist()  # of each group, in the order of the mesh
+
+        def sent(x: Buffer, source: int, target: int) -> Buffer:
+            pair = place[source], place[target]
+            return x if source == target else jax.lax.ppermute(x, axes, [pair])
+
+        def up(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            me = jax.lax.axis_index(dp_axes)
+            parts = jnp.split(buffers[0], num_heads, axis=1)
+            received = jnp.zeros_like(parts[0])
+            for i, target in enumerate(members):
+                part = sent(parts[i % num_heads], group, target)
+                received = jnp.where(me == target, part, received)
+            return (received,)
+
+        def down(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            # Of the devices that hold a copy, those send that take the group's own place.
+            first = members.index(group) // num_heads * num_heads
+            senders = members[first : first + num_heads]
+            parts = [sent(buffers[0], sender, group) for sender in senders]
+            return (jnp.concatenate(parts, axis=1),)
+
+        return self._mapped(up if self.is_up else down)
+
+    def _mapped(self, run: Callable) -> Callable:
+        source, target = (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
+        return jax.shard_map(
+            run,
+            mesh=source.mesh,
+            in_specs=source.spec(*PAGE_AXES),
+            out_specs=target.spec(*PAGE_AXES),
+            check_vma=False,
+        )
+
+
+def pack(layout: Layout, columns: int) -> Callable[[KVCache, Array, Array], Buffer]:
+    """Copies pages of `columns` tokens out of each group's cache: page `pages[i]` of row `rows[i]`."""
+
+    def run(cache: KVCache, rows: Int[Array, " pages"], pages: Int[Array, " pages"]) -> Buffer:
+        arrays = [_paged(x, columns)[rows, :, pages] for x in jax.tree.leaves(cache)]
+        return jnp.stack(arrays, axis=2)
+
+    batch = layout.spec("batch")
+    return jax.shard_map(
+        run,
+        mesh=layout.mesh,
+        in_specs=(layout.spec(*KV_AXES), batch, batch),
+        out_specs=layout.spec(*PAGE_AXES),
+        check_vma=False,
+    )
+
+
+def unpack(layout: Layout, columns: int) -> Callable[[KVCache, Buffer, Array, Array], KVCache]:
+    """Writes pages into each group's cache; a row one past the end drops its page.
+
+    The cache is to be donated.
+    """
+
+    def run(
+        cache: KVCache, buffer: Buffer, rows: Int[Array, " pages"], pages: Int[Array, " pages"]
+    ) -> KVCache:
+        leaves, tree = jax.tree.flatten(cache)
+        for i, x in enumerate(leaves):
+            written = _paged(x, columns).at[rows, :, pages].set(buffer[:, :, i], mode="drop")
+            leaves[i] = written.reshape(x.shape)
+        return jax.tree.unflatten(tree, leaves)
+
+    cache, batch = layout.spec(*KV_AXES), layout.spec("batch")
+    return jax.shard_map(
+        run,
+        mesh=layout.mesh,
+        in_specs=(cache, layout.spec(*PAGE_AXES), batch, batch),
+        out_specs=cache,
+        check_vma=False,
+    )
+
+
+def _paged(x: Array, columns: int) -> Float[Array, "rows kv_heads pages columns head_dim"]:
+    rows, heads, length, head_dim = x.shape
+    return x.reshape(rows, heads, length // columns, columns, head_dim)

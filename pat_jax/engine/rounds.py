@@ -1,0 +1,80 @@
+"""The rounds of a migration: which pages go in which fixed-size exchange. NumPy, on the host.
+
+A round in which all groups take part is the fastest way to move pages that all of them have; what
+one group has more than the others goes in rounds of its own, in which nobody else sends. A large
+buffer needs fewer rounds, a small one sends fewer empty pages; empty pages are sent as long as they
+are few, since a round costs more than they do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+SIZES = (16, 1)  # pages of a staging buffer, largest first
+ALL = -1
+MOST_EMPTY = 0.04  # of the pages that have to move
+
+
+@dataclass(frozen=True)
+class Round:
+    group: int  # the narrow group that takes part, or ALL
+    size: int  # pages of a group
+
+    def slots(self, num_groups: int) -> int:
+        """Pages that are sent, empty ones included."""
+        return self.size * (num_groups if self.group == ALL else 1)
+
+
+def rounds(pages: np.ndarray, sizes: tuple[int, ...] = SIZES) -> list[Round]:
+    """Rounds that move `pages`, int[narrow groups]; at most `MOST_EMPTY` more are sent than that."""
+    left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
+    plan = []
+    for size in sizes:
+        while left.any() and (empty := int(np.maximum(size - left, 0).sum())) <= spare:
+            plan.append(Round(ALL, size))
+            left, spare = np.maximum(left - size, 0), spare - empty
+        for group in np.argsort(-(left % size), kind="stable").tolist():
+            while left[group] and (empty := max(size - int(left[group]), 0)) <= spare:
+                plan.append(Round(group, size))
+                left[group], spare = max(left[group] - size, 0), spare - empty
+    return plan
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The sequences that migrate, one entry each; rows count within their group."""
+
+    narrow_group: np.ndarray  # int[sequences]
+    narrow_row: np.ndarray  # int[sequences]
+    wide_row: np.ndarray  # int[sequences]
+    num_pages: np.ndarray  # int[sequences], live pages
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What one round carries: int[narrow groups, size] each; an empty slot has the page -1."""
+
+    round: Round
+    narrow_row: np.ndarray
+    wide_row: np.ndarray
+    page: np.ndarray
+
+
+def shipments(moves: Moves, num_groups: int) -> Iterator[Shipment]:
+    """Every live page in one round."""
+    sequence = np.repeat(np.arange(len(moves.num_pages)), moves.num_pages)
+    first = np.cumsum(moves.num_pages) - moves.num_pages
+    page = np.arange(len(sequence)) - first[sequence]
+    group = moves.narrow_group[sequence]
+    queue = [np.flatnonzero(group == g) for g in range(num_groups)]
+    for step in rounds(np.array([len(waiting) for waiting in queue])):
+        shape = (num_groups, step.size)
+        shipped = Shipment(step, np.zeros(shape, int), np.zeros(shape, int), np.full(shape, -1))
+        for g in range(num_groups) if step.group == ALL else (step.group,):
+            now, queue[g] = np.split(queue[g], [step.size])
+            at = slice(len(now))
+            shipped.narrow_row[g, at] = moves.narrow_row[sequence[now]]
+            shipped.wide_row[g, at] = moves.wide_row[sequence[now]]
+            shipped.page[g, at] = page[now]
+        yield shipped
