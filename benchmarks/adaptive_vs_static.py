@@ -233,7 +233,7 @@ def main() -> None:
         run([replace(request, max_new_tokens=4) for request in requests(0, args.sequences, drawn)])
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     cores: dict[str, list[float]] = {name: [] for name in systems}
-    switches = []
+    switches, planning = [], []
     for repeat in range(args.repeats):
         batch = requests(repeat + 1, args.sequences, drawn)
         for name, run in systems.items():
@@ -243,12 +243,14 @@ def main() -> None:
             cores[name].append((time.process_time() - cpu) / (time.perf_counter() - start))
             if name == "adaptive":
                 switches.append([asdict(switch) for switch in report.switches])
+                planning.append(report.seconds["plan"] / report.total_s)
                 shown = report
             print(f"repeat {repeat} {name}: {report.total_s:.2f} s", file=sys.stderr)
     result = summarize(seconds, splits, cores) | {
         "command": "python -m benchmarks.adaptive_vs_static " + " ".join(sys.argv[1:]),
         "machine": machine | {"load_after": os.getloadavg()[0]},
         "settings": {key: str(value) for key, value in vars(args).items()},
+        "planner_share_of_rollout": planning,
         "switches": switches,
         "decode_step_ms": {
             f"{split} rows {rows} length {length}": round(1e3 * s, 2)

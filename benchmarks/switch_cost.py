@@ -148,8 +148,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
     parser.add_argument("--model", default="random-100m")
-    parser.add_argument("--live", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--tokens", type=int, default=224)
+    parser.add_argument("--live", type=int, nargs="+", default=[2, 8, 24])
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--replays", type=int, default=5, help="of each cell")
     parser.add_argument("--out", type=Path)
@@ -160,16 +160,16 @@ def main() -> None:
         max_prompt_length=32,
         max_completion_length=args.tokens,
         prefill_chunk=32,
+        prefill_rows=4,
         min_rows=1,
         burst_steps=16,
     )
     rig = Rig(args.model, devices, config, max(args.live), is_alone=False)
     rig.profile(rig.together)
-    here = [
-        record
-        for live, way in product(args.live, WAYS)
-        for record in measured(rig, live, way, args.tokens, args.repeats)
-    ]
+    here = []
+    for live, way in product(args.live, WAYS):
+        print(f"{live} live, {way}", file=sys.stderr)
+        here += measured(rig, live, way, args.tokens, args.repeats)
     show(here)
     try:
         cells = [
