@@ -76,14 +76,14 @@ def check_writable(path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
         partial.unlink()
     except OSError as error:
         raise UserError(
-            f"profile {path} cannot be written ({error.strerror}): expected a file in a folder that "
-            "you may write to; name another one with --out."
+            f"profile {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
+            "in a folder that you may write to; name another one with --out."
         ) from None
 
 
