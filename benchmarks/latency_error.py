@@ -17,7 +17,8 @@ Error: |predicted / measured - 1|. Spread: |a repeat / the median of the others 
 look-up of the next larger bucket would say, in proportion past the last one.
 
 The same for GPUs that are not here, where decode steps and prefills are composed from published
-kernel measurements (`kernel_tables.py`), without noise.
+kernel measurements (`kernel_tables.py`): without noise, and in straight lines between the sizes that
+were measured there.
 """
 
 import argparse
@@ -278,7 +279,7 @@ def main() -> None:
             "command": "python -m benchmarks.latency_error " + " ".join(sys.argv[1:]),
             "settings": {key: str(value) for key, value in vars(args).items()},
             "seconds": round(time.perf_counter() - start),
-            "error_percent": results,
+            "percent": results,
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(content, indent=1))
