@@ -4,6 +4,8 @@ Takes the options of `train`, so that a run's --preset and --config fit as they 
 holds already is not measured again: an interrupted measurement goes on where it was.
 """
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -55,13 +57,34 @@ def main() -> None:
     model = model_config(config, len(devices))
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
-    known = load_profile(path, subject) if path.exists() and not config.remeasure else None
+    known = load_profile(path, subject) if path.is_file() and not config.remeasure else None
     engine = build_engine(config, model, devices)
+    check_writable(path)
     profile = measure(config, engine, subject, known, path)
     profile.save(path)
     plot_profile(profile, path.with_suffix(".png"))
     print(tables(profile))
     print(f"profile {path}, picture {path.with_suffix('.png')}")
+
+
+def check_writable(path: Path) -> None:
+    """Before minutes are spent on what cannot be kept; makes the folder.
+
+    Raises:
+      UserError: no file can be written there.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise UserError(
+            f"profile {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
+            "in a folder that you may write to; name another one with --out."
+        ) from None
 
 
 def measure(

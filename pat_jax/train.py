@@ -201,7 +201,8 @@ class Run:
         latency = Warmup(self.setup.engine, known=profile and profile.latency).measure(
             lambda layout: self.trainer.transfer(params, layout)
         )
-        latency = self.frozen(latency)
+        buckets = self.setup.engine.catalogue.buckets
+        latency = self.frozen(latency).on(buckets.rows, buckets.lengths)
         planner = self.setup.pinned or CostModelPlanner(
             tuple(self.setup.layouts),
             latency,

@@ -88,7 +88,7 @@ class Warmup:
         """
         for layout in self.engine.layouts.values():
             self.engine.set_weights(load_weights(layout), layout)
-            self._decode_and_prefill(layout)
+            self.decode_and_prefill(layout)
             self._resize(layout)
             for target in self.engine.layouts.values():
                 if target is not layout:
@@ -120,7 +120,7 @@ class Warmup:
         if self.progress:
             self.progress(self.done, self.total)
 
-    def _decode_and_prefill(self, layout: Layout) -> None:
+    def decode_and_prefill(self, layout: Layout) -> None:
         split, few_rows = layout.split, self.catalogue.prefill_rows
         for length in self.catalogue.buckets.lengths:
             few = self._prefill(layout, length)

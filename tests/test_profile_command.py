@@ -61,6 +61,20 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     assert used["latency"] == json.loads(measured[0].read_text())["latency"]
 
 
+@pytest.mark.parametrize(
+    ("out", "problem"), [("file/profile.json", "File exists: "), (".", "Is a directory")]
+)
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, out: str, problem: str
+):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / out
+    output = finish(start(*TINY, "--out", str(path), program=COMMAND), code=2)
+    assert f"profile {path} cannot be written (" in output and problem in output
+    assert output.count("\n") == 1
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
 def test_a_profile_of_another_model_is_refused(measured: tuple[Path, str], tmp_path: Path):
     options = ("--profile", str(measured[0]), "--model", "demo", "--run_dir", str(tmp_path / "run"))
     output = run(*TINY, *options, code=2)

@@ -1,45 +1,29 @@
-"""What things cost on this machine: measured tables, looked up between their points.
+"""What things cost on this machine: measured tables, and what follows from them for the rest.
 
 Made by `profiling`, handed over by value. `observed` returns a model corrected by what a run saw.
 """
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
+from pat_jax.planning.step_model import Surface
 from pat_jax.planning.types import Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
 SHAPE = ("prefill_rows", "prefill_chunk", "round_tokens")  # what one entry of a table does
-
-
-class _Grid(NamedTuple):
-    """The measured points of one table row: every row bucket with every length, ascending."""
-
-    rows: list[int]
-    lengths: list[int]
-
-    def cover(self, rows: int, length: int) -> tuple[int, int]:
-        """The bucket that a load of this size runs in; past the table, its largest."""
-        row = min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        column = min(bisect_left(self.lengths, length), len(self.lengths) - 1)
-        return self.rows[row], self.lengths[column]
-
-
-def _grids(points: Iterable[tuple[Hashable, int, int]]) -> dict[Hashable, _Grid]:
-    rows, lengths = defaultdict(set), defaultdict(set)
-    for name, row, length in points:
-        rows[name].add(row)
-        lengths[name].add(length)
-    return {name: _Grid(sorted(rows[name]), sorted(lengths[name])) for name in rows}
+RECENT = 5  # what a correction rests on: bursts of a layout, and before them what was believed
+BELIEVED = 2  # bursts that what was believed counts for, at most
+ODD = 0.25  # log ratio; a burst further than this from the median counts as this far
+MOST = math.log(2)  # log ratio; a machine further than this from its profile needs a new one
 
 
 def migration(
@@ -78,20 +62,33 @@ class LatencyModel:
     correction: Mapping[Split, float] = field(
         default_factory=dict
     )  # measured / predicted step time
+    recent: Mapping[Split, tuple[float, ...]] = field(
+        default_factory=dict
+    )  # log ratios that the correction is taken from, oldest first
 
     @cached_property
-    def _decode_grid(self) -> dict[Hashable, _Grid]:
-        return _grids(self.decode_table)
+    def decode(self) -> dict[Split, Surface]:
+        """The profiled step time of each layout, by rows and length."""
+        points = defaultdict(dict)
+        for (split, rows, length), seconds in self.decode_table.items():
+            points[split][rows, length] = seconds
+        return {split: Surface(known) for split, known in points.items()}
 
     @cached_property
-    def _prefill_grid(self) -> dict[Hashable, _Grid]:
-        return _grids((split, 0, length) for split, length in self.prefill_table)
+    def prefill(self) -> dict[Split, Surface]:
+        """The time of a prefill call of each layout, by tokens a row of the call and length."""
+        points = defaultdict(dict)
+        for (split, length), seconds in self.prefill_table.items():
+            points[split][self.chunk(length), length] = seconds
+        return {split: Surface(known) for split, known in points.items()}
 
     def decode_step(self, split: Split, rows: int, length: int) -> float:
-        """One decode step with `rows` live rows in the fullest group and contexts up to `length`."""
-        at = self._decode_grid[split].cover(rows, length)
-        scale = max(1.0, rows / at[0]) * max(1.0, length / at[1])  # past the table: in proportion
-        return self.decode_table[(split, *at)] * scale * self.corrected(split)
+        """One decode step with `rows` live rows in the fullest group and contexts up to `length`.
+
+        A load between two buckets runs in the larger one, and costs what that one costs.
+        """
+        surface = self.decode[split]
+        return surface(*surface.cover(rows, length)) * self.corrected(split)
 
     def corrected(self, split: Split) -> float:
         """Measured over profiled step time, as far as it is known.
@@ -120,23 +117,72 @@ class LatencyModel:
 
     def recompute(self, target: Split, rows: int, length: int) -> float:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`."""
-        at = self._prefill_grid[target].cover(0, length)[1]
-        calls = -(-rows // self.prefill_rows) * -(-length // math.gcd(self.prefill_chunk, at))
+        bucket = self._prefill_bucket(target, length)
+        calls = -(-rows // self.prefill_rows) * -(-length // self.chunk(bucket))
         return calls * self.prefill_call(target, length)
 
     def prefill_call(self, split: Split, length: int) -> float:
         """One chunk of `prefill_rows` rows a group, into a cache that holds `length` tokens."""
-        return self.prefill_table[(split, self._prefill_grid[split].cover(0, length)[1])]
+        bucket = self._prefill_bucket(split, length)
+        return self.prefill[split](self.chunk(bucket), max(bucket, length))
 
-    def observed(
-        self, split: Split, rows: int, length: int, seconds: float, *, weight: float = 0.1
-    ) -> "LatencyModel":
-        """Corrected by one measured step time: drift, heat, a noisy neighbour."""
-        old = self.corrected(split)
-        ratio = seconds / (self.decode_step(split, rows, length) / old)
-        new = (1 - weight) * old + weight * min(max(ratio, 0.5), 2.0)
-        model = replace(self, correction={**self.correction, split: new})
-        model.__dict__["_decode_grid"] = self._decode_grid  # the tables are the same: sorted once
+    def _prefill_bucket(self, split: Split, length: int) -> int:
+        """The bucket that holds `length`; past the table, its largest."""
+        surface = self.prefill[split]
+        return min(surface.cover(0, length)[1], surface.lengths[-1])
+
+    def chunk(self, length: int) -> int:
+        """Tokens of each row in one prefill call into a cache of `length` tokens."""
+        return math.gcd(self.prefill_chunk, length)
+
+    def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
+        """What an engine costs whose buckets are these: as measured where they were, else predicted.
+
+        A profile may hold other buckets as well. No load runs in them here, so they go: taken for
+        the one that covers a load, they would give it the time of a program that is not there.
+
+        Args:
+          rows: row buckets of one data-parallel group, by layout.
+          lengths: cache lengths in tokens.
+
+        Raises:
+          KeyError: nothing has been measured of one of the layouts.
+        """
+        return replace(
+            self,
+            decode_table={
+                (split, n, length): self.decode[split](n, length)
+                for split in rows
+                for n in rows[split]
+                for length in lengths
+            },
+            prefill_table={
+                (split, length): self.prefill[split](self.chunk(length), length)
+                for split in rows
+                for length in lengths
+            },
+        )
+
+    def observed(self, split: Split, rows: int, length: int, seconds: float) -> "LatencyModel":
+        """Corrected by one measured step time: drift, heat, a noisy neighbour.
+
+        The correction is the mean of the last log ratios about their median (Huber's estimator of
+        location, one step), those of the first bursts filled up with what was believed before.
+        One odd burst hardly moves it; of a lasting change it knows all after `RECENT` bursts.
+        """
+        believed = self.corrected(split)
+        profiled = self.decode_step(split, rows, length) / believed
+        ratio = _within(math.log(seconds / profiled), MOST)
+        before = self.recent.get(split, (math.log(believed),) * BELIEVED)
+        recent = (*before, ratio)[-RECENT:]
+        middle = median(recent)
+        error = middle + fmean(_within(one - middle, ODD) for one in recent)
+        model = replace(
+            self,
+            correction={**self.correction, split: math.exp(error)},
+            recent={**self.recent, split: recent},
+        )
+        model.__dict__["decode"] = self.decode  # the tables are the same: sorted and fitted once
         return model
 
     def covers(self, other: "LatencyModel") -> bool:
@@ -159,6 +205,10 @@ class LatencyModel:
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
         return cls(**tables, **{name: data[name] for name in SHAPE})
+
+
+def _within(value: float, limit: float) -> float:
+    return min(max(value, -limit), limit)
 
 
 def _plain(key: tuple) -> list:

@@ -99,9 +99,7 @@ class CostModelPlanner(Planner):
     safety: float = 1.2  # a predicted switch cost is counted this many times
     min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
     grid: int = 48  # future moments looked at
-    learning: float = 0.2  # least weight of a burst's step time against what was believed
     is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
-    _seen: dict[Split, int] = field(default_factory=dict, init=False, repr=False)  # bursts
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
@@ -154,9 +152,7 @@ class CostModelPlanner(Planner):
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
             return
-        self._seen[split] = self._seen.get(split, 0) + 1
-        weight = max(self.learning, 1 / (1 + self._seen[split]))
-        self.latency = self.latency.observed(split, rows, length, seconds, weight=weight)
+        self.latency = self.latency.observed(split, rows, length, seconds)
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""

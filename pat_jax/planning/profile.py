@@ -14,12 +14,19 @@ from typing import Any
 
 from pat_jax.errors import UserError
 from pat_jax.files import replace_text
-from pat_jax.planning.latency import TABLES, LatencyModel
+from pat_jax.planning.latency import ROUNDS, SHAPE, TABLES, LatencyModel
+from pat_jax.planning.types import Split
 
 VERSION = 2
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25
+KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
+    "decode_table": (1, 2, ()),
+    "reslice_table": (2, 0, ()),
+    "migrate_table": (2, 0, ROUNDS),
+    "prefill_table": (1, 1, ()),
+}
 
 
 class ProfileError(UserError):
@@ -101,9 +108,10 @@ def load_profile(path: Path, subject: Subject) -> Profile:
         latency = LatencyModel.from_json(content["latency"])
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(there, latency, collectives, dict(content["compile_s"]))
+        differences = subject.differences(there)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(path, f"not as this version writes it ({error!r})") from None
-    if differences := subject.differences(there):
+    if differences:
         raise ProfileError(path, f"of something else: {', '.join(differences)}")
     for problem in _problems(profile):
         raise ProfileError(path, problem)
@@ -126,6 +134,19 @@ def _read(path: Path) -> dict[str, Any]:
 def _problems(profile: Profile) -> Iterable[str]:
     latency = profile.latency
     tables: dict[str, Mapping] = {name: getattr(latency, name) for name in TABLES}
+    for name, table in tables.items():
+        for key in table:
+            num_layouts, num_sizes, words = KEYS[name]
+            if not _is_key(key, num_layouts, num_sizes, words):
+                yield (
+                    f"field {name} has an entry {_words(key)}, expected {num_layouts} layouts "
+                    f"and {num_sizes} sizes of at least 1{' and a word of ' * bool(words)}{', '.join(words)}"
+                )
+                return
+    for name in SHAPE:
+        if not _is_count(size := getattr(latency, name)):
+            yield f"field {name} is {size!r}, expected an integer of at least 1"
+            return
     tables |= {"collectives": profile.collectives, "compile_s": profile.compile_s}
     for name, table in tables.items():
         for key, seconds in table.items():
@@ -135,16 +156,35 @@ def _problems(profile: Profile) -> Iterable[str]:
                     "number of seconds"
                 )
                 return
-    yield from _drops("decode_table", latency.decode_table)
+    yield from _drops("decode_table", latency.decode_table, latency)
+    yield from _drops("prefill_table", latency.prefill_table, latency)
 
 
-def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
+def _is_key(key: tuple, num_layouts: int, num_sizes: int, words: tuple[str, ...]) -> bool:
+    layouts, sizes = key[:num_layouts], key[num_layouts : num_layouts + num_sizes]
+    word = key[num_layouts + num_sizes :]
+    return (
+        all(isinstance(layout, Split) and all(map(_is_count, layout)) for layout in layouts)
+        and (len(layouts), len(sizes)) == (num_layouts, num_sizes)
+        and all(map(_is_count, sizes))
+        and (len(word) == 1 and word[0] in words if words else not word)
+    )
+
+
+def _is_count(size: object) -> bool:
+    return isinstance(size, int) and size >= 1
+
+
+def _drops(name: str, table: Mapping[tuple, float], latency: LatencyModel) -> Iterable[str]:
     """Where more work takes far less time, along the rows and along the lengths of a layout."""
     lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
     for key in table:
-        split, rows, length = key
-        lines[(split, "rows", length)].append((rows, key))
-        lines[(split, "length", rows)].append((length, key))
+        split, *rows, length = key
+        if rows:
+            lines[(split, "rows", length)].append((rows[0], key))
+            lines[(split, "length", rows[0])].append((length, key))
+        else:  # calls of as many tokens
+            lines[(split, latency.chunk(length))].append((length, key))
     for line in lines.values():
         slowest = 0.0
         for _, key in sorted(line):

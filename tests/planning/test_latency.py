@@ -1,6 +1,7 @@
-"""The latency model: looked up in buckets, in proportion beyond them, corrected, stored."""
+"""The latency model: looked up in buckets, predicted beyond them, corrected, stored."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency import RECENT, LatencyModel
 from pat_jax.planning.types import Split
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
@@ -43,9 +44,6 @@ MODEL = LatencyModel(
         (5, 64, 2.0),
         (4, 65, 3.0),
         (8, 128, 5.0),
-        (16, 128, 10.0),  # beyond the table, in proportion
-        (8, 256, 10.0),
-        (16, 256, 20.0),
     ],
 )
 def test_a_decode_step_costs_what_its_bucket_costs(rows, length, seconds):
@@ -119,22 +117,108 @@ def test_observations_pull_one_layout_towards_what_was_seen():
 @pytest.mark.parametrize("seen, doubt", [(0.8, 0.8), (1.0, 1.0), (1.44, 1 / 1.2)])
 def test_a_layout_not_seen_yet_gets_the_benefit_of_the_doubt(seen, doubt):
     """All of it where another was faster than profiled, half of the error where it was slower."""
-    model = MODEL.observed(DP2, 4, 64, seconds=seen, weight=1.0)
+    model = taught(MODEL, DP2, [seen] * RECENT)
     assert model.decode_step(TP2, 8, 64) == pytest.approx(doubt * 1.5)
-    model = model.observed(TP2, 8, 64, seconds=1.6, weight=1.0)
+    model = taught(model, TP2, [1.6 / 1.5] * RECENT)
     assert model.decode_step(TP2, 8, 64) == pytest.approx(1.6)  # its own time, now that it is seen
 
 
-def test_one_observation_moves_by_its_weight():
-    assert MODEL.observed(DP2, 4, 64, 1.5, weight=0.2).correction == {DP2: pytest.approx(1.1)}
+def taught(model: LatencyModel, split: Split, ratios: Sequence[float]) -> LatencyModel:
+    """Having seen bursts of 8 rows that took so many times what the profile says."""
+    for ratio in ratios:
+        model = model.observed(split, 8, 64, ratio * MODEL.decode_step(split, 8, 64))
+    return model
+
+
+@given(
+    st.floats(0.55, 1.9),
+    st.lists(st.floats(-0.05, 0.05), min_size=12, max_size=12),
+    st.sampled_from([1e-6, 0.5, 2.0, 1e6]),
+)
+def test_one_odd_burst_moves_the_correction_by_less_than_a_tenth(drift, noise, odd):
+    """At the start, when nothing is known, and after any number of bursts."""
+    ratios = [min(max(drift + one, 0.5), 2.0) for one in noise]
+    for count in (0, 1, 2, 3, RECENT, len(ratios)):
+        before = taught(MODEL, DP2, [1.0] * (RECENT if count else 0) + ratios[:count])
+        if 0 < count < RECENT:
+            continue  # a change being learned: two of the last five bursts may both be right
+        after = taught(before, DP2, [before.corrected(DP2) * odd])
+        assert abs(after.corrected(DP2) / before.corrected(DP2) - 1) < 0.1
+
+
+@given(st.floats(0.5, 2.0), st.lists(st.floats(0.9, 1.1), max_size=8))
+def test_a_lasting_change_is_known_after_five_bursts(drift, before):
+    model = taught(MODEL, DP2, before)
+    assert taught(model, DP2, [drift] * RECENT).corrected(DP2) == pytest.approx(drift)
+    almost = taught(model, DP2, [drift] * (RECENT - 1)).corrected(DP2)
+    assert abs(np.log(almost / drift)) <= 0.06
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12))
+def test_a_correction_lies_among_what_was_seen(ratios):
+    corrected = taught(MODEL, DP2, ratios).corrected(DP2)
+    seen = [1.0, *ratios]
+    assert min(seen) * (1 - 1e-9) <= corrected <= max(seen) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seconds, limit", [(1e6, 2.0), (1e-6, 0.5)])
-def test_outliers_count_as_a_factor_of_two(seconds, limit):
+def test_more_than_a_factor_of_two_is_not_believed(seconds, limit):
     model = MODEL
     for _ in range(300):
         model = model.observed(DP2, 4, 64, seconds)
     assert model.decode_step(DP2, 4, 64) == pytest.approx(limit)
+
+
+class TestOtherBuckets:
+    """An engine whose buckets are not those of the profile."""
+
+    ROWS, LENGTHS = {DP2: (4, 6, 16)}, (64, 96, 256)
+
+    def profiled(self) -> LatencyModel:
+        return replace(MODEL, prefill_table={(DP2, 64): 0.5, (DP2, 128): 0.75, (TP2, 64): 1.0})
+
+    def test_its_tables_hold_every_bucket_and_no_other(self):
+        model = self.profiled().on(self.ROWS, self.LENGTHS)
+        assert set(model.decode_table) == {
+            (DP2, n, m) for n in self.ROWS[DP2] for m in self.LENGTHS
+        }
+        assert set(model.prefill_table) == {(DP2, m) for m in self.LENGTHS}
+        assert model.migrate_table == MODEL.migrate_table
+
+    def test_what_was_measured_stays_and_the_rest_lies_between(self):
+        model = self.profiled().on(self.ROWS, self.LENGTHS)
+        assert model.decode_table[DP2, 4, 64] == 1.0 and model.prefill_table[DP2, 64] == 0.5
+        assert model.decode_table[DP2, 6, 64] == pytest.approx(1.5)
+        assert model.decode_table[DP2, 6, 96] == pytest.approx((1 + 2 + 3 + 5) / 4)
+        assert model.prefill_table[DP2, 96] == pytest.approx(0.625)
+        assert model.decode_table[DP2, 16, 64] > 2.0 and model.decode_table[DP2, 4, 256] > 3.0
+        assert model.prefill_table[DP2, 256] > 0.75
+
+    def test_a_load_costs_what_its_bucket_here_costs(self):
+        """Not what a bucket of the profile costs that no program was compiled for."""
+        model = self.profiled().on(self.ROWS, self.LENGTHS)
+        assert model.decode_step(DP2, 7, 64) == model.decode_table[DP2, 16, 64]
+        assert self.profiled().decode_step(DP2, 7, 64) == 2.0
+
+    def test_a_layout_nobody_measured_is_not_guessed(self):
+        with pytest.raises(KeyError):
+            MODEL.on({Split(1, 1): (4,)}, (64,))
+
+
+@given(st.integers(1, 400), st.integers(1, 2000))
+def test_past_the_table_a_step_goes_on_as_the_machine_does(rows, length):
+    """A machine of which every time is a sum of parts: fixed, by rows, by tokens."""
+
+    def truth(n: int, m: int) -> float:
+        return 0.01 + 0.001 * n + 1e-5 * n * m
+
+    table = {(DP2, n, m): truth(n, m) for n in (4, 8, 16) for m in (64, 128, 256)}
+    model = replace(MODEL, decode_table=table)
+    bucket = (
+        min((n for n in (4, 8, 16) if n >= rows), default=rows),
+        min((m for m in (64, 128, 256) if m >= length), default=length),
+    )
+    assert model.decode_step(DP2, rows, length) == pytest.approx(truth(*bucket), rel=0.01)
 
 
 def through_json(model: LatencyModel) -> LatencyModel:

@@ -112,5 +112,54 @@ def test_a_grid_that_falls_beyond_noise_is_refused(path: Path):
     assert "field decode_table, entry dp1tp8" in message and "of a smaller one" in message
 
 
+def test_a_prefill_that_falls_beyond_noise_is_refused(path: Path):
+    def quicken_longest(content: dict) -> None:
+        content["latency"]["prefill_table"][-1][1] *= 0.1
+
+    message = refusal(edited(path, quicken_longest))
+    assert "field prefill_table, entry dp1tp8 128" in message and "of a smaller one" in message
+
+
+@pytest.mark.parametrize(
+    ("table", "entry"),
+    [
+        ("decode_table", [[8, 1], 4]),
+        ("decode_table", [[8, 1], 4, "long"]),
+        ("decode_table", [[8, 1], -4, 64]),
+        ("decode_table", [[8, 0.5], 4, 64]),
+        ("decode_table", [4, 4, 64]),
+        ("prefill_table", [[8, 1], 64.5]),
+        ("reslice_table", [[8, 1], [4, 2], 3]),
+        ("migrate_table", [[8, 1], [4, 2], 4]),
+    ],
+)
+def test_an_entry_of_no_bucket_is_refused(path: Path, table: str, entry: list):
+    def add(content: dict) -> None:
+        content["latency"][table].append([entry, 1.0])
+
+    assert f"field {table} has an entry " in refusal(edited(path, add))
+
+
+@pytest.mark.parametrize("size", [0, 2.5, "4", None])
+@pytest.mark.parametrize("name", ["prefill_rows", "prefill_chunk"])
+def test_prefill_calls_of_no_size_are_refused(path: Path, name: str, size: object):
+    edited(path, lambda content: content["latency"].update({name: size}))
+    assert f"field {name} is {size!r}, expected an integer" in refusal(path)
+
+
+@pytest.mark.parametrize("field", ["subject", "latency", "collectives", "compile_s"])
+@pytest.mark.parametrize("value", [None, 3, "x", ["x"]])
+def test_a_field_of_another_kind_is_refused(path: Path, field: str, value: object):
+    assert "not as this version writes it" in refusal(
+        edited(path, lambda content: content.update({field: value}))
+    )
+
+
+def test_a_model_that_is_no_mapping_is_refused(path: Path):
+    assert "not as this version writes it" in refusal(
+        edited(path, lambda content: content["subject"].update(model=None))
+    )
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
     assert "No such file" in refusal(tmp_path / "none.json")
