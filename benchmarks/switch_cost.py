@@ -141,15 +141,15 @@ def _rounded(value: float) -> float:
 def show(records: list[dict]) -> None:
     print("  ".join(f"{name:>16}" for name in records[0]))
     for record in records:
-        print("  ".join(f"{value!s:>16}" for value in record.values()))
+        print("  ".join(f"{value!s:>16}" for value in record.values()), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
     parser.add_argument("--model", default="random-100m")
-    parser.add_argument("--live", type=int, nargs="+", default=[2, 8, 24])
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--live", type=int, nargs="+", default=[2, 16])
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--replays", type=int, default=5, help="of each cell")
     parser.add_argument("--out", type=Path)
@@ -168,9 +168,8 @@ def main() -> None:
     rig.profile(rig.together)
     here = []
     for live, way in product(args.live, WAYS):
-        print(f"{live} live, {way}", file=sys.stderr)
-        here += measured(rig, live, way, args.tokens, args.repeats)
-    show(here)
+        here += (found := list(measured(rig, live, way, args.tokens, args.repeats)))
+        show(found)
     try:
         cells = [
             Cell(gpu, model, size, lengths, args.data, 0.05)
