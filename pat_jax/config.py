@@ -81,13 +81,15 @@ class RolloutConfig:
     batch further but compile more programs."""
     min_length: int = 64
     """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
+    device_memory_gib: float = 0.0
+    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
 
     def __post_init__(self):
         _check(self, "prompts_per_step num_generations", _COUNT, "rollout.")
         _check(self, "max_prompt_length max_completion_length", _COUNT, "rollout.")
         _check(self, "check_every burst_steps prefill_chunk", _COUNT, "rollout.")
         _check(self, "min_rows min_length", _COUNT, "rollout.")
-        _check(self, "temperature", _NOT_NEGATIVE, "rollout.")
+        _check(self, "temperature device_memory_gib", _NOT_NEGATIVE, "rollout.")
         _check(self, "top_k", _COUNT_OR_ZERO, "rollout.")
         _check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
         _require(
@@ -278,6 +280,11 @@ class RunConfig:
             self.algorithm.mini_batch_size,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
+
+    @property
+    def is_planned(self) -> bool:
+        """The planner chooses the layout of every moment."""
+        return self.layout == "auto" and not self.switch_to
 
     def _check_given(self, names: str) -> None:
         _check(self, names, _GIVEN)

@@ -22,6 +22,7 @@ from pat_jax.devices import configure
 from pat_jax.engine.rollout import RolloutReport
 from pat_jax.files import replace_text
 from pat_jax.generation import Generator, describe_rollouts
+from pat_jax.memory import describe_memory
 from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.models.hf_export import export
 from pat_jax.planning.latency import LatencyModel
@@ -29,9 +30,8 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.profile import Profile, load_profile
 from pat_jax.plot import plot_rollout
-from pat_jax.profiling.hindsight import regret
+from pat_jax.profiling.hindsight import planned_regret
 from pat_jax.profiling.measure import Warmup
-from pat_jax.profiling.simulator import Machine, Workload
 from pat_jax.progress import Progress, summarize
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch
@@ -132,11 +132,13 @@ class Run:
 
     def compile(self) -> None:
         """Every program of the run, in parallel; nothing is compiled after this and the warm-up."""
-        start = time.perf_counter()
+        start, config = time.perf_counter(), self.config
         if self.task.note:
             self.progress.print(self.task.note)
         for reason in self.setup.dropped:
             log.info("layout dropped: %s", reason)
+        for line in describe_memory(self.setup.memory, config.rollout):
+            log.info("%s", line)
         self.progress.print(
             f"run folder {self.folder}; layouts {', '.join(map(str, self.setup.layouts))}"
         )
@@ -198,9 +200,9 @@ class Run:
         self.progress.stage("warming up")
         start = time.perf_counter()
         profile = self.setup.profile
-        latency = Warmup(self.setup.engine, known=profile and profile.latency).measure(
-            lambda layout: self.trainer.transfer(params, layout)
-        )
+        latency = Warmup(
+            self.setup.engine, known=profile and profile.latency, memory=self.setup.memory
+        ).measure(lambda layout: self.trainer.transfer(params, layout))
         latency = self.frozen(latency)
         planner = self.setup.pinned or CostModelPlanner(
             tuple(self.setup.layouts),
@@ -208,6 +210,7 @@ class Run:
             lengths,
             carry=config.rollout.kv_carry,
             is_frozen=config.deterministic,
+            memory=self.setup.memory,
         )
         self.generator = Generator(
             self.setup.engine,
@@ -233,19 +236,16 @@ class Run:
 
     def hindsight(self, groups: Sequence[RolloutGroup], report: RolloutReport) -> dict[str, float]:
         """The regret of the planned path, by the planner's own prices and the lengths that came."""
-        planner, rollout = self.generator.planner, self.config.rollout
+        planner = self.generator.planner
         if not isinstance(planner, CostModelPlanner):
             return {}
-        machine = Machine.of(
-            planner.latency, planner.splits, rollout, capacity=self.setup.engine.capacity
-        )
         rollouts = [one for group in groups for one in group.rollouts]
-        workload = Workload(
-            np.array([len(one.prompt.tokens) for one in rollouts]),
-            np.array([len(one.tokens) for one in rollouts]),
-            rollout.max_completion_length,
+        lengths = [(len(one.prompt.tokens), len(one.tokens)) for one in rollouts]
+        capacity = self.setup.engine.capacity
+        regret = planned_regret(
+            planner, self.config.rollout, lengths, report.trace(), capacity=capacity
         )
-        return {"rollout/regret": regret(workload, machine, report.trace())}
+        return {"rollout/regret": regret}
 
     def score(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
         """Rewards, float32[groups, samples]."""

@@ -12,13 +12,15 @@ So the result is exact for every path that only rises by migration, and a lower 
 no planner that follows the engine's rules is faster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.config import RolloutConfig
 from pat_jax.engine.trace import RolloutTrace
-from pat_jax.planning.planner import ScriptedPath
+from pat_jax.planning.costs import LARGE_S
+from pat_jax.planning.planner import CostModelPlanner, ScriptedPath
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulator import Machine, Workload, replay
 
@@ -75,6 +77,27 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
     return taken.total_s / clairvoyant(workload, machine).total_s - 1
 
 
+def planned_regret(
+    planner: CostModelPlanner,
+    config: RolloutConfig,
+    lengths: Sequence[tuple[int, int]],
+    trace: RolloutTrace,
+    *,
+    capacity: int,
+) -> float:
+    """The regret of a rollout that `planner` planned, by its own prices.
+
+    Args:
+      lengths: tokens of each sequence's prompt and response.
+      capacity: the most sequences that the engine's buckets are made for.
+    """
+    machine = Machine.of(
+        planner.latency, planner.splits, config, capacity=capacity, memory=planner.memory
+    )
+    prompts, responses = np.array(lengths).T
+    return regret(Workload(prompts, responses, config.max_completion_length), machine, trace)
+
+
 def _follow(
     world: "_World", states: list[_State], totals: np.ndarray, choices: np.ndarray
 ) -> Hindsight:
@@ -123,7 +146,10 @@ class _World:
         rows = np.array(self.machine.buckets.rows[split])
         rows = rows[np.searchsorted(rows, fullest)]
         step = _looked_up(lambda n, m: self.truth.decode_step(split, n, m), rows, self.length)
-        return self.machine.check_every * step
+        seconds, memory = self.machine.check_every * step, self.machine.memory
+        if memory is None:
+            return seconds
+        return np.where(memory.running(split, rows, self.length) <= memory.usable, seconds, LARGE_S)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         """Seconds of each way from one state to another, at every moment."""

@@ -17,6 +17,8 @@ from pat_jax.engine.state import DecodeState, RowState, Until
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
 
 ENOUGH_S = 1.0  # of timed runs of one program
 
@@ -29,17 +31,19 @@ class Warmup:
         engine: RolloutEngine,
         *,
         known: LatencyModel | None = None,
+        memory: MemoryModel | None = None,
         runs: int = 2,
         progress: Callable[[int, int], None] | None = None,
     ):
         """
         Args:
           known: times measured before; what they are of runs once, untimed.
+          memory: what has no room is left out; no planner leads there.
           runs: timed runs of one program, fewer where they take longer than a second together.
           progress: told how many programs of how many have run.
         """
         self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
-        self.runs, self.progress = runs, progress
+        self.runs, self.progress, self.memory = runs, progress, memory
         self.decode = dict(known.decode_table) if known else {}
         self.reslice = dict(known.reslice_table) if known else {}
         self.migrate = dict(known.migrate_table) if known else {}
@@ -114,6 +118,9 @@ class Warmup:
         for length in self.catalogue.buckets.lengths:
             few = self._prefill(layout, length)
             for rows in self.catalogue.buckets.rows[split]:
+                if not self._fits(split, rows, length):
+                    self._count()
+                    continue
                 cache = self.programs[Key("allocate", split, rows, length)]()
                 insert = self.programs[Key("insert", split, rows, length)]
                 picks = np.full(split.dp * few_rows, rows, np.int32)
@@ -163,13 +170,19 @@ class Warmup:
 
     def _resize(self, layout: Layout) -> None:
         for key in self.programs.keys("resize"):
-            if key.split == layout.split:
+            if key.split != layout.split:
+                continue
+            large = max(key.rows, key.to_rows), max(key.length, key.to_length)
+            if self._fits(key.split, *large):
                 cache = self.programs[Key("allocate", layout.split, key.rows, key.length)]()
                 picks = np.zeros(key.to_rows * layout.split.dp, np.int32)
                 for _ in range(2):
                     _delete(jax.block_until_ready(self.programs[key](cache, picks)))
                 _delete(cache)
-                self._count()
+            self._count()
+
+    def _fits(self, split: Split, rows: int, length: int) -> bool:
+        return self.memory is None or self.memory.holds(split, rows, length)
 
     def _migrate(self, source: Layout, target: Layout) -> None:
         for key in self.programs.keys("migrate"):

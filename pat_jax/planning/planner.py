@@ -16,6 +16,7 @@ from pat_jax.planning.costs import LARGE_S, CostTables
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.memory import Fits, MemoryModel
 from pat_jax.planning.types import Carry, Load, Plan, Split
 
 
@@ -83,35 +84,38 @@ class CostModelPlanner(Planner):
     grid: int = 48  # future moments looked at
     learning: float = 0.2  # least weight of a burst's step time against what was believed
     is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
+    memory: MemoryModel | None = None  # a layout without room is no candidate
     _seen: dict[Split, int] = field(default_factory=dict, init=False, repr=False)  # bursts
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
-        costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
-        prefill = costs.tables.recomputations(forecast.fullest[0], forecast.context)[:, 0]
+        costs = self._within_memory(self._costs(forecast), forecast, load)
         total, _ = costs.cheapest(self.safety)
-        return self.splits[int(np.argmin(total + prefill))]
+        return self.splits[int(np.argmin(total + costs.prefill))]
 
     def plan(self, load: Load, current: Split) -> Plan:
         forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
-        costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
+        priced = self._costs(forecast)
+        costs = self._within_memory(priced, forecast, load)
         here = self.splits.index(current)
-        totals, choices = costs.cheapest(self.safety)
-        stay, total = float(costs.run[here].sum()), float(totals[here])
-        saving = stay - total
+        _, choices = costs.cheapest(self.safety)
+        stay = float(priced.run[here].sum())
+        total = priced.seconds(here, costs.path(choices, here), self.safety)
+        saving, is_full = stay - total, bool((costs.run[here] > priced.run[here]).any())
         leaves = choices[:, here] != here
-        if not leaves.any() or saving < self.min_saving * stay:
+        if not leaves.any() or (saving < self.min_saving * stay and not is_full):
             why = f"stay in {current}: best alternative saves {saving:.2f} s of {stay:.2f} s"
             return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
         at = int(leaves.argmax())
         there = int(choices[at, here])
         target, live = self.splits[there], int(forecast.fullest[0, here, at])
-        cost, carry = float(costs.switch[at, here, there]), costs.way(at, here, there)
+        cost, carry = float(priced.switch[at, here, there]), costs.way(at, here, there)
         why = (
             f"{current} to {target} at {live} live in the fullest group: "
             f"saves {saving:.2f} s of {stay:.2f} s, costs {cost:.2f} s ({carry})"
+            f"{f'; {current} would not hold the KV cache to the end' if is_full else ''}"
         )
         if at > 0:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
@@ -128,9 +132,20 @@ class CostModelPlanner(Planner):
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
             return
+        if self.memory and not self.memory.holds(split, rows, length):
+            return  # it was taken not to fit, and so was never measured
         self._seen[split] = self._seen.get(split, 0) + 1
         weight = max(self.learning, 1 / (1 + self._seen[split]))
         self.latency = self.latency.observed(split, rows, length, seconds, weight=weight)
+
+    def _costs(self, forecast: Forecast) -> "Costs":
+        return Costs.of(self._dense(), self.latency, forecast, self.carry)
+
+    def _within_memory(self, costs: "Costs", forecast: Forecast, load: Load) -> "Costs":
+        if self.memory is None or not self.memory.is_limited:
+            return costs
+        last = int((load.context + load.budget).max())
+        return costs.where(self.memory.fits(self.splits, forecast, last))
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
@@ -150,6 +165,7 @@ class Costs:
     migrate: np.ndarray  # float[from, to, moments], seconds
     recompute: np.ndarray  # float[to, moments], seconds
     switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
+    prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
 
     @classmethod
     def of(
@@ -165,6 +181,7 @@ class Costs:
         run = step * forecast.steps * forecast.any_live
         migrate = tables.migrations(fullest, context)
         recompute = tables.recomputations(fullest, context)
+        prefill = recompute[:, 0]
         if carry == "migrate":
             recompute = np.full_like(recompute, LARGE_S)
         elif carry == "recompute":
@@ -173,7 +190,25 @@ class Costs:
         diagonal = np.arange(len(tables.splits))
         switch[diagonal, diagonal] = 0.0
         run *= correction[:, None]
-        return cls(tables, forecast.any_live, run, migrate, recompute, np.moveaxis(switch, -1, 0))
+        switch = np.moveaxis(switch, -1, 0)
+        return cls(tables, forecast.any_live, run, migrate, recompute, switch, prefill)
+
+    def where(self, fits: Fits) -> "Costs":
+        """The same, with what has no room priced out of every plan."""
+        migrate = np.where(fits.migrate, self.migrate, LARGE_S)
+        recompute = np.where(fits.recompute, self.recompute, LARGE_S)
+        switch = np.minimum(migrate, recompute[None]) + self.tables.reslice[:, :, None]
+        switch = np.where(fits.reslice, switch, LARGE_S)
+        diagonal = np.arange(len(self.run))
+        switch[diagonal, diagonal] = 0.0
+        return replace(
+            self,
+            run=np.where(fits.run, self.run, LARGE_S * self.any_live),
+            migrate=migrate,
+            recompute=recompute,
+            switch=np.moveaxis(switch, -1, 0),
+            prefill=np.where(fits.recompute[:, 0], self.prefill, LARGE_S),
+        )
 
     def way(self, at: int, source: int, target: int) -> Carry:
         is_cheaper = self.recompute[target, at] < self.migrate[source, target, at]
@@ -191,3 +226,17 @@ class Costs:
             choices[j] = options.argmin(axis=1)
             after = options.min(axis=1)
         return after, choices
+
+    @staticmethod
+    def path(choices: np.ndarray, start: int) -> np.ndarray:
+        """The split to run in, int[moments], from `start` by the choices of `cheapest`."""
+        path = np.empty(len(choices), int)
+        for j, choice in enumerate(choices):
+            start = path[j] = choice[start]
+        return path
+
+    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
+        """Expected seconds of a path."""
+        at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
+        switches = self.switch[at, before, path] * self.any_live
+        return float(self.run[path, at].sum() + safety * switches.sum())
