@@ -91,9 +91,9 @@ def planned_regret(
       lengths: tokens of each sequence's prompt and response.
       capacity: the most sequences that the engine's buckets are made for.
     """
-    machine = Machine.of(
-        planner.latency, planner.splits, config, capacity=capacity, memory=planner.memory
-    )
+    missing = planner.uncompiled.compile_s if planner.uncompiled else ()
+    splits = [split for split in planner.splits if split not in missing]
+    machine = Machine.of(planner.latency, splits, config, capacity=capacity, memory=planner.memory)
     prompts, responses = np.array(lengths).T
     return regret(Workload(prompts, responses, config.max_completion_length), machine, trace)
 

@@ -5,7 +5,8 @@ comes out is the latency model that the planner reads, so warming up and profili
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
+from itertools import permutations
 
 import jax
 import numpy as np
@@ -73,24 +74,32 @@ class Warmup:
             prefill_chunk=self.catalogue.prefill_chunk,
         )
 
-    def measure(self, load_weights: Callable[[Layout], Params]) -> LatencyModel:
+    def measure(
+        self,
+        load_weights: Callable[[Layout], Params],
+        splits: Collection[Split] | None = None,
+        *,
+        beside: Collection[Split] = (),
+    ) -> LatencyModel:
         """The latency model of this engine on this machine.
 
         Args:
           load_weights: gives the weights on the shards of a layout; the engine deletes them.
+          splits: the layouts to run; all where not given.
+          beside: layouts that ran before: only switches between them and `splits` do.
         """
-        for layout in self.engine.layouts.values():
+        layouts = self.engine.layouts
+        new = [layouts[split] for split in (layouts if splits is None else splits)]
+        old = [layouts[split] for split in beside]
+        pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
+        for layout in new:
             self.engine.set_weights(load_weights(layout), layout)
             self._decode_and_prefill(layout)
             self._resize(layout)
-            for target in self.engine.layouts.values():
-                if target is not layout:
-                    self._migrate(layout, target)
             self.engine.release_weights()
-        for source in self.engine.layouts.values():
-            for target in self.engine.layouts.values():
-                if target is not source:
-                    self._reslice(source, target, load_weights)
+        for source, target in pairs:
+            self._migrate(source, target)
+            self._reslice(source, target, load_weights)
         return self.measured
 
     def _note(self, table: dict, key: Hashable, once: Callable[[], float], *, per: int = 1) -> None:

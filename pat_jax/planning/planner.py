@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from pat_jax.planning.compilation import Uncompiled, follow
 from pat_jax.planning.costs import LARGE_S, CostTables
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
@@ -85,6 +86,7 @@ class CostModelPlanner(Planner):
     learning: float = 0.2  # least weight of a burst's step time against what was believed
     is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
     memory: MemoryModel | None = None  # a layout without room is no candidate
+    uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     _seen: dict[Split, int] = field(default_factory=dict, init=False, repr=False)  # bursts
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
@@ -92,17 +94,18 @@ class CostModelPlanner(Planner):
     def start(self, load: Load) -> Split:
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = self._within_memory(self._costs(forecast), forecast, load)
+        costs = self._compiled_only(costs, None)
         total, _ = costs.cheapest(self.safety)
         return self.splits[int(np.argmin(total + costs.prefill))]
 
     def plan(self, load: Load, current: Split) -> Plan:
         forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
         priced = self._costs(forecast)
-        costs = self._within_memory(priced, forecast, load)
         here = self.splits.index(current)
+        costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
         _, choices = costs.cheapest(self.safety)
         stay = float(priced.run[here].sum())
-        total = priced.seconds(here, costs.path(choices, here), self.safety)
+        total = priced.seconds(here, follow(choices, here), self.safety)
         saving, is_full = stay - total, bool((costs.run[here] > priced.run[here]).any())
         leaves = choices[:, here] != here
         if not leaves.any() or (saving < self.min_saving * stay and not is_full):
@@ -146,6 +149,11 @@ class CostModelPlanner(Planner):
             return costs
         last = int((load.context + load.budget).max())
         return costs.where(self.memory.fits(self.splits, forecast, last))
+
+    def _compiled_only(self, costs: "Costs", here: int | None) -> "Costs":
+        if self.uncompiled is None or not self.uncompiled.compile_s:
+            return costs
+        return self.uncompiled.leave_out(costs, here, self.safety, self.min_saving)
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
@@ -227,16 +235,8 @@ class Costs:
             after = options.min(axis=1)
         return after, choices
 
-    @staticmethod
-    def path(choices: np.ndarray, start: int) -> np.ndarray:
-        """The split to run in, int[moments], from `start` by the choices of `cheapest`."""
-        path = np.empty(len(choices), int)
-        for j, choice in enumerate(choices):
-            start = path[j] = choice[start]
-        return path
-
     def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
-        """Expected seconds of a path."""
+        """Expected seconds of a path from `start`, int[moments]."""
         at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
         switches = self.switch[at, before, path] * self.any_live
         return float(self.run[path, at].sum() + safety * switches.sum())
