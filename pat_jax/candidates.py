@@ -10,9 +10,11 @@ import jax
 from pat_jax.config import RunConfig
 from pat_jax.engine.layout import Layout, find_layout
 from pat_jax.errors import UserError
+from pat_jax.memory import can_begin, without_room
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath
 from pat_jax.planning.types import Split
 
@@ -40,6 +42,27 @@ def wanted_layouts(
         return chain
     found = [find_layout(chain, name, mesh, model, option=option) for name in dict.fromkeys(names)]
     return {layout.split: layout for layout in found}
+
+
+def worth_planning(
+    config: RunConfig,
+    layouts: Mapping[Split, Layout],
+    memory: MemoryModel,
+    latency: LatencyModel | None,
+) -> tuple[dict[Split, Layout], list[str]]:
+    """The layouts that the planner may use: with room for a model, and inside hosts unless it pays.
+
+    Returns:
+      The layouts, and why the others are left out.
+    """
+    roomless = without_room(memory)
+    dropped = [f"layout {split}: {reason}" for split, reason in roomless.items()]
+    fitting = {split: layout for split, layout in layouts.items() if split not in roomless}
+    inside = [split for split, layout in fitting.items() if not layout.crosses_hosts]
+    if not can_begin(memory, config.rollout, inside):
+        return fitting, dropped  # only across hosts there is room
+    kept, more = within_hosts(fitting, latency)
+    return kept, dropped + more
 
 
 def within_hosts(

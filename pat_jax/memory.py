@@ -14,6 +14,7 @@ import numpy as np
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine.catalogue import Catalogue
+from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
 from pat_jax.planning.types import Split
@@ -53,11 +54,23 @@ def memory_model(
     )
 
 
+def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
+    """What the layouts take of a device where nothing is trained."""
+    limit = memory_limit(config, list(engine.mesh.devices.flat))
+    return memory_model(engine.catalogue, config, limit=limit, resident=())
+
+
 def shard_bytes(tree: Any) -> int:
     """Bytes that one device holds of a tree of shapes with shardings, copies counted."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
+
+
+def can_begin(memory: MemoryModel, config: RolloutConfig, starts: Sequence[Split]) -> bool:
+    """Whether a whole rollout can begin in one of these layouts."""
+    size = config.prompts_per_step * config.num_generations, config.max_prompt_length
+    return any(memory.starting(split, *size) <= memory.usable for split in starts)
 
 
 def check_memory(
@@ -71,10 +84,14 @@ def check_memory(
     Raises:
       UserError: none does.
     """
-    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
-    needs = {split: memory.starting(split, sequences, prompt) for split in starts}
-    best = min(needs, key=needs.__getitem__)
-    if (need := needs[best]) > memory.usable:
+    if not can_begin(memory, config, starts):
+        sequences, prompt = (
+            config.prompts_per_step * config.num_generations,
+            config.max_prompt_length,
+        )
+        needs = {split: memory.starting(split, sequences, prompt) for split in starts}
+        best = min(needs, key=needs.__getitem__)
+        need = needs[best]
         weights, resident = memory.weights[best], memory.resident
         raise UserError(
             f"{options}: {sequences} sequences with prompts of {prompt} tokens need {_gib(need)} of "

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from pat_jax.candidates import check_batch, pinned_planner, wanted_layouts, within_hosts
+from pat_jax.candidates import check_batch, pinned_planner, wanted_layouts, worth_planning
 from pat_jax.checkpoint import check_fingerprint
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device
@@ -19,7 +19,7 @@ from pat_jax.engine.buckets import ladder
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
-from pat_jax.memory import check_memory, memory_limit, memory_model, without_room
+from pat_jax.memory import check_memory, engine_memory, memory_limit, memory_model, without_room
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_export import check_export
 from pat_jax.models.hf_load import check_checkpoint, load_params
@@ -80,9 +80,6 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     mesh = factored_mesh(devices)
     chain, dropped = layout_chain(mesh, model)
     layouts = wanted_layouts(config, chain, mesh, model)
-    if config.is_planned:
-        layouts, more = within_hosts(layouts, profile and profile.latency)
-        dropped += more
     check_batch(config, layouts)
     tokenizer = load_tokenizer(config)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
@@ -95,9 +92,11 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         return engine, trainer, _memory(config, engine, trainer, devices)
 
     engine, trainer, memory = parts(layouts)
-    if config.is_planned and (roomless := without_room(memory)):
-        dropped += [f"layout {split}: {reason}" for split, reason in roomless.items()]
-        engine, trainer, memory = parts({s: x for s, x in layouts.items() if s not in roomless})
+    if config.is_planned:
+        kept, more = worth_planning(config, layouts, memory, profile and profile.latency)
+        dropped += more
+        if len(kept) < len(layouts):
+            engine, trainer, memory = parts(kept)
     return Setup(
         task,
         policy,
@@ -123,7 +122,14 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     check_batch(config, layouts)
     has_tokenizer = config.data == "arithmetic" or Path(config.model).is_dir()
     eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
-    return _engine(config, Policy.from_config(model), devices, layouts, eos_ids)
+    policy = Policy.from_config(model)
+    engine = _engine(config, policy, devices, layouts, eos_ids)
+    if roomless := without_room(engine_memory(engine, config.rollout)):
+        for split, reason in roomless.items():
+            log.info("layout dropped: %s: %s", split, reason)
+        layouts = {split: layout for split, layout in layouts.items() if split not in roomless}
+        engine = _engine(config, policy, devices, layouts, eos_ids)
+    return engine
 
 
 def _engine(
@@ -158,7 +164,9 @@ def _memory(
         resident=resident,
     )
     starts = list(engine.layouts) if config.is_planned else list(engine.layouts)[:1]
-    check_memory(memory, config.rollout, starts, f"option --layout is {config.layout!r}")
+    name = "switch_to" if config.switch_to else "layout"
+    option = f"option --{name} is {getattr(config, name)!r}"
+    check_memory(memory, config.rollout, starts, option)
     return memory
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.config import RolloutConfig
-from pat_jax.engine.trace import RolloutTrace
+from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.costs import LARGE_S
-from pat_jax.planning.planner import CostModelPlanner, ScriptedPath
-from pat_jax.planning.types import Split
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load, Plan, Split
 from pat_jax.profiling.simulator import Machine, Workload, replay
 
 
@@ -71,10 +71,37 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
     """
     splits = {str(split): split for split in machine.splits}
     first = trace.switches[0].source if trace.switches else trace.layout[0]
-    path = tuple((splits[switch.target], switch.live) for switch in trace.switches)
-    carry = trace.switches[0].kv if trace.switches else "migrate"
-    taken = replay(workload, ScriptedPath(splits[first], path, carry), machine)
+    path = tuple((splits[switch.target], switch) for switch in trace.switches)
+    taken = replay(workload, _AsTaken(splits[first], path, machine.check_every), machine)
     return taken.total_s / clairvoyant(workload, machine).total_s - 1
+
+
+@dataclass(frozen=True)
+class _AsTaken(Planner):
+    """The switches of a trace, each once as few sequences are live and as many steps are done.
+
+    Not by one of them alone: a switch may come because the cache has grown while nothing ended.
+    """
+
+    first: Split
+    path: tuple[tuple[Split, Switch], ...]
+    slack: int  # steps by which a replayed burst may end earlier than the real one
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.first
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        del current
+        step = int(load.generated.max()) + self.slack
+        done = [load.live <= switch.live and switch.step <= step for _, switch in self.path]
+        to_come = [
+            switch.live for (_, switch), is_done in zip(self.path, done, strict=True) if not is_done
+        ]
+        if not any(done):
+            return Plan(self.first, max(to_come, default=0) // self.first.dp)
+        split, switch = self.path[max(i for i, is_done in enumerate(done) if is_done)]
+        return Plan(split, max(to_come, default=0) // split.dp, carry=switch.kv)
 
 
 def planned_regret(
@@ -145,11 +172,17 @@ class _World:
         """Seconds until the next moment."""
         rows = np.array(self.machine.buckets.rows[split])
         rows = rows[np.searchsorted(rows, fullest)]
-        step = _looked_up(lambda n, m: self.truth.decode_step(split, n, m), rows, self.length)
-        seconds, memory = self.machine.check_every * step, self.machine.memory
-        if memory is None:
-            return seconds
-        return np.where(memory.running(split, rows, self.length) <= memory.usable, seconds, LARGE_S)
+        memory, length = self.machine.memory, self.length
+        seconds = np.full(len(rows), LARGE_S)  # where there is no room
+        fits = np.ones(len(rows), bool)
+        if memory is not None:
+            fits = memory.running(split, rows, length) <= memory.usable
+        if fits.any():
+            step = _looked_up(
+                lambda n, m: self.truth.decode_step(split, n, m), rows[fits], length[fits]
+            )
+            seconds[fits] = self.machine.check_every * step
+        return seconds
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         """Seconds of each way from one state to another, at every moment."""

@@ -7,12 +7,13 @@ import pytest
 from fakes import SPLITS, fake_devices, made_up_latency
 from runs import TINY
 
-from pat_jax.candidates import within_hosts
+from pat_jax.candidates import within_hosts, worth_planning
 from pat_jax.cli import parse
 from pat_jax.engine import layout
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.memory import USABLE, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.setup import build
 
@@ -52,6 +53,31 @@ def test_what_is_not_shown_to_pay_is_left_out(known, reason):
 def test_what_was_measured_to_pay_stays_in_its_place():
     layouts, dropped = within_hosts(chain_of(4, 4), latency(EVERYWHERE))
     assert list(layouts) == list(SPLITS) and dropped == []
+
+
+@pytest.mark.parametrize(
+    "limit, kept",
+    [
+        (1000, [DP8, DP4TP2, DP2TP4]),  # 800 bytes of weights in DP8
+        (500, [DP4TP2, DP2TP4]),
+        (190, [TP8]),  # 200 in DP2TP4
+    ],
+)
+def test_a_layout_across_hosts_is_used_where_only_it_has_room(limit, kept):
+    config = parse([*TINY, "--devices", "8", "--run_dir", "unused"])
+    memory = MemoryModel(
+        limit=limit / USABLE,
+        resident=0,
+        weights={split: 800 // split.tp for split in SPLITS},
+        token=dict.fromkeys(SPLITS, 0),
+        rows=dict.fromkeys(SPLITS, (8,)),
+        lengths=(128,),
+        prefill_rows=1,
+        chunk=1,
+        ahead=8,
+    )
+    layouts, dropped = worth_planning(config, chain_of(4, 4), memory, None)
+    assert list(layouts) == kept and len(dropped) == 4 - len(kept)
 
 
 def test_a_run_on_two_hosts_says_what_it_leaves_out(monkeypatch):
