@@ -134,6 +134,29 @@ class TestThePlanner:
             )
         assert plan.split == DP4TP2 and -100 < plan.predicted_saving_s < 0
 
+    def test_it_does_not_prefill_where_its_rows_do_not_fit(self):
+        """Decoding a row of 64 columns takes 2560 bytes in DP8, and 64 prefilled rows 164 kB more."""
+        load = make_load(8, DP8, budget=40)
+        memory = make_memory(150_000, token=40, weights=80_000)
+        assert planner_of(memory).start(load) == DP8
+        assert planner_of(replace(memory, prefill_rows=64)).start(load) != DP8
+
+    def test_it_migrates_where_the_prefill_does_not_fit(self):
+        """Migrating costs more here, and is the only way there is room for."""
+        latency = made_up_latency(
+            {DP8: 0.8, DP4TP2: 0.1},
+            dict.fromkeys((DP8, DP4TP2), 0.0),
+            reslice=0.1,
+            migrate_per_row=2.0,
+            prefill=0.01,
+        )
+        planner = CostModelPlanner((DP8, DP4TP2), latency, LengthModel.empty(480))
+        load = make_load(2, DP8, generated=10, budget=100)
+        assert planner.plan(load, DP8).carry == "recompute"
+        planner.memory = make_memory(150_000, token=40, weights=80_000, prefill_rows=128)
+        plan = planner.plan(load, DP8)
+        assert (plan.split, plan.carry) == (DP4TP2, "migrate")
+
     def test_numbers_stay_sane_where_nothing_fits(self):
         load = make_load(8, DP8, generated=112, budget=368)
         plan = planner_of(make_memory(1.0, token=40)).plan(load, DP8)
