@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from pat_jax.config import OptionError, RunConfig
+from pat_jax.config import RunConfig
 from pat_jax.errors import UserError
+from pat_jax.rules import OptionError
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET = "demo"

@@ -4,47 +4,21 @@ Knows names, units, defaults and bounds. Does not know how they are parsed (`cli
 The string under a field is its help text on the command line.
 """
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from pat_jax.errors import UserError
-
-
-class OptionError(UserError):
-    """An option whose value is not allowed; the parser adds `where` the value was written."""
-
-    def __init__(self, name: str, value: object, expected: str, where: str = ""):
-        super().__init__(f"option --{name} is {value!r}{where}: expected {expected}.")
-        self.name, self.value, self.expected = name, value, expected
-
-
-Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
-
-_POSITIVE: Rule = (lambda x: x > 0, "a positive number")
-_NOT_NEGATIVE: Rule = (lambda x: x >= 0, "0 or a positive number")
-_COUNT: Rule = (lambda x: x >= 1, "an integer of at least 1")
-_COUNT_OR_ZERO: Rule = (lambda x: x >= 0, "0 or a positive integer")
-_FRACTION: Rule = (lambda x: 0 < x < 1, "a number in (0, 1)")
-_GIVEN: Rule = (lambda x: x != "", "a value (it has no default here)")
-_LAYOUT = r"dp[1-9]\d*tp[1-9]\d*"
-
-
-def _matches(pattern: str, expected: str) -> Rule:
-    return lambda x: re.fullmatch(pattern, x) is not None, expected
-
-
-def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
-    if not is_valid:
-        raise OptionError(name, value, expected)
-
-
-def _check(config: object, names: str, rule: Rule, section: str = "") -> None:
-    is_valid, expected = rule
-    for name in names.split():
-        value = getattr(config, name)
-        _require(is_valid(value), section + name, value, expected)
+from pat_jax.rules import (
+    COUNT,
+    COUNT_OR_ZERO,
+    FRACTION,
+    GIVEN,
+    LAYOUT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    check,
+    matches,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -81,16 +55,21 @@ class RolloutConfig:
     batch further but compile more programs."""
     min_length: int = 64
     """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
+    compile: Literal["all", "lazy"] = "all"
+    """Layouts compiled before the first iteration: all, or lazy: the one it starts in; others
+    follow in the background once the planner finds that they would pay."""
+    device_memory_gib: float = 0.0
+    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
 
     def __post_init__(self):
-        _check(self, "prompts_per_step num_generations", _COUNT, "rollout.")
-        _check(self, "max_prompt_length max_completion_length", _COUNT, "rollout.")
-        _check(self, "check_every burst_steps prefill_chunk", _COUNT, "rollout.")
-        _check(self, "min_rows min_length", _COUNT, "rollout.")
-        _check(self, "temperature", _NOT_NEGATIVE, "rollout.")
-        _check(self, "top_k", _COUNT_OR_ZERO, "rollout.")
-        _check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
-        _require(
+        check(self, "prompts_per_step num_generations", COUNT, "rollout.")
+        check(self, "max_prompt_length max_completion_length", COUNT, "rollout.")
+        check(self, "check_every burst_steps prefill_chunk", COUNT, "rollout.")
+        check(self, "min_rows min_length", COUNT, "rollout.")
+        check(self, "temperature device_memory_gib", NOT_NEGATIVE, "rollout.")
+        check(self, "top_k", COUNT_OR_ZERO, "rollout.")
+        check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
+        require(
             self.burst_steps % self.check_every == 0,
             "rollout.burst_steps",
             self.burst_steps,
@@ -125,11 +104,11 @@ class AlgorithmConfig:
     other."""
 
     def __post_init__(self):
-        _check(self, "epsilon", _FRACTION, "algorithm.")
-        _check(self, "epsilon_high", _POSITIVE, "algorithm.")
-        _check(self, "beta", _NOT_NEGATIVE, "algorithm.")
-        _check(self, "num_iterations mini_batch_size", _COUNT, "algorithm.")
-        _check(self, "tokens_per_micro_batch", _COUNT, "algorithm.")
+        check(self, "epsilon", FRACTION, "algorithm.")
+        check(self, "epsilon_high", POSITIVE, "algorithm.")
+        check(self, "beta", NOT_NEGATIVE, "algorithm.")
+        check(self, "num_iterations mini_batch_size", COUNT, "algorithm.")
+        check(self, "tokens_per_micro_batch", COUNT, "algorithm.")
 
 
 @dataclass(frozen=True)
@@ -152,10 +131,10 @@ class OptimizerConfig:
     """Global-norm gradient clipping."""
 
     def __post_init__(self):
-        _check(self, "learning_rate weight_decay", _NOT_NEGATIVE, "optimizer.")
-        _check(self, "warmup_steps", _COUNT_OR_ZERO, "optimizer.")
-        _check(self, "max_grad_norm", _POSITIVE, "optimizer.")
-        _check(self, "b1 b2", (lambda x: 0 <= x < 1, "a number in [0, 1)"), "optimizer.")
+        check(self, "learning_rate weight_decay", NOT_NEGATIVE, "optimizer.")
+        check(self, "warmup_steps", COUNT_OR_ZERO, "optimizer.")
+        check(self, "max_grad_norm", POSITIVE, "optimizer.")
+        check(self, "b1 b2", (lambda x: 0 <= x < 1, "a number in [0, 1)"), "optimizer.")
 
 
 @dataclass(frozen=True)
@@ -170,9 +149,9 @@ class WarmStartConfig:
     """Peak learning rate of the supervised stage (cosine to zero)."""
 
     def __post_init__(self):
-        _check(self, "steps", _COUNT_OR_ZERO, "warm_start.")
-        _check(self, "batch_size", _COUNT, "warm_start.")
-        _check(self, "learning_rate", _NOT_NEGATIVE, "warm_start.")
+        check(self, "steps", COUNT_OR_ZERO, "warm_start.")
+        check(self, "batch_size", COUNT, "warm_start.")
+        check(self, "learning_rate", NOT_NEGATIVE, "warm_start.")
 
 
 @dataclass(frozen=True)
@@ -188,9 +167,9 @@ class EvalConfig:
     """Sampling temperature of the evaluation; 0 is greedy."""
 
     def __post_init__(self):
-        _check(self, "every", _COUNT_OR_ZERO, "eval.")
-        _check(self, "num_prompts", _COUNT, "eval.")
-        _check(self, "temperature", _NOT_NEGATIVE, "eval.")
+        check(self, "every", COUNT_OR_ZERO, "eval.")
+        check(self, "num_prompts", COUNT, "eval.")
+        check(self, "temperature", NOT_NEGATIVE, "eval.")
 
 
 @dataclass(frozen=True)
@@ -205,7 +184,7 @@ class CheckpointConfig:
     """Write the final policy here as a Hugging Face directory; empty writes none."""
 
     def __post_init__(self):
-        _check(self, "every max_to_keep", _COUNT, "checkpoint.")
+        check(self, "every max_to_keep", COUNT, "checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -259,33 +238,44 @@ class RunConfig:
 
     def __post_init__(self):
         self._check_given("model data reward profile")
-        _check(self, "steps devices", _COUNT_OR_ZERO)
-        _check(self, "reward_timeout", _POSITIVE)
-        _check(self, "layout", _matches(f"auto|{_LAYOUT}", "auto or a layout such as dp4tp2"))
-        path = _matches(rf"|{_LAYOUT}(,{_LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
-        _check(self, "switch_to", path)
+        check(self, "steps devices", COUNT_OR_ZERO)
+        check(self, "reward_timeout", POSITIVE)
+        check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
+        path = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
+        check(self, "switch_to", path)
         self._check_switch_at()
-        _require(
+        require(
             not self.resume or self.run_dir != "",
             "run_dir",
             self.run_dir,
             "with --resume the folder of the run to continue",
         )
+        require(
+            not (self.deterministic and self.rollout.compile == "lazy"),
+            "rollout.compile",
+            self.rollout.compile,
+            "all with --deterministic: when a layout is compiled depends on the clock",
+        )
         prompts = self.rollout.prompts_per_step
-        _require(
+        require(
             prompts % self.algorithm.mini_batch_size == 0,
             "algorithm.mini_batch_size",
             self.algorithm.mini_batch_size,
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
 
+    @property
+    def is_planned(self) -> bool:
+        """The planner chooses the layout of every moment."""
+        return self.layout == "auto" and not self.switch_to
+
     def _check_given(self, names: str) -> None:
-        _check(self, names, _GIVEN)
+        check(self, names, GIVEN)
 
     def _check_switch_at(self) -> None:
         counts = self.switch_at.split(",") if self.switch_at else []
         layouts = self.switch_to.split(",") if self.switch_to else []
-        _require(
+        require(
             len(counts) == len(layouts) and all(n.isdecimal() for n in counts),
             "switch_at",
             self.switch_at,

@@ -38,15 +38,7 @@ class Generator:
 
     def _first_layout(self) -> Layout:
         """Where a full rollout begins."""
-        count = self.engine.capacity
-        start = self.planner.start(
-            Load(
-                group=np.zeros(count, int),
-                generated=np.zeros(count, int),
-                context=np.full(count, self.config.max_prompt_length),
-                budget=np.full(count, self.config.max_completion_length),
-            )
-        )
+        start = self.planner.start(full_load(self.config, self.engine.capacity))
         return self.engine.layouts[start]
 
     def release(self) -> None:
@@ -114,6 +106,16 @@ class Generator:
         self.lengths = lengths
         if isinstance(self.planner, CostModelPlanner):
             self.planner.lengths = lengths
+
+
+def full_load(config: RolloutConfig, count: int) -> Load:
+    """`count` sequences of the longest prompts, before the first token."""
+    return Load(
+        group=np.zeros(count, int),
+        generated=np.zeros(count, int),
+        context=np.full(count, config.max_prompt_length),
+        budget=np.full(count, config.max_completion_length),
+    )
 
 
 def _group(prompt: Prompt, completions: Sequence[Completion]) -> RolloutGroup:

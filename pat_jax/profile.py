@@ -21,6 +21,7 @@ from pat_jax.devices import PROFILE_DIR, configure
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
+from pat_jax.memory import engine_memory
 from pat_jax.planning.profile import Profile, Subject, load_profile
 from pat_jax.profiling.collectives import all_reduce_seconds
 from pat_jax.profiling.measure import Warmup
@@ -114,7 +115,13 @@ def measure(
                 so_far().save(path)
                 saved = time.monotonic()
 
-        warmup = Warmup(engine, known=known and known.latency, runs=config.runs, progress=tick)
+        warmup = Warmup(
+            engine,
+            known=known and known.latency,
+            memory=engine_memory(engine, config.rollout),
+            runs=config.runs,
+            progress=tick,
+        )
 
         def so_far() -> Profile:
             return Profile(subject, warmup.measured, collectives, compiled)

@@ -11,25 +11,22 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from pat_jax.candidates import check_batch, pinned_planner, wanted_layouts, worth_planning
 from pat_jax.checkpoint import check_fingerprint
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device
 from pat_jax.engine.buckets import ladder
-from pat_jax.engine.layout import Layout, factored_mesh, find_layout, layout_chain
+from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
+from pat_jax.memory import check_memory, engine_memory, memory_limit, memory_model, without_room
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_export import check_export
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.planner import (
-    FixedLayout,
-    Planner,
-    ScriptedPath,
-    Step,
-    recompute_below,
-)
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.planner import Planner
 from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
@@ -58,6 +55,7 @@ class Setup:
     fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
     subject: Subject  # what a profile has to be of
     profile: Profile | None  # measured before, if it was
+    memory: MemoryModel
 
     def initial_params(self, config: RunConfig) -> Params:
         if Path(config.model).is_dir():
@@ -81,18 +79,36 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     mesh = factored_mesh(devices)
     chain, dropped = layout_chain(mesh, model)
-    layouts = _wanted_layouts(config, chain, mesh, model)
-    _check_batch(config, layouts)
+    layouts = wanted_layouts(config, chain, mesh, model)
+    check_batch(config, layouts)
     tokenizer = load_tokenizer(config)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     task = load_task(config, tokenizer)
     policy = Policy.from_config(model)
-    dtype = DTYPES[config.compute_dtype]
-    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids)
-    trainer = _trainer(config, policy, next(iter(chain.values())), layouts, dtype)
-    planner = _pinned_planner(config, layouts)
+
+    def parts(layouts: dict[Split, Layout]) -> tuple[RolloutEngine, Trainer, MemoryModel]:
+        engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids)
+        trainer = _trainer(config, policy, next(iter(chain.values())), layouts)
+        return engine, trainer, _memory(config, engine, trainer, devices)
+
+    engine, trainer, memory = parts(layouts)
+    if config.is_planned:
+        kept, more = worth_planning(config, layouts, memory, profile and profile.latency)
+        dropped += more
+        if len(kept) < len(layouts):
+            engine, trainer, memory = parts(kept)
     return Setup(
-        task, policy, layouts, dropped, engine, trainer, planner, fingerprint, subject, profile
+        task,
+        policy,
+        engine.layouts,
+        dropped,
+        engine,
+        trainer,
+        pinned_planner(config, engine.layouts),
+        fingerprint,
+        subject,
+        profile,
+        memory,
     )
 
 
@@ -102,11 +118,18 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     chain, dropped = layout_chain(mesh, model)
     for reason in dropped:
         log.info("layout dropped: %s", reason)
-    layouts = _wanted_layouts(config, chain, mesh, model)
-    _check_batch(config, layouts)
+    layouts = wanted_layouts(config, chain, mesh, model)
+    check_batch(config, layouts)
     has_tokenizer = config.data == "arithmetic" or Path(config.model).is_dir()
     eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
-    return _engine(config, Policy.from_config(model), devices, layouts, eos_ids)
+    policy = Policy.from_config(model)
+    engine = _engine(config, policy, devices, layouts, eos_ids)
+    if roomless := without_room(engine_memory(engine, config.rollout)):
+        for split, reason in roomless.items():
+            log.info("layout dropped: %s: %s", split, reason)
+        layouts = {split: layout for split, layout in layouts.items() if split not in roomless}
+        engine = _engine(config, policy, devices, layouts, eos_ids)
+    return engine
 
 
 def _engine(
@@ -125,6 +148,26 @@ def _engine(
         dtype=DTYPES[config.compute_dtype],
         layouts=layouts,
     )
+
+
+def _memory(
+    config: RunConfig, engine: RolloutEngine, trainer: Trainer, devices: Sequence[Device]
+) -> MemoryModel:
+    """What the layouts take of a device, training's share included; one of them has to fit."""
+    resident: list[object] = [trainer.abstract_state]
+    if trainer.has_reference:
+        resident.append(trainer.abstract_params)
+    memory = memory_model(
+        engine.catalogue,
+        config.rollout,
+        limit=memory_limit(config.rollout, devices),
+        resident=resident,
+    )
+    starts = list(engine.layouts) if config.is_planned else list(engine.layouts)[:1]
+    name = "switch_to" if config.switch_to else "layout"
+    option = f"option --{name} is {getattr(config, name)!r}"
+    check_memory(memory, config.rollout, starts, option)
+    return memory
 
 
 def _check_export_dir(config: RunConfig) -> None:
@@ -185,51 +228,13 @@ def _profile(config: RunConfig, subject: Subject) -> Profile | None:
         return None
 
 
-def _check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:
-    sequences = config.rollout.prompts_per_step * config.rollout.num_generations
-    widest = max(layouts, key=lambda split: split.dp)
-    if sequences % widest.dp:
-        raise UserError(
-            f"option --rollout.prompts_per_step x --rollout.num_generations is {sequences}: expected "
-            f"a multiple of {widest.dp}, so that the data parallelism of {widest} can divide it; "
-            "change one of them."
-        )
-
-
-def _wanted_layouts(
-    config: RunConfig, chain: dict[Split, Layout], mesh: jax.sharding.Mesh, model: ModelConfig
-) -> dict[Split, Layout]:
-    """Only what the options can lead to is compiled."""
-    if config.switch_to:
-        option, names = "switch_to", [str(next(iter(chain))), *config.switch_to.split(",")]
-    elif config.layout != "auto":
-        option, names = "layout", [config.layout]
-    else:
-        return chain
-    found = [find_layout(chain, name, mesh, model, option=option) for name in dict.fromkeys(names)]
-    return {layout.split: layout for layout in found}
-
-
-def _pinned_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
-    by_name = {str(split): split for split in layouts}
-    below = recompute_below("recompute" if config.rollout.kv_carry == "recompute" else "migrate")
-    if config.switch_to:
-        path = zip(config.switch_to.split(","), map(int, config.switch_at.split(",")), strict=True)
-        first = next(iter(layouts))
-        return ScriptedPath(first, tuple(Step(by_name[name], at, below) for name, at in path))
-    if config.layout != "auto":
-        return FixedLayout(by_name[config.layout])
-    return None
-
-
 def _trainer(
     config: RunConfig,
     policy: Policy,
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
-    dtype: jnp.dtype,
 ) -> Trainer:
-    algorithm, rollout = config.algorithm, config.rollout
+    algorithm, rollout, dtype = config.algorithm, config.rollout, DTYPES[config.compute_dtype]
     updates_per_step = (
         rollout.prompts_per_step // algorithm.mini_batch_size * algorithm.num_iterations
     )

@@ -7,7 +7,8 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,19 +20,20 @@ from pat_jax.checkpoint import Checkpointer
 from pat_jax.cli import dump, parse, run_command
 from pat_jax.config import RunConfig
 from pat_jax.devices import configure
+from pat_jax.engine.layout import Layout
 from pat_jax.engine.rollout import RolloutReport
 from pat_jax.files import replace_text
 from pat_jax.generation import Generator, describe_rollouts
+from pat_jax.memory import describe_memory
 from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.models.hf_export import export
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.models.policy import Params
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.profile import Profile, load_profile
 from pat_jax.plot import plot_rollout
-from pat_jax.profiling.hindsight import regret
-from pat_jax.profiling.measure import Warmup
-from pat_jax.profiling.simulator import Machine, Workload
+from pat_jax.profiling.hindsight import planned_regret
+from pat_jax.profiling.lazy import LazyLayouts, first_layouts
+from pat_jax.profiling.prepare import cost_planner, frozen, warm_up
 from pat_jax.progress import Progress, summarize
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch
@@ -83,13 +85,15 @@ class Run:
         log_to(folder / "run.log")
         self.progress = Progress(config.steps)
         self.stopwatch = Stopwatch()
+        self.lazy: LazyLayouts | None = None
 
     def run(self) -> None:
         config = self.config
         self.compile()
         self.restore_or_start()
         resume_step = self.first_step + 1 if config.resume else None
-        with MetricsWriter(self.folder, resume_step=resume_step) as self.metrics:
+        writer = MetricsWriter(self.folder, resume_step=resume_step)
+        with writer as self.metrics, self.lazy or nullcontext():
             for step in range(self.first_step, config.steps):
                 self.iterate(step)
             self.evaluate(config.steps)
@@ -101,11 +105,14 @@ class Run:
         if config.eval.every and step % config.eval.every == 0:
             self.evaluate(step)
         clock.reset()
+        self.bring_in_layouts()
         prompts = self.task.train_batch(step, config.rollout.prompts_per_step)
         with clock("rollout"):
             groups, report = self.generator.rollout(
                 prompts, step
             )  # prompt -> rollout, switching inside
+        if self.lazy:
+            self.lazy.end_rollout(config.steps - step - 1)
         with clock("reward"):
             rewards = self.score(groups)
         measured = describe_rollouts(groups, rewards, report) | self.hindsight(groups, report)
@@ -132,20 +139,23 @@ class Run:
 
     def compile(self) -> None:
         """Every program of the run, in parallel; nothing is compiled after this and the warm-up."""
-        start = time.perf_counter()
+        start, config = time.perf_counter(), self.config
         if self.task.note:
             self.progress.print(self.task.note)
         for reason in self.setup.dropped:
             log.info("layout dropped: %s", reason)
+        for line in describe_memory(self.setup.memory, config.rollout):
+            log.info("%s", line)
         self.progress.print(
             f"run folder {self.folder}; layouts {', '.join(map(str, self.setup.layouts))}"
         )
-        for name, part in (("rollout", self.setup.engine), ("training", self.trainer)):
-            part.compile(
-                lambda done, total, name=name: self.progress.stage(
-                    f"compiling {name} {done}/{total}"
-                )
-            )
+        self.first_layouts = first_layouts(config, self.setup)
+
+        def show(name: str) -> Callable[[int, int], None]:
+            return lambda done, total: self.progress.stage(f"compiling {name} {done}/{total}")
+
+        self.setup.engine.compile(show("rollout"), self.first_layouts)
+        self.trainer.compile(show("training"))
         self.progress.print(f"compiled in {time.perf_counter() - start:.1f} s")
 
     def restore_or_start(self) -> None:
@@ -194,59 +204,47 @@ class Run:
 
     def warm_up(self, lengths: LengthModel) -> None:
         """Runs every program of the rollout; the times it takes are the planner's profile."""
-        config, params = self.config, self.state.params
+        config, setup = self.config, self.setup
         self.progress.stage("warming up")
         start = time.perf_counter()
-        profile = self.setup.profile
-        latency = Warmup(self.setup.engine, known=profile and profile.latency).measure(
-            lambda layout: self.trainer.transfer(params, layout)
-        )
-        buckets = self.setup.engine.catalogue.buckets
-        latency = self.frozen(latency).on(buckets.rows, buckets.lengths)
-        planner = self.setup.pinned or CostModelPlanner(
-            tuple(self.setup.layouts),
-            latency,
-            lengths,
-            carry=config.rollout.kv_carry,
-            is_frozen=config.deterministic,
-        )
+        warmup = warm_up(setup, self.first_layouts, self.weights_in)
+        latency = frozen(config, setup, self.folder, warmup.measured, self.progress.print)
+        planner = setup.pinned or cost_planner(config, setup, latency, lengths)
+        if len(self.first_layouts) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
+            left = config.steps - self.first_step
+            self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts, left)
         self.generator = Generator(
-            self.setup.engine,
-            self.trainer,
-            planner,
-            config.rollout,
-            config.seed,
-            lengths,
+            setup.engine, self.trainer, planner, config.rollout, config.seed, lengths
         )
-        self.generator.load(params)
-        self.progress.print(f"warmed up and profiled in {time.perf_counter() - start:.1f} s")
+        self.generator.load(self.state.params)
+        seconds, names = time.perf_counter() - start, ", ".join(map(str, self.first_layouts))
+        self.progress.print(f"warmed up and profiled {names} in {seconds:.1f} s")
 
-    def frozen(self, measured: LatencyModel) -> LatencyModel:
-        """The profile to plan by: under `--deterministic` the one that the run began with."""
-        path, subject = self.folder / "profile.json", self.setup.subject
-        if self.config.deterministic and path.exists():
-            kept = load_profile(path, subject).latency
-            if kept.covers(measured):
-                return kept
-            self.progress.print(f"{path} is of other shapes: measured anew")
-        Profile(subject, measured).save(path)
-        return measured
+    def weights_in(self, layout: Layout) -> Params:
+        return self.trainer.transfer(self.state.params, layout)
+
+    def bring_in_layouts(self) -> None:
+        """What has been compiled meanwhile is warmed up: from now on plans may lead there."""
+        if not (self.lazy and self.lazy.is_due):
+            return
+        with self.stopwatch("warm_up"):
+            self.generator.release()
+            for line in self.lazy.bring_in(self.weights_in):
+                self.progress.print(line)
+            self.generator.load(self.state.params)
 
     def hindsight(self, groups: Sequence[RolloutGroup], report: RolloutReport) -> dict[str, float]:
         """The regret of the planned path, by the planner's own prices and the lengths that came."""
-        planner, rollout = self.generator.planner, self.config.rollout
+        planner = self.generator.planner
         if not isinstance(planner, CostModelPlanner):
             return {}
-        machine = Machine.of(
-            planner.latency, planner.splits, rollout, capacity=self.setup.engine.capacity
-        )
         rollouts = [one for group in groups for one in group.rollouts]
-        workload = Workload(
-            np.array([len(one.prompt.tokens) for one in rollouts]),
-            np.array([len(one.tokens) for one in rollouts]),
-            rollout.max_completion_length,
+        lengths = [(len(one.prompt.tokens), len(one.tokens)) for one in rollouts]
+        capacity = self.setup.engine.capacity
+        regret = planned_regret(
+            planner, self.config.rollout, lengths, report.trace(), capacity=capacity
         )
-        return {"rollout/regret": regret(workload, machine, report.trace())}
+        return {"rollout/regret": regret}
 
     def score(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
         """Rewards, float32[groups, samples]."""

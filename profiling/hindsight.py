@@ -12,14 +12,16 @@ So the result is exact for every path that only rises by migration, and a lower 
 no planner that follows the engine's rules is faster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.trace import RolloutTrace
-from pat_jax.planning.planner import ScriptedPath, Step
-from pat_jax.planning.types import Split
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.planning.costs import LARGE_S
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load, Plan, Split
 from pat_jax.profiling.simulator import Machine, Workload, replay
 
 
@@ -69,9 +71,58 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
     """
     splits = {str(split): split for split in machine.splits}
     first = trace.switches[0].source if trace.switches else trace.layout[0]
-    path = tuple(Step(splits[s.target], s.live, s.recompute_below) for s in trace.switches)
-    taken = replay(workload, ScriptedPath(splits[first], path), machine)
+    path = tuple((splits[switch.target], switch) for switch in trace.switches)
+    taken = replay(workload, _AsTaken(splits[first], path, machine.check_every), machine)
     return taken.total_s / clairvoyant(workload, machine).total_s - 1
+
+
+@dataclass(frozen=True)
+class _AsTaken(Planner):
+    """The switches of a trace, each once as few sequences are live and as many steps are done.
+
+    Not by one of them alone: a switch may come because the cache has grown while nothing ended.
+    """
+
+    first: Split
+    path: tuple[tuple[Split, Switch], ...]
+    slack: int  # steps by which a replayed burst may end earlier than the real one
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.first
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        del current
+        step = int(load.generated.max()) + self.slack
+        done = [load.live <= switch.live and switch.step <= step for _, switch in self.path]
+        to_come = [
+            switch.live for (_, switch), is_done in zip(self.path, done, strict=True) if not is_done
+        ]
+        if not any(done):
+            return Plan(self.first, max(to_come, default=0) // self.first.dp)
+        split, switch = self.path[max(i for i, is_done in enumerate(done) if is_done)]
+        return Plan(split, max(to_come, default=0) // split.dp, switch.recompute_below)
+
+
+def planned_regret(
+    planner: CostModelPlanner,
+    config: RolloutConfig,
+    lengths: Sequence[tuple[int, int]],
+    trace: RolloutTrace,
+    *,
+    capacity: int,
+) -> float:
+    """The regret of a rollout that `planner` planned, by its own prices.
+
+    Args:
+      lengths: tokens of each sequence's prompt and response.
+      capacity: the most sequences that the engine's buckets are made for.
+    """
+    missing = planner.uncompiled.compile_s if planner.uncompiled else ()
+    splits = [split for split in planner.splits if split not in missing]
+    machine = Machine.of(planner.latency, splits, config, capacity=capacity, memory=planner.memory)
+    prompts, responses = np.array(lengths).T
+    return regret(Workload(prompts, responses, config.max_completion_length), machine, trace)
 
 
 def _follow(
@@ -127,8 +178,17 @@ class _World:
         """Seconds until the next moment."""
         rows = np.array(self.machine.buckets.rows[split])
         rows = rows[np.searchsorted(rows, fullest)]
-        step = _looked_up(lambda n, m: self.truth.decode_step(split, n, m), rows, self.length)
-        return self.machine.check_every * step
+        memory, length = self.machine.memory, self.length
+        seconds = np.full(len(rows), LARGE_S)  # where there is no room
+        fits = np.ones(len(rows), bool)
+        if memory is not None:
+            fits = memory.running(split, rows, length) <= memory.usable
+        if fits.any():
+            step = _looked_up(
+                lambda n, m: self.truth.decode_step(split, n, m), rows[fits], length[fits]
+            )
+            seconds[fits] = self.machine.check_every * step
+        return seconds
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         """Seconds of each way from one state to another, at every moment."""

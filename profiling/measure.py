@@ -5,8 +5,8 @@ comes out is the latency model that the planner reads, so warming up and profili
 """
 
 import time
-from collections.abc import Callable, Hashable
-from itertools import product
+from collections.abc import Callable, Collection, Hashable
+from itertools import permutations, product
 
 import jax
 import numpy as np
@@ -21,6 +21,8 @@ from pat_jax.engine.state import DecodeState, RowState, Until
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, LatencyModel
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
 
 ENOUGH_S = 1.0  # of timed runs of one program
 
@@ -33,17 +35,19 @@ class Warmup:
         engine: RolloutEngine,
         *,
         known: LatencyModel | None = None,
+        memory: MemoryModel | None = None,
         runs: int = 2,
         progress: Callable[[int, int], None] | None = None,
     ):
         """
         Args:
           known: times measured before; what they are of runs once, untimed.
+          memory: what has no room is left out; no planner leads there.
           runs: timed runs of one program, fewer where they take longer than a second together.
           progress: told how many programs of how many have run.
         """
         self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
-        self.runs, self.progress = runs, progress
+        self.runs, self.progress, self.memory = runs, progress, memory
         self.decode = dict(known.decode_table) if known else {}
         self.reslice = dict(known.reslice_table) if known else {}
         catalogue = self.catalogue
@@ -80,24 +84,32 @@ class Warmup:
             round_tokens=self._round_tokens,
         )
 
-    def measure(self, load_weights: Callable[[Layout], Params]) -> LatencyModel:
+    def measure(
+        self,
+        load_weights: Callable[[Layout], Params],
+        splits: Collection[Split] | None = None,
+        *,
+        beside: Collection[Split] = (),
+    ) -> LatencyModel:
         """The latency model of this engine on this machine.
 
         Args:
           load_weights: gives the weights on the shards of a layout; the engine deletes them.
+          splits: the layouts to run; all where not given.
+          beside: layouts that ran before: only switches between them and `splits` do.
         """
-        for layout in self.engine.layouts.values():
+        layouts = self.engine.layouts
+        new = [layouts[split] for split in (layouts if splits is None else splits)]
+        old = [layouts[split] for split in beside]
+        pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
+        for layout in new:
             self.engine.set_weights(load_weights(layout), layout)
             self.decode_and_prefill(layout)
             self._resize(layout)
-            for target in self.engine.layouts.values():
-                if target is not layout:
-                    self._migrate(layout, target)
             self.engine.release_weights()
-        for source in self.engine.layouts.values():
-            for target in self.engine.layouts.values():
-                if target is not source:
-                    self._reslice(source, target, load_weights)
+        for source, target in pairs:
+            self._migrate(source, target)
+            self._reslice(source, target, load_weights)
         return self.measured
 
     def _note(self, table: dict, key: Hashable, once: Callable[[], float], *, per: int = 1) -> None:
@@ -125,6 +137,9 @@ class Warmup:
         for length in self.catalogue.buckets.lengths:
             few = self._prefill(layout, length)
             for rows in self.catalogue.buckets.rows[split]:
+                if not self._fits(split, rows, length):
+                    self._count()
+                    continue
                 cache = self.programs[Key("allocate", split, rows, length)]()
                 insert = self.programs[Key("insert", split, rows, length)]
                 picks = np.full(split.dp * few_rows, rows, np.int32)
@@ -175,13 +190,19 @@ class Warmup:
 
     def _resize(self, layout: Layout) -> None:
         for key in self.programs.keys("resize"):
-            if key.split == layout.split:
+            if key.split != layout.split:
+                continue
+            large = max(key.rows, key.to_rows), max(key.length, key.to_length)
+            if self._fits(key.split, *large):
                 cache = self.programs[Key("allocate", layout.split, key.rows, key.length)]()
                 picks = np.zeros(key.to_rows * layout.split.dp, np.int32)
                 for _ in range(2):
                     _delete(jax.block_until_ready(self.programs[key](cache, picks)))
                 _delete(cache)
-                self._count()
+            self._count()
+
+    def _fits(self, split: Split, rows: int, length: int) -> bool:
+        return self.memory is None or self.memory.holds(split, rows, length)
 
     def _pages(self, layout: Layout, rows: int, length: int, cache: KVCache) -> KVCache:
         """Packs and unpacks pages of each staging buffer's size; gives the cache back."""

@@ -17,6 +17,7 @@ from pat_jax.engine.scheduler import Accounts
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.carry import carry_seconds
 from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.types import Load, Plan, Split, way
 
@@ -88,6 +89,7 @@ class Machine:
     buckets: Buckets
     burst_steps: int = 64
     check_every: int = 8
+    memory: MemoryModel | None = None  # what fits there; None: everything
 
     @classmethod
     def of(
@@ -97,6 +99,7 @@ class Machine:
         config: RolloutConfig,
         *,
         capacity: int,
+        memory: MemoryModel | None = None,
     ) -> "Machine":
         buckets = Buckets.build(
             splits,
@@ -105,7 +108,7 @@ class Machine:
             min_length=config.min_length,
             max_length=config.max_prompt_length + config.max_completion_length,
         )
-        return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every)
+        return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every, memory)
 
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:

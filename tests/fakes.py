@@ -1,6 +1,7 @@
 """Small real things that several tests share: compiled engines, loads, made-up machines."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 
@@ -82,3 +83,19 @@ def make_load(
         context=np.full(num_live, prompt + generated - 1),
         budget=np.full(num_live, budget),
     )
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """What a mesh needs to know of a device of another machine."""
+
+    id: int
+    process_index: int
+    slice_index: int | None = None
+    platform: str = "gpu"
+
+
+def fake_devices(*per_host: int) -> list[FakeDevice]:
+    """Numbered in turns over the hosts, so that neighbours in number are on different ones."""
+    hosts = sorted((turn, host) for host, n in enumerate(per_host) for turn in range(n))
+    return [FakeDevice(number, host) for number, (_, host) in enumerate(hosts)]

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax import cli
-from pat_jax.config import OptionError, RolloutConfig, RunConfig
+from pat_jax.config import RolloutConfig, RunConfig
 from pat_jax.errors import UserError
+from pat_jax.rules import OptionError
 
 PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.yaml"))
 GIVEN = ["--model", "some/model", "--data", "some/data.jsonl"]
@@ -96,6 +97,11 @@ def test_a_preset_of_a_real_model_wants_model_and_data():
         ),
         ("--qqqq 1", "unknown option --qqqq: --help lists every option."),
         ("--rollout 1", "--rollout is a section: write --rollout.OPTION (see --help)."),
+        (
+            "--rollout.compile lazy --deterministic",
+            "option --rollout.compile is 'lazy': expected all with --deterministic: when a layout is"
+            " compiled depends on the clock.",
+        ),
         ("--steps ten", "option --steps is 'ten': expected an integer."),
         ("--steps 1.5", "option --steps is '1.5': expected an integer."),
         ("--eval.temperature nan", "option --eval.temperature is 'nan': expected a number."),

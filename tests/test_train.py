@@ -1,12 +1,22 @@
 """The command from its options to the files that it leaves."""
 
+import itertools
 import json
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 import yaml
-from runs import SMALL_ROLLOUT, TINY, run, same_bits, saved_run, write_checkpoint, write_problems
+from runs import (
+    SMALL_ROLLOUT,
+    TINY,
+    run,
+    same_bits,
+    saved_run,
+    start,
+    write_checkpoint,
+    write_problems,
+)
 
 from pat_jax.cli import dump, parse
 from pat_jax.metrics import read_metrics
@@ -135,3 +145,27 @@ def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path
     # The later mini-batches and the second pass have moved away from the policy that sampled.
     assert row["train/approx_kl"] > 0
     assert 1e-5 < row["train/behavior_gap_max"] < 0.2
+
+
+@pytest.mark.slow
+def test_a_lazy_run_brings_in_what_its_iterations_pay_for(tmp_path: Path):
+    """Thousands of iterations are left: it is stopped once the second layout is there."""
+    options = "--rollout.compile lazy --steps 20000 --eval.every 0 --train false --profile none"
+    process = start(*TINY, "--warm_start.steps", "0", *options.split(), cwd=tmp_path)
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "now in use" in line:
+            break
+    for line in itertools.islice(process.stdout, 3):
+        lines.append(line)
+    process.kill()
+    process.communicate()
+    output = "".join(lines)
+    assert "warmed up and profiled dp2tp1 in" in output, output
+    assert "dp1tp2 compiled in the background in" in output and "Traceback" not in output
+    before, _, after = output.partition("now in use")
+    assert "dp1tp2  rollout" not in before and after.count("step") == 3
+    (log,) = (path.read_text() for path in tmp_path.glob("runs/*/run.log"))
+    assert "wanted: dp1tp2, " in log and "iterations left" in log

@@ -46,17 +46,41 @@ def prime_factors(n: int) -> list[int]:
     return factors
 
 
+def host_of(device: Device) -> int:
+    """Devices of the same one are joined by fast links.
+
+    A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
+    same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.
+    """
+    index = getattr(device, "slice_index", None)
+    return device.process_index if index is None else index
+
+
 def factored_mesh(devices: Sequence[Device]) -> Mesh:
-    """One mesh over all devices, one axis for each prime factor, fastest links innermost."""
-    shape = prime_factors(len(devices)) or [1]
-    if devices[0].platform == "tpu":
-        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    else:
-        # Devices of one host are neighbours in this order, so TP stays inside a host first.
-        ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-        grid = np.array(ordered, dtype=object).reshape(shape)
+    """One mesh over all devices, one axis for each prime factor, fastest links innermost.
+
+    The axes inside a host come after those across hosts, so that TP fills a host before it leaves
+    it. Where hosts have unequal numbers of devices, no axes can be told apart like that; devices of
+    a host are neighbours all the same.
+    """
+    hosts: dict[int, list[Device]] = {}
+    for device in sorted(devices, key=lambda device: (host_of(device), device.id)):
+        hosts.setdefault(host_of(device), []).append(device)
+    if len({len(host) for host in hosts.values()}) > 1:
+        hosts = {0: [device for host in hosts.values() for device in host]}
+    inside = prime_factors(len(next(iter(hosts.values()))))
+    shape = [*prime_factors(len(hosts)), *inside] or [1]
+    grid = np.stack([_host_grid(host, inside) for host in hosts.values()]).reshape(shape)
     names = tuple(f"axis{i}" for i in range(len(shape)))
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def _host_grid(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
+    if devices[0].platform == "tpu" and len(devices) > 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return grid.reshape(shape or ())
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,12 @@ class Layout:
 
     def __str__(self) -> str:
         return str(self.split)
+
+    @property
+    def crosses_hosts(self) -> bool:
+        """Whether a TP group has devices of several hosts."""
+        groups = self.mesh.devices.reshape(-1, self.split.tp)  # TP takes the trailing axes
+        return any(len({host_of(device) for device in group}) > 1 for group in groups)
 
     def size(self, axes: Axes) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)

@@ -1,7 +1,7 @@
 """Every compiled program, by name. Compiled ahead of time and in parallel; looked up while running."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -24,9 +24,17 @@ class Key(NamedTuple):
     to_length: int = 0
     part: int = 0  # of a re-slice in chunks
 
+    @property
+    def splits(self) -> set[Split]:
+        """The layouts that it is for: one, or the two of a switch."""
+        return {self.split} if self.target is None else {self.split, self.target}
+
 
 class ProgramTable:
-    """Declared programs, compiled together, looked up by key."""
+    """Declared programs, compiled together, looked up by key.
+
+    One thread may compile while another looks up and runs.
+    """
 
     def __init__(self) -> None:
         self._declared: dict[Key, Callable[[], jax.stages.Lowered]] = {}
@@ -39,21 +47,31 @@ class ProgramTable:
             self._declared[key] = lambda: jax.jit(fun, **jit_options).lower(*args)
 
     def compile_all(
-        self, *, threads: int, progress: Callable[[int, int], None] | None = None
+        self,
+        *,
+        threads: int,
+        progress: Callable[[int, int], None] | None = None,
+        within: Collection[Split] | None = None,
     ) -> None:
-        """Compiles whatever is declared and not compiled yet."""
+        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts."""
         with ThreadPoolExecutor(threads) as pool:
-            futures = [pool.submit(self.compile, key) for key in list(self._declared)]
+            futures = [pool.submit(self.compile, key) for key in self.missing(within)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 if progress:
                     progress(done, len(futures))
 
+    def missing(self, within: Collection[Split] | None = None) -> list[Key]:
+        """What is declared and not compiled yet, of these layouts and the switches between them."""
+        keys = list(self._declared)
+        return keys if within is None else [key for key in keys if key.splits <= set(within)]
+
     def compile(self, key: Key) -> None:
         """Compiles one declared program; notes the seconds that it took."""
         start = time.perf_counter()
-        self._compiled[key] = self._declared[key]().compile()
+        program = self._declared[key]().compile()
         self.compile_seconds[key] = time.perf_counter() - start
+        self._compiled[key] = program
         del self._declared[key]
 
     def __getitem__(self, key: Key) -> Program:
@@ -66,4 +84,5 @@ class ProgramTable:
         return key in self._compiled
 
     def keys(self, name: str) -> Iterable[Key]:
-        return [key for key in self._compiled if key.name == name]
+        # A copy of all keys, made in one step: another thread may add to them meanwhile.
+        return [key for key in list(self._compiled) if key.name == name]

@@ -6,7 +6,7 @@ Knows devices, programs and the loop. Knows nothing about text, rewards or how a
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -135,8 +135,13 @@ class RolloutEngine:
         self.params: Params | None = None
         self.layout: Layout | None = None
 
-    def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
-        self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress)
+    def compile(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        within: Collection[Split] | None = None,
+    ) -> None:
+        """Every program, or those of the layouts `within` and of the switches between them."""
+        self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress, within=within)
 
     def set_weights(self, params: Params, layout: Layout) -> None:
         """Takes over `params`, already on the shards of `layout`; the engine deletes them in time."""

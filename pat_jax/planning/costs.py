@@ -49,7 +49,10 @@ class CostTables:
             rows,
             lengths,
             np.array(
-                [[[latency.decode_step(s, r, n) for n in lengths] for r in rows] for s in splits]
+                [
+                    [[_known(latency.decode_step, s, r, n) for n in lengths] for r in rows]
+                    for s in splits
+                ]
             ),
             _physics(latency.decode, splits),
             reslice,

@@ -141,24 +141,23 @@ class LatencyModel:
         A profile may hold other buckets as well. No load runs in them here, so they go: taken for
         the one that covers a load, they would give it the time of a program that is not there.
 
+        A layout of which nothing has been measured is left out.
+
         Args:
           rows: row buckets of one data-parallel group, by layout.
           lengths: cache lengths in tokens.
-
-        Raises:
-          KeyError: nothing has been measured of one of the layouts.
         """
         return replace(
             self,
             decode_table={
                 (split, n, length): self.decode[split](n, length)
-                for split in rows
+                for split in rows.keys() & self.decode.keys()
                 for n in rows[split]
                 for length in lengths
             },
             prefill_table={
                 (split, length): self.prefill[split](self.chunk(length), length)
-                for split in rows
+                for split in rows.keys() & self.prefill.keys()
                 for length in lengths
             },
         )

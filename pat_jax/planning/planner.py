@@ -13,10 +13,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pat_jax.planning.carry import carry_seconds, cheapest_carry
+from pat_jax.planning.compilation import Uncompiled, follow
 from pat_jax.planning.costs import LARGE_S, CostTables
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.memory import Fits, MemoryModel
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
 
 OneWay = Literal["migrate", "recompute"]
@@ -100,35 +102,40 @@ class CostModelPlanner(Planner):
     min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
     grid: int = 48  # future moments looked at
     is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
+    memory: MemoryModel | None = None  # a layout without room is no candidate
+    uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
-        costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
-        prefill = costs.tables.recomputations(forecast.fullest[0], forecast.context)[:, 0]
+        costs = self._within_memory(self._costs(forecast), forecast, load)
+        costs = self._compiled_only(costs, None)
         total, _ = costs.cheapest(self.safety)
-        return self.splits[int(np.argmin(total + prefill))]
+        return self.splits[int(np.argmin(total + costs.prefill))]
 
     def plan(self, load: Load, current: Split) -> Plan:
         forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
-        costs = Costs.of(self._dense(), self.latency, forecast, self.carry)
+        priced = self._costs(forecast)
         here = self.splits.index(current)
-        totals, choices = costs.cheapest(self.safety)
-        stay, total = float(costs.run[here].sum()), float(totals[here])
-        saving = stay - total
+        costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
+        _, choices = costs.cheapest(self.safety)
+        stay = float(priced.run[here].sum())
+        total = priced.seconds(here, follow(choices, here), self.safety)
+        saving, is_full = stay - total, bool((costs.run[here] > priced.run[here]).any())
         leaves = choices[:, here] != here
-        if not leaves.any() or saving < self.min_saving * stay:
+        if not leaves.any() or (saving < self.min_saving * stay and not is_full):
             why = f"stay in {current}: best alternative saves {saving:.2f} s of {stay:.2f} s"
             return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
         at = int(leaves.argmax())
         there = int(choices[at, here])
         target, live = self.splits[there], int(forecast.fullest[0, here, at])
-        below, carry_s = self._carry(load, current, target)
+        below, carry_s = self._carry(load, current, target, costs.only_way(at, here, there))
         cost = carry_s + self.latency.reslice(current, target)
         why = (
             f"{current} to {target} at {live} live in the fullest group: "
             f"saves {saving:.2f} s of {stay:.2f} s, costs {cost:.2f} s ({WAYS.get(below, 'mixed')})"
+            f"{f'; {current} would not hold the KV cache to the end' if is_full else ''}"
         )
         if at > 0:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
@@ -142,17 +149,35 @@ class CostModelPlanner(Planner):
             reason=why,
         )
 
-    def _carry(self, load: Load, source: Split, target: Split) -> tuple[int, float]:
+    def _carry(
+        self, load: Load, source: Split, target: Split, only: OneWay | None
+    ) -> tuple[int, float]:
         """The way that the sequences would go now, as `Plan.recompute_below`, and its seconds."""
-        if self.carry == "auto":
+        if only is None:
             return cheapest_carry(self.latency, source, target, load)
-        below = recompute_below(self.carry)
+        below = recompute_below(only)
         return below, carry_seconds(self.latency, source, target, load, below)
 
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
             return
+        if self.memory and not self.memory.holds(split, rows, length):
+            return  # it was taken not to fit, and so was never measured
         self.latency = self.latency.observed(split, rows, length, seconds)
+
+    def _costs(self, forecast: Forecast) -> "Costs":
+        return Costs.of(self._dense(), self.latency, forecast, self.carry)
+
+    def _within_memory(self, costs: "Costs", forecast: Forecast, load: Load) -> "Costs":
+        if self.memory is None or not self.memory.is_limited:
+            return costs
+        last = int((load.context + load.budget).max())
+        return costs.where(self.memory.fits(self.splits, forecast, last))
+
+    def _compiled_only(self, costs: "Costs", here: int | None) -> "Costs":
+        if self.uncompiled is None or not self.uncompiled.compile_s:
+            return costs
+        return self.uncompiled.leave_out(costs, here, self.safety, self.min_saving)
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
@@ -172,6 +197,7 @@ class Costs:
     migrate: np.ndarray  # float[from, to, moments], seconds
     recompute: np.ndarray  # float[to, moments], seconds
     switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
+    prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
 
     @classmethod
     def of(
@@ -187,6 +213,7 @@ class Costs:
         run = step * forecast.steps * forecast.any_live
         migrate = tables.migrations(fullest, forecast.live, forecast.mean_context)
         recompute = tables.recomputations(fullest, context)
+        prefill = recompute[:, 0]
         if carry == "migrate":
             recompute = np.full_like(recompute, LARGE_S)
         elif carry == "recompute":
@@ -195,7 +222,31 @@ class Costs:
         diagonal = np.arange(len(tables.splits))
         switch[diagonal, diagonal] = 0.0
         run *= correction[:, None]
-        return cls(tables, forecast.any_live, run, migrate, recompute, np.moveaxis(switch, -1, 0))
+        switch = np.moveaxis(switch, -1, 0)
+        return cls(tables, forecast.any_live, run, migrate, recompute, switch, prefill)
+
+    def where(self, fits: Fits) -> "Costs":
+        """The same, with what has no room priced out of every plan."""
+        migrate = np.where(fits.migrate, self.migrate, LARGE_S)
+        recompute = np.where(fits.recompute, self.recompute, LARGE_S)
+        switch = np.minimum(migrate, recompute[None]) + self.tables.reslice[:, :, None]
+        switch = np.where(fits.reslice, switch, LARGE_S)
+        diagonal = np.arange(len(self.run))
+        switch[diagonal, diagonal] = 0.0
+        return replace(
+            self,
+            run=np.where(fits.run, self.run, LARGE_S * self.any_live),
+            migrate=migrate,
+            recompute=recompute,
+            switch=np.moveaxis(switch, -1, 0),
+            prefill=np.where(fits.recompute[:, 0], self.prefill, LARGE_S),
+        )
+
+    def only_way(self, at: int, source: int, target: int) -> OneWay | None:
+        """The way that is left where the other is not allowed or has no room."""
+        if self.migrate[source, target, at] >= LARGE_S:
+            return "recompute"
+        return "migrate" if self.recompute[target, at] >= LARGE_S else None
 
     def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
@@ -209,3 +260,9 @@ class Costs:
             choices[j] = options.argmin(axis=1)
             after = options.min(axis=1)
         return after, choices
+
+    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
+        """Expected seconds of a path from `start`, int[moments]."""
+        at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
+        switches = self.switch[at, before, path] * self.any_live
+        return float(self.run[path, at].sum() + safety * switches.sum())

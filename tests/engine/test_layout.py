@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from fakes import SPLITS
+from fakes import SPLITS, FakeDevice, fake_devices
 
 from pat_jax.engine.layout import (
     Layout,
@@ -157,3 +157,40 @@ def test_one_device_has_one_layout():
 def test_a_layout_names_its_split():
     layout = make_layout(factored_mesh(jax.devices()), 1, CONFIG)
     assert (str(layout), layout.split, layout.size(layout.dp_axes)) == ("dp4tp2", Split(4, 2), 4)
+
+
+@pytest.mark.parametrize("per_host", [(4, 4), (2, 2, 2, 2), (4, 4, 4), (6, 6), (8,), (1, 1, 1)])
+def test_tp_fills_a_host_before_it_crosses(per_host):
+    """Also where the smallest prime factor of all devices is none of a host's."""
+    mesh = factored_mesh(fake_devices(*per_host))
+    config = replace(CONFIG, num_heads=24, num_kv_heads=24, mlp_dim=48, vocab_multiple=24)
+    chain, _ = layout_chain(mesh, config)
+    assert {split.tp for split in chain if not layout_crosses(chain, split)} == {
+        split.tp for split in chain if per_host[0] % split.tp == 0
+    }
+    assert per_host[0] in {split.tp for split in chain}
+    for layout in chain.values():
+        assert layout.crosses_hosts == layout_crosses(chain, layout.split)
+
+
+def layout_crosses(chain: dict[Split, Layout], split: Split) -> bool:
+    """By the model's shards: devices with different parts of a copy, on different hosts."""
+    layout = chain[split]
+    groups = {}
+    for index, device in np.ndenumerate(layout.mesh.devices):
+        names = dict(zip(layout.mesh.axis_names, index, strict=True))
+        group = tuple(names[axis] for axis in layout.dp_axes)
+        groups.setdefault(group, set()).add(device.process_index)
+    return any(len(hosts) > 1 for hosts in groups.values())
+
+
+def test_hosts_of_unequal_size_keep_their_devices_together():
+    mesh = factored_mesh(fake_devices(3, 1))
+    assert [device.process_index for device in mesh.devices.reshape(-1)] == [0, 0, 0, 1]
+    assert mesh.devices.shape == (2, 2)
+
+
+def test_a_slice_is_one_host_whatever_its_processes():
+    devices = [FakeDevice(i, process_index=i, slice_index=i // 4) for i in range(8)]
+    chain, _ = layout_chain(factored_mesh(devices), CONFIG)
+    assert [layout.crosses_hosts for layout in chain.values()] == [False, False, False, True]

@@ -201,8 +201,11 @@ class TestOtherBuckets:
         assert self.profiled().decode_step(DP2, 7, 64) == 2.0
 
     def test_a_layout_nobody_measured_is_not_guessed(self):
+        alone = Split(1, 1)
+        model = MODEL.on({alone: (4,), DP2: (4,)}, (64,))
+        assert model.decode_table == {(DP2, 4, 64): 1.0}
         with pytest.raises(KeyError):
-            MODEL.on({Split(1, 1): (4,)}, (64,))
+            model.decode_step(alone, 4, 64)
 
 
 @given(st.integers(1, 400), st.integers(1, 2000))

@@ -1,0 +1,184 @@
+"""A run that compiles its layouts as it goes: what is compiled when, on which thread, to what end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from runs import TINY
+
+from benchmarks.near_ties import Judge, Tally, compare
+from pat_jax.cli import parse
+from pat_jax.config import RunConfig
+from pat_jax.engine.background import THREAD_NAME
+from pat_jax.engine.layout import Layout
+from pat_jax.engine.rollout import RolloutReport
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.generation import full_load
+from pat_jax.models.policy import Params
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner
+from pat_jax.planning.profile import Profile
+from pat_jax.planning.types import Split
+from pat_jax.profiling.lazy import LazyLayouts, first_layouts
+from pat_jax.profiling.measure import Warmup
+from pat_jax.setup import Setup, build
+
+pytestmark = pytest.mark.timeout(600)
+DP2, TP2 = Split(2, 1), Split(1, 2)
+OPTIONS = [*TINY, "--rollout.compile", "lazy", "--profile", "none", "--run_dir", "unused"]
+
+
+def made_up_step(split: Split, rows: int) -> float:
+    """Eight rows are faster in two groups, four or fewer with TP."""
+    return 0.1 / split.tp + 0.02 * rows
+
+
+class MadeUpClock(Warmup):
+    """Runs what it should, and notes times that make the plans certain."""
+
+    def _note(self, table: dict, key: Any, once: Callable[[], float], *, per: int = 1) -> None:
+        super()._note(table, key, once, per=per)
+        table[key] = made_up_step(key[0], key[1]) if table is self.decode else 0.01
+
+
+def make_requests(config: RunConfig) -> list[Request]:
+    """Eight responses of forced lengths, the longest three times the median."""
+    rng = np.random.default_rng(0)
+    longest = config.rollout.max_completion_length
+    return [
+        Request(
+            tokens=tuple(rng.integers(3, 12, 5).tolist()),
+            key=sequence_key(3, i),
+            max_new_tokens=longest if i == 7 else 6 + 2 * i,
+            ignore_eos=True,
+        )
+        for i in range(8)
+    ]
+
+
+@dataclass
+class Story:
+    """One layout at first; rollouts go on while the other is compiled; then it is there."""
+
+    reports: list[RolloutReport] = field(default_factory=list)
+    completions: list[list[Completion]] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.config = parse(OPTIONS)
+        self.setup = build(self.config, jax.devices()[:2])
+        self.first = first_layouts(self.config, self.setup)
+        self.setup.engine.compile(within=self.first)
+        self.setup.trainer.compile()
+        self.params = self.setup.trainer.init(0)
+        self.requests = make_requests(self.config)
+        warmup = MadeUpClock(self.setup.engine)
+        latency = warmup.measure(self.weights_in, self.first)
+        lengths = LengthModel.empty(56).updated(
+            np.array([request.max_new_tokens for request in self.requests] * 20),
+            np.array([request.max_new_tokens == 56 for request in self.requests] * 20),
+        )
+        self.planner = CostModelPlanner((DP2, TP2), latency, lengths, is_frozen=True)
+        self.lazy = LazyLayouts(self.setup, self.planner, warmup, self.first, 100)
+        with self.lazy, counted_compilations() as self.threads:
+            self.live_through()
+
+    def live_through(self) -> None:
+        self.run(self.planner)
+        self.wanted_at_first = set(self.lazy.uncompiled.wanted)
+        self.lazy.end_rollout(99)
+        while not self.lazy.is_due:
+            self.run(self.planner)
+            self.lazy.end_rollout(99 - len(self.reports))
+        self.lines = self.lazy.bring_in(self.weights_in)
+        self.run(self.planner)
+
+    def weights_in(self, layout: Layout) -> Params:
+        return self.setup.trainer.transfer(self.params, layout)
+
+    def run(self, planner: Planner) -> list[Completion]:
+        engine = self.setup.engine
+        start = planner.start(full_load(self.config.rollout, len(self.requests)))
+        engine.set_weights(self.weights_in(engine.layouts[start]), engine.layouts[start])
+        completions, report = engine.rollout(self.requests, planner)
+        engine.release_weights()
+        self.reports.append(report)
+        self.completions.append(completions)
+        return completions
+
+    @cached_property
+    def judge(self) -> Judge:
+        return Judge(self.setup.policy, self.params, jnp.float32, 128)
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    return Story()
+
+
+def test_only_the_first_layout_is_compiled_at_first(story: Story):
+    assert story.first == (DP2,) and story.wanted_at_first == {TP2}
+    assert {layout for report in story.reports[:-1] for layout in report.layouts} == {"dp2tp1"}
+
+
+def test_the_wanted_layout_is_switched_to_once_it_is_there(story: Story):
+    (switch,) = story.reports[-1].switches
+    assert (switch.source, switch.target) == ("dp2tp1", "dp1tp2") and 0 < switch.live <= 4
+    assert len(story.lines) == 1 and story.lines[0].startswith("dp1tp2 compiled in the background")
+    assert story.lazy.uncompiled.compile_s == {} and not story.lazy.uncompiled.wanted
+    assert story.lazy.ready == [DP2, TP2] and story.setup.engine.programs.missing() == []
+
+
+def test_the_main_thread_compiles_nothing(story: Story):
+    in_background = [name for name in story.threads if name.startswith(THREAD_NAME)]
+    assert len(in_background) > 10 and in_background == story.threads
+
+
+def test_times_are_those_of_a_run_that_compiles_all(story: Story):
+    everything = MadeUpClock(story.setup.engine)
+    everything.measure(story.weights_in)
+    assert story.lazy.warmup.measured == everything.measured
+    assert story.planner.latency == everything.measured
+
+
+def test_tokens_are_those_of_a_static_run(story: Story):
+    static = story.run(FixedLayout(DP2))
+    decisions = story.judge.decisions(story.requests, static)
+    for completions in (story.completions[0], story.completions[-2]):
+        total = sum(map(compare, static, completions, decisions), Tally())
+        assert total.unexplained == total.judge_disagrees == 0
+        assert total.compared > 0.9 * total.tokens > 100 and total.max_logprob_difference < 1e-4
+
+
+class TestTheFirstLayouts:
+    """By a profile of this engine, with times made up."""
+
+    @pytest.fixture
+    def profiled(self, story: Story) -> Setup:
+        compile_s = {
+            f"{name} {split}": 2.0 for name in ("decode", "prefill") for split in (DP2, TP2)
+        }
+        latency = story.lazy.warmup.measured
+        return replace(story.setup, profile=Profile(story.setup.subject, latency, {}, compile_s))
+
+    def test_all_of_them_where_all_are_asked_for_or_one_is_pinned(self, story, profiled):
+        everything = parse([*OPTIONS, "--rollout.compile", "all"])
+        assert first_layouts(everything, profiled) == (DP2, TP2)
+        pinned = replace(profiled, pinned=FixedLayout(TP2))
+        assert first_layouts(story.config, pinned) == (DP2, TP2)
+
+    def test_what_pays_over_the_run_is_compiled_at_once(self, profiled):
+        """Everything is compiled in this engine: made to look as if nothing were."""
+        few, many = (parse([*OPTIONS, "--steps", str(steps)]) for steps in (1, 10_000))
+        programs = profiled.engine.programs
+        engine = build(few, jax.devices()[:2]).engine
+        assert programs.missing() == [] and len(engine.programs.missing()) > 10
+        fresh = replace(profiled, engine=engine)
+        assert first_layouts(few, fresh) == (DP2,)
+        assert first_layouts(many, fresh) == (DP2, TP2)

@@ -1,0 +1,112 @@
+"""What the parts of a run take of a device, against arrays that are really there."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import SPLITS
+from runs import TINY
+
+from pat_jax.cli import parse
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.errors import UserError
+from pat_jax.memory import describe_memory, memory_limit, memory_model, shard_bytes
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS
+from pat_jax.planning.memory import GIB
+from pat_jax.setup import Setup, build
+
+OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
+
+
+@cache
+def setup(*options: str) -> Setup:
+    return build(parse([*OPTIONS, *options]), jax.devices())
+
+
+def on_first_device(tree: object) -> int:
+    """Bytes of the shards that lie on device 0."""
+    return sum(
+        shard.data.nbytes
+        for x in jax.tree.leaves(tree)
+        for shard in x.addressable_shards
+        if shard.device == jax.devices()[0]
+    )
+
+
+@pytest.fixture(scope="module")
+def engine() -> RolloutEngine:
+    """Two KV heads: replicated beyond TP 2."""
+    policy = Policy.from_config(replace(PRESETS["tiny"], vocab_size=61, num_kv_heads=2))
+    config = parse(OPTIONS).rollout
+    return RolloutEngine(policy, jax.devices(), config, capacity=32, eos_ids=(0,))
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
+    config = parse(OPTIONS).rollout
+    memory = memory_model(engine.catalogue, config, limit=math.inf, resident=())
+    layout, policy = engine.layouts[split], engine.policy
+    weights = policy.init(0, layout.param_shardings(policy), jnp.float32)
+    assert memory.weights[split] == on_first_device(weights)
+    shape = engine.catalogue.cache(layout, 4, 128)
+    cache = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)
+    assert memory.token[split] * 4 * 128 == on_first_device(cache) == shard_bytes(shape)
+    assert not memory.is_limited
+
+
+def test_training_state_stays_beside_the_rollout():
+    done = setup("--algorithm.beta", "0.1")
+    params = done.trainer.init(0)
+    state = done.trainer.abstract_state
+    without = setup().memory.resident
+    assert done.memory.resident == shard_bytes(state) + on_first_device(params)
+    assert without == shard_bytes(state) >= 3 * on_first_device(params)
+
+
+def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
+    class Fake:
+        def __init__(self, limit: int | None):
+            self.limit = limit
+
+        def memory_stats(self):
+            return None if self.limit is None else {"bytes_limit": self.limit, "num_allocs": 1}
+
+    config = parse(OPTIONS).rollout
+    assert memory_limit(config, [Fake(5), Fake(3)]) == 3
+    assert memory_limit(config, [Fake(None)]) == math.inf == memory_limit(config, jax.devices())
+    assert memory_limit(replace(config, device_memory_gib=2.0), [Fake(5)]) == 2 * GIB
+
+
+class TestTheCheck:
+    def test_what_cannot_begin_is_refused_in_one_sentence(self):
+        tight = ["--rollout.device_memory_gib", "1e-5"]
+        for option in ("auto", "dp8tp1"):
+            with pytest.raises(UserError, match=f"--layout is '{option}'.*8 sequences") as error:
+                setup(*tight, "--layout", option)
+            assert "KV cache" in str(error.value) and "or use more devices." in str(error.value)
+
+    def test_a_layout_without_room_is_dropped_and_refused_where_pinned(self):
+        """Weights that matter, and nothing is allocated."""
+        large = ("--model", "demo")
+        memory = setup(*large).memory
+        needs = [int(memory.running(split, np.array(1), np.array(1))) for split in SPLITS[:3]]
+        assert needs == sorted(needs, reverse=True) and list(memory.weights) == list(SPLITS[:3])
+        tight = (*large, "--rollout.device_memory_gib", str((needs[0] + needs[1]) / 1.8 / GIB))
+        done = setup(*tight)
+        assert list(done.layouts) == list(SPLITS[1:3]) and done.layouts is done.engine.layouts
+        assert any("layout dp8tp1: its weights take" in reason for reason in done.dropped)
+        with pytest.raises(UserError, match="--layout is 'dp8tp1'"):
+            setup(*tight, "--layout", "dp8tp1")
+
+    def test_the_log_says_what_is_known(self):
+        config = parse(OPTIONS).rollout
+        (line,) = describe_memory(setup().memory, config)
+        assert "names no limit" in line
+        lines = describe_memory(replace(setup().memory, limit=1.0), config)
+        assert len(lines) == 2 + len(SPLITS) and "no layout holds all 8" in lines[-1]
+        assert len(describe_memory(replace(setup().memory, limit=1e12), config)) == 1 + len(SPLITS)
