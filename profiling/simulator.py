@@ -127,7 +127,8 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     while flight.accounts.has_work:
         plan = planner.plan(flight.accounts.load(), flight.split)
         if plan.split != flight.split:
-            flight.switch(plan)
+            source, seconds = flight.split, flight.switch(plan)
+            planner.observe_switch(source, plan, seconds)
         flight.fit()
         burst = flight.burst(plan.threshold)
         planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
@@ -184,7 +185,7 @@ class _Flight:
         self.clock_s += seconds
         return burst
 
-    def switch(self, plan: Plan) -> None:
+    def switch(self, plan: Plan) -> float:
         truth, accounts, source, target = self.machine.truth, self.accounts, self.split, plan.split
         fullest, live = accounts.fullest, len(accounts.live)
         seconds = truth.reslice(source, target)
@@ -217,6 +218,7 @@ class _Flight:
                 reason=plan.reason,
             )
         )
+        return seconds
 
     def report(self) -> Replay:
         bursts = self.bursts
