@@ -9,6 +9,9 @@ itself looks ahead.
     rent     Where another layout was faster for so long that a switch there would have been paid
              for, it is time to go, whatever is left: break-even, as between renting and buying
              skis (Karlin et al. 1988: never more than twice what hindsight would have spent).
+
+Each switch past the budget doubles what the next one must have paid or promise: a plan that goes to
+and fro on wrong beliefs comes to rest.
 """
 
 import math
@@ -47,6 +50,7 @@ class Account:
     prefill_s: np.ndarray  # of all prompts in each
     start: int
     switches_s: float = 0.0  # what the switches took
+    doubt: float = 1.0  # times that a switch must pay for itself; doubled by each past the budget
     rent_s: np.ndarray = field(init=False)  # corrected; lost of late by not being in each
     _ran: np.ndarray = field(init=False)  # by where it ran
     _stayed: np.ndarray = field(init=False)  # had everything run in each
@@ -61,7 +65,9 @@ class Account:
         seconds = profile_s * correction
         self.rent_s = np.maximum(self.rent_s + seconds[here] - seconds, 0.0)
 
-    def switch(self, seconds: float) -> None:
+    def switch(self, seconds: float, *, was_afforded: bool) -> None:
+        if not was_afforded:
+            self.doubt *= 2
         self.switches_s += seconds
         self.rent_s[:] = 0.0
 
@@ -78,6 +84,10 @@ class Account:
         predicted_s = self.spent_s(correction) + remaining_s
         return self.behind_s(correction) + cost_s <= SHARE * predicted_s
 
+    def must_save(self, cost_s: float) -> float:
+        """Seconds that a switch past the budget has to promise, beside its cost."""
+        return MULTIPLE * self.doubt * cost_s
+
     def due(self, here: int, step_s: np.ndarray, cost_s: np.ndarray) -> int | None:
         """The layout whose rent has paid for the switch to it, if it is still the faster one.
 
@@ -85,6 +95,6 @@ class Account:
           step_s: float[layouts], one decode step now.
           cost_s: float[layouts], a switch there.
         """
-        profit = np.where(step_s < (1 - FASTER) * step_s[here], self.rent_s - cost_s, -1.0)
+        profit = np.where(step_s < (1 - FASTER) * step_s[here], self.rent_s - self.doubt * cost_s, -1.0)
         there = int(profit.argmax())
         return there if profit[there] > 0 else None

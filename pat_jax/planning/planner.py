@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.budget import MULTIPLE, Account, sober
+from pat_jax.planning.budget import Account, sober
 from pat_jax.planning.costs import LARGE_S, CostTables
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
@@ -147,9 +147,13 @@ class CostModelPlanner(Planner):
     def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
         assert self._account is not None and self._asked is not None, "it was planned here"
         if self.is_frozen:
-            self._account.switch(plan.predicted_cost_s)
+            seconds = plan.predicted_cost_s
+        remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
+        correction = sober(self.latency, self.splits)
+        was_afforded = self._account.affords(seconds, remaining_s, correction)
+        self._account.switch(seconds, was_afforded=was_afforded)
+        if self.is_frozen:
             return
-        self._account.switch(seconds)
         self.switch_costs = self.switch_costs.observed(replace(self._asked, actual_s=seconds))
 
     def _costs(self, forecast: Forecast) -> "Costs":
@@ -180,7 +184,7 @@ class CostModelPlanner(Planner):
         hoped = np.array([self.latency.corrected(split) for split in self.splits])
         soberly = replace(costs, run=costs.run * (correction / hoped)[:, None])
         totals, _ = soberly.cheapest(self.safety)
-        return float(soberly.run[here].sum() - totals[here]) >= MULTIPLE * cost
+        return float(soberly.run[here].sum() - totals[here]) >= self._account.must_save(cost)
 
     def _due(self, costs: "Costs", here: int, totals: np.ndarray) -> Plan | None:
         """A switch that the rent of its layout has paid for, whatever may be left to run."""
