@@ -95,6 +95,8 @@ class Account:
           step_s: float[layouts], one decode step now.
           cost_s: float[layouts], a switch there.
         """
-        profit = np.where(step_s < (1 - FASTER) * step_s[here], self.rent_s - self.doubt * cost_s, -1.0)
+        profit = np.where(
+            step_s < (1 - FASTER) * step_s[here], self.rent_s - self.doubt * cost_s, -1.0
+        )
         there = int(profit.argmax())
         return there if profit[there] > 0 else None

@@ -99,7 +99,9 @@ class SwitchCosts:
     def _weights(self) -> np.ndarray:
         """What each seen switch pulls by, float[seen]: inverse covariance times the excess."""
         seen, profile_s = self.seen, self._profile_s
-        reslice_s, kv_s = (np.array([getattr(one, x) for one in seen]) for x in ("reslice_s", "kv_s"))
+        reslice_s, kv_s = (
+            np.array([getattr(one, x) for one in seen]) for x in ("reslice_s", "kv_s")
+        )
         pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]
         same_pair, same_way = (np.array([[a == b for b in x] for a in x]) for x in (pairs, ways))
         covariance = self._size**2 + np.outer(profile_s, profile_s)

@@ -15,7 +15,7 @@ pairs = st.sampled_from([(a, b) for a in SPLITS for b in SPLITS if a != b])
 seconds = st.floats(0.01, 1.0)
 switches = st.builds(
     lambda pair, carry, reslice, kv, ratio: SeenSwitch(
-        *pair, carry, reslice, kv, ratio * (reslice + kv)
+        pair[0], pair[1], carry, reslice, kv, ratio * (reslice + kv)
     ),
     pairs,
     st.sampled_from(["migrate", "recompute"]),
@@ -50,7 +50,7 @@ def regression(seen: tuple[SeenSwitch, ...]) -> np.ndarray:
 def test_it_is_bayesian_regression(seen):
     costs = SwitchCosts(tuple(seen))
     fixed, common, *own = regression(costs.seen)
-    pair, way = np.reshape(own[:16], (4, 4)), dict(zip(("migrate", "recompute"), own[16:]))
+    pair, way = np.reshape(own[:16], (4, 4)), {"migrate": own[16], "recompute": own[17]}
     expected = np.maximum(LEAST * PROFILE, PROFILE * (1 + common + pair) + fixed)
     believed = costs.reslice(SPLITS, PROFILE)
     np.testing.assert_allclose(believed[PROFILE > 0], expected[PROFILE > 0], rtol=1e-6)
@@ -66,7 +66,7 @@ def test_unseen_the_profile_is_believed():
 
 @given(pairs, pairs, st.floats(1 / 3, 20))
 def test_one_switch_tells_of_all_others(seen, other, ratio):
-    costs = SwitchCosts().observed(SeenSwitch(*seen, "migrate", 0.05, 0.0, 0.05 * ratio))
+    costs = SwitchCosts().observed(SeenSwitch(seen[0], seen[1], "migrate", 0.05, 0.0, 0.05 * ratio))
     at = [tuple(SPLITS.index(split) for split in pair) for pair in (seen, other)]
     itself, another = (costs.reslice(SPLITS, PROFILE)[i] - 0.05 for i in at)
     excess = 0.05 * (ratio - 1)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from pat_jax.config import RolloutConfig
 from pat_jax.planning.budget import SHARE
-from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, FixedLayout
-from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.planning.types import Split
 from pat_jax.profiling.simulator import Machine, Replay, Workload, replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
