@@ -41,7 +41,8 @@ from pat_jax.engine.scheduler import Request
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.scripts import FixedLayout
 from pat_jax.planning.types import Load
 from pat_jax.plot import plot_rollout
 from pat_jax.profiling.measure import Warmup

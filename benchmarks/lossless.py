@@ -30,7 +30,8 @@ from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.planner import FixedLayout, Planner, ScriptedPath, Step
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Carry, Load, Plan, Split
 
 _BASE = ModelConfig(

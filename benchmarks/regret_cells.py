@@ -17,7 +17,8 @@ from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.scripts import FixedLayout
 from pat_jax.profiling.hindsight import clairvoyant
 from pat_jax.profiling.simulator import Machine, replay
 
@@ -25,8 +26,19 @@ SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
 OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math"}  # to fit the wrong lengths on
 FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
-AFTERWARDS, AFTERWARDS_BEST = "by layout, next rollout", "clairvoyant, next rollout"
+DEAR, TIMES_DEARER = "switches 20x dearer", 20
+CLAIRVOYANT, DEAR_CLAIRVOYANT = "clairvoyant", "clairvoyant, dear switches"
 Beliefs = Callable[["Cell", LatencyModel, int], tuple[LatencyModel, LengthModel]]
+
+
+def best_of(belief: str) -> str:
+    """Which clairvoyant plan it is measured by: the one that pays the same for a switch."""
+    return DEAR_CLAIRVOYANT if belief == DEAR else CLAIRVOYANT
+
+
+def following(name: str) -> str:
+    """The same in the rollout after: the planner has seen one of its kind by then."""
+    return f"{name}, next rollout"
 
 
 @dataclass(frozen=True)
@@ -120,18 +132,31 @@ def lengths_wrong(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyMo
     return truth, _fitted(cell.data, OTHER[cell.lengths], cap)
 
 
+def switches_dear(cell: Cell, truth: LatencyModel, seed: int) -> tuple[LatencyModel, LengthModel]:
+    """The fixed part of every switch twenty times too low."""
+    seconds = (TIMES_DEARER - 1) * cell.switch_s
+    reslice = {pair: dear_s - seconds for pair, dear_s in truth.reslice_table.items()}
+    return replace(truth, reslice_table=reslice), right(cell, truth, seed)[1]
+
+
 BELIEFS: dict[str, Beliefs] = {
     "right": right,
     "steps +-20 %, all alike": steps_wrong_alike,
     "steps +-20 %, by layout": steps_wrong_by_layout,
     "switch costs x3 or /3": switches_wrong,
     "lengths of another set": lengths_wrong,
+    DEAR: switches_dear,
 }
 
 
 def run_cell(cell: Cell, num_replays: int) -> dict[str, list]:
-    """Seconds of every system in every replay of one cell."""
-    machine = cell.machine()
+    """Seconds of every system in every replay of one cell.
+
+    Of every other pair of replays (the beliefs of a pair are wrong in opposite ways) the rollout
+    that follows is replayed as well.
+    """
+    cheap, dear = cell.machine(), replace(cell, switch_s=TIMES_DEARER * cell.switch_s).machine()
+    machines = {CLAIRVOYANT: cheap, DEAR_CLAIRVOYANT: dear}
     seconds: dict[str, list] = {}
 
     def note(name: str, value: float) -> None:
@@ -139,18 +164,24 @@ def run_cell(cell: Cell, num_replays: int) -> dict[str, list]:
 
     data = _lengths(cell.data)[cell.lengths]
     for seed in range(num_replays):
-        workload = data.sample(cell.size, seed)
-        note("clairvoyant", clairvoyant(workload, machine).total_s)
+        workload, then = data.sample(cell.size, seed), data.sample(cell.size, FOLLOWING + seed)
+        goes_on = seed % 4 < 2
+        for name, machine in machines.items():
+            note(name, clairvoyant(workload, machine).total_s)
+            if goes_on:
+                note(following(name), clairvoyant(then, machine).total_s)
         for name, planner in baselines().items():
-            note(name, replay(workload, planner, machine).total_s)
+            note(name, replay(workload, planner, cheap).total_s)
+            if goes_on:
+                note(following(name), replay(then, planner, cheap).total_s)
         for name, beliefs in BELIEFS.items():
+            machine = machines[best_of(name)]
             planner = CostModelPlanner(SPLITS, *beliefs(cell, machine.truth, seed))
             note(name, replay(workload, planner, machine).total_s)
-            if name == "steps +-20 %, by layout":
-                # The planner has seen one rollout by now, of the same kind.
-                other = data.sample(cell.size, FOLLOWING + seed)
-                note(AFTERWARDS, replay(other, planner, machine).total_s)
-                note(AFTERWARDS_BEST, clairvoyant(other, machine).total_s)
+            if goes_on:
+                ended = workload.responses
+                planner.lengths = planner.lengths.updated(ended, ended >= workload.cap)
+                note(following(name), replay(then, planner, machine).total_s)
     return seconds
 
 

@@ -15,14 +15,9 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner import (
-    FixedLayout,
-    Planner,
-    ScriptedPath,
-    Step,
-    recompute_below,
-)
-from pat_jax.planning.types import Split
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import Split, recompute_below
 
 
 def check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:

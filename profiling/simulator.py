@@ -117,7 +117,8 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     while flight.accounts.has_work:
         plan = planner.plan(flight.accounts.load(), flight.split)
         if plan.split != flight.split:
-            flight.switch(plan)
+            source, seconds = flight.split, flight.switch(plan)
+            planner.observe_switch(source, plan, seconds)
         flight.fit()
         burst = flight.burst(plan.threshold)
         planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
@@ -174,7 +175,7 @@ class _Flight:
         self.clock_s += seconds
         return burst
 
-    def switch(self, plan: Plan) -> None:
+    def switch(self, plan: Plan) -> float:
         truth, accounts, source, target = self.machine.truth, self.accounts, self.split, plan.split
         load = accounts.load()
         is_recomputed = load.context < plan.recompute_below
@@ -201,6 +202,7 @@ class _Flight:
                 recompute_below=plan.recompute_below,
             )
         )
+        return seconds
 
     def report(self) -> Replay:
         bursts = self.bursts

@@ -202,9 +202,10 @@ class RolloutEngine:
             if not report.bursts:
                 log.info("first plan for %d sequences: %s", len(requests), plan.reason)
             if plan.split != flight.split:
-                began = clock.elapsed
+                began, source = clock.elapsed, flight.split
                 with clock("switch"):
                     report.switches.append(self._switch(flight, plan, report, began))
+                planner.observe_switch(source, plan, report.switches[-1].seconds)
             with clock("schedule"):
                 flight.fit()
             self._burst(flight, plan, report, clock)

@@ -9,32 +9,46 @@ MOST_CUTS = 16  # ways to divide the sequences that are looked at
 
 
 def carry_seconds(
-    latency: LatencyModel, source: Split, target: Split, load: Load, recompute_below: int
+    latency: LatencyModel,
+    source: Split,
+    target: Split,
+    load: Load,
+    recompute_below: int,
+    believed: tuple[float, float] = (1.0, 1.0),
 ) -> float:
-    """Seconds to bring every sequence of `load` along: see `Plan.recompute_below`."""
+    """Seconds to bring every sequence of `load` along: see `Plan.recompute_below`.
+
+    Args:
+      believed: over profiled seconds of migrating and of recomputing.
+    """
     migrates = load.context >= recompute_below
     seconds = 0.0
     if migrates.any():
         fullest = int(np.bincount(load.group[migrates]).max())
         mean_context = float(load.context[migrates].mean())
         count = int(migrates.sum())
-        seconds += float(latency.migrate(source, target, fullest, count, mean_context))
+        pages_s = float(latency.migrate(source, target, fullest, count, mean_context))
+        seconds += believed[0] * pages_s
     if not migrates.all():
         rest = load.context[~migrates]
-        seconds += latency.recompute(target, -(-len(rest) // target.dp), int(rest.max()))
+        rows = -(-len(rest) // target.dp)
+        seconds += believed[1] * latency.recompute(target, rows, int(rest.max()))
     return seconds
 
 
 def cheapest_carry(
-    latency: LatencyModel, source: Split, target: Split, load: Load
-) -> tuple[int, float]:
-    """The cheapest `recompute_below`, and its seconds.
+    latency: LatencyModel,
+    source: Split,
+    target: Split,
+    load: Load,
+    believed: tuple[float, float] = (1.0, 1.0),
+) -> int:
+    """The cheapest `Plan.recompute_below`.
 
     A prefill lasts as long as its longest sequence, an exchange as long as all its pages together:
     of two sequences the shorter one is the one to recompute.
     """
     inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
     cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]
-    seconds = [carry_seconds(latency, source, target, load, cut) for cut in cuts]
-    best = int(np.argmin(seconds))
-    return int(cuts[best]), seconds[best]
+    seconds = [carry_seconds(latency, source, target, load, cut, believed) for cut in cuts]
+    return int(cuts[int(np.argmin(seconds))])

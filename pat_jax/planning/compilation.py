@@ -17,7 +17,7 @@ from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Split
 
 if TYPE_CHECKING:
-    from pat_jax.planning.planner import Costs
+    from pat_jax.planning.priced import Costs
 
 RECENT = 0.8  # weight of the past in the share of rollouts that would have profited, per rollout
 LEAST_ITERATIONS = 1e-3  # that profit: keeps the quotient finite

@@ -3,33 +3,27 @@
 `CostModelPlanner` walks a grid of future moments. The length model says how many sequences will
 still be live at each, the latency model what a decode step will cost there in each layout and what
 a switch costs; dynamic programming over (moment x layout) gives the cheapest path to the end. Only
-its first step is carried out: the plan is made anew at every burst, with what really happened.
+its first step is carried out: the plan is made anew at every burst, with what really happened, and
+what it may cost where it was wrong is kept within a budget (`budget.py`).
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from pat_jax.planning.budget import Account, sober
 from pat_jax.planning.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.compilation import Uncompiled, follow
-from pat_jax.planning.costs import LARGE_S, CostTables
-from pat_jax.planning.forecast import WEIGHTS, Forecast
+from pat_jax.planning.costs import CostTables
+from pat_jax.planning.forecast import Forecast
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.memory import Fits, MemoryModel
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
-
-OneWay = Literal["migrate", "recompute"]
-
-
-WAYS: dict[int, OneWay] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
-
-
-def recompute_below(way: OneWay) -> int:
-    """As `Plan` has it, when all sequences go the same way."""
-    return MIGRATE_ALL if way == "migrate" else RECOMPUTE_ALL
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.priced import Costs
+from pat_jax.planning.switch_costs import SeenSwitch, SwitchCosts
+from pat_jax.planning.types import WAYS, Carry, Load, OneWay, Plan, Split, recompute_below
 
 
 class Planner(ABC):
@@ -45,49 +39,9 @@ class Planner(ABC):
         """A burst ran in these buckets with `seconds` a step; a planner may learn from it."""
         del split, rows, length, seconds
 
-
-@dataclass(frozen=True)
-class FixedLayout(Planner):
-    """One layout for good."""
-
-    split: Split
-
-    def start(self, load: Load) -> Split:
-        del load
-        return self.split
-
-    def plan(self, load: Load, current: Split) -> Plan:
-        del load, current
-        return Plan(self.split, threshold=0, reason="pinned")
-
-
-class Step(NamedTuple):
-    """Of a script: go to `split` once `live` or fewer sequences are unfinished."""
-
-    split: Split
-    live: int
-    recompute_below: int = MIGRATE_ALL  # see Plan
-
-
-@dataclass(frozen=True)
-class ScriptedPath(Planner):
-    """Follows a script, from `first` on."""
-
-    first: Split
-    steps: tuple[Step, ...]
-
-    def start(self, load: Load) -> Split:
-        del load
-        return self.first
-
-    def plan(self, load: Load, current: Split) -> Plan:
-        del current
-        due = [step for step in self.steps if load.live <= step.live]
-        to_come = [step.live for step in self.steps if load.live > step.live]
-        now = due[-1] if due else Step(self.first, 0)
-        # Stop when the groups' fullest could mean that the total has been reached.
-        threshold = max(to_come, default=0) // now.split.dp
-        return Plan(now.split, threshold, now.recompute_below, reason="scripted")
+    def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
+        """The switch from `source` that `plan` asked for took `seconds`."""
+        del source, plan, seconds
 
 
 @dataclass
@@ -101,9 +55,14 @@ class CostModelPlanner(Planner):
     safety: float = 1.2  # a predicted switch cost is counted this many times
     min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
     grid: int = 48  # future moments looked at
-    is_frozen: bool = False  # the latency model is never corrected: `--deterministic`
+    is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # a layout without room is no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
+    switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
+    _account: Account | None = field(default=None, init=False, repr=False)  # of this rollout
+    # Profile seconds of a step in each layout when the last burst began, and the tokens then.
+    _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
+    _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
@@ -111,52 +70,45 @@ class CostModelPlanner(Planner):
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = self._within_memory(self._costs(forecast), forecast, load)
         costs = self._compiled_only(costs, None)
-        total, _ = costs.cheapest(self.safety)
-        return self.splits[int(np.argmin(total + costs.prefill))]
+        total, choices = costs.cheapest(self.safety)
+        if not self.switch_costs.seen:
+            # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
+            # whose cost nobody has seen on a small gain: it counts once more.
+            total = total + costs.switch[0, np.arange(len(total)), choices[0]]
+        start = int(np.argmin(total + costs.prefill))
+        self._account, self._burst = Account(costs.prefill, start), None
+        return self.splits[start]
 
     def plan(self, load: Load, current: Split) -> Plan:
         forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
-        priced = self._costs(forecast)
-        here = self.splits.index(current)
+        priced, here = self._costs(forecast), self.splits.index(current)
         costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
+        self._book(load, here, costs)
         _, choices = costs.cheapest(self.safety)
         stay = float(priced.run[here].sum())
         total = priced.seconds(here, follow(choices, here), self.safety)
-        saving, is_full = stay - total, bool((costs.run[here] > priced.run[here]).any())
+        is_full = bool((costs.run[here] > priced.run[here]).any())
         leaves = choices[:, here] != here
-        if not leaves.any() or (saving < self.min_saving * stay and not is_full):
-            why = f"stay in {current}: best alternative saves {saving:.2f} s of {stay:.2f} s"
-            return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
+        pays = bool(leaves.any()) and (stay - total >= self.min_saving * stay or is_full)
         at = int(leaves.argmax())
-        there = int(choices[at, here])
-        target, live = self.splits[there], int(forecast.fullest[0, here, at])
-        below, carry_s = self._carry(load, current, target, costs.only_way(at, here, there))
-        cost = carry_s + self.latency.reslice(current, target)
-        why = (
-            f"{current} to {target} at {live} live in the fullest group: "
-            f"saves {saving:.2f} s of {stay:.2f} s, costs {cost:.2f} s ({WAYS.get(below, 'mixed')})"
-            f"{f'; {current} would not hold the KV cache to the end' if is_full else ''}"
-        )
-        if at > 0:
+        there, live = int(choices[at, here]), int(forecast.fullest[0, here, at])
+        saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
+        why = f"{current} to {self.splits[there]} at {live} live in the fullest group: {saves}"
+        if is_full:
+            why += f"; {current} would not hold the KV cache to the end"
+        if pays and at == 0:
+            if self._may_switch(costs, here, there, total):
+                return self._switch(load, costs, (here, there), stay, total, why)
+            pays, saves = False, f"{saves}, too little past the budget"
+        if (due := self._due(here, costs)) is not None:
+            total = self.safety * float(costs.switch[0, here, due])
+            total += priced.seconds(due, follow(choices, due), self.safety)
+            why = f"{current} to {self.splits[due]}: as much lost by not being there as it costs"
+            return self._switch(load, costs, (here, due), stay, total, why)
+        if pays:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
-        return Plan(
-            target,
-            threshold=0,
-            recompute_below=below,
-            predicted_saving_s=saving,
-            predicted_cost_s=cost,
-            predicted_remaining_s=total,
-            reason=why,
-        )
-
-    def _carry(
-        self, load: Load, source: Split, target: Split, only: OneWay | None
-    ) -> tuple[int, float]:
-        """The way that the sequences would go now, as `Plan.recompute_below`, and its seconds."""
-        if only is None:
-            return cheapest_carry(self.latency, source, target, load)
-        below = recompute_below(only)
-        return below, carry_seconds(self.latency, source, target, load, below)
+        why = f"stay in {current}: best alternative {saves}"
+        return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
 
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
@@ -165,19 +117,88 @@ class CostModelPlanner(Planner):
             return  # it was taken not to fit, and so was never measured
         self.latency = self.latency.observed(split, rows, length, seconds)
 
-    def _costs(self, forecast: Forecast) -> "Costs":
-        return Costs.of(self._dense(), self.latency, forecast, self.carry)
+    def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
+        assert self._account is not None and self._asked is not None, "it was planned here"
+        if self.is_frozen:
+            seconds = plan.predicted_cost_s
+        remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
+        correction = sober(self.latency, self.splits)
+        was_afforded = self._account.affords(seconds, remaining_s, correction)
+        self._account.switch(seconds, was_afforded=was_afforded)
+        if self.is_frozen:
+            return
+        self.switch_costs = self.switch_costs.observed(replace(self._asked, actual_s=seconds))
 
-    def _within_memory(self, costs: "Costs", forecast: Forecast, load: Load) -> "Costs":
+    def _costs(self, forecast: Forecast) -> Costs:
+        tables = self._dense()
+        reslice = self.switch_costs.reslice(self.splits, tables.reslice)
+        tables = replace(tables, reslice=reslice)
+        return Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs)
+
+    def _within_memory(self, costs: Costs, forecast: Forecast, load: Load) -> Costs:
         if self.memory is None or not self.memory.is_limited:
             return costs
         last = int((load.context + load.budget).max())
         return costs.where(self.memory.fits(self.splits, forecast, last))
 
-    def _compiled_only(self, costs: "Costs", here: int | None) -> "Costs":
+    def _compiled_only(self, costs: Costs, here: int | None) -> Costs:
         if self.uncompiled is None or not self.uncompiled.compile_s:
             return costs
         return self.uncompiled.leave_out(costs, here, self.safety, self.min_saving)
+
+    def _book(self, load: Load, here: int, costs: Costs) -> None:
+        """Books the burst since the last plan, and notes what the next one will cost in each layout."""
+        if self._account is None:
+            self._account = Account(costs.prefill, here)
+        generated = int(load.generated.max())
+        if self._burst is None:
+            self.switch_costs = self.switch_costs.aged()  # a rollout begins
+        else:
+            step_s, before = self._burst
+            steps = max(0, generated - before)
+            self._account.burst(here, steps * step_s, sober(self.latency, self.splits))
+        self._burst = costs.profile_step_s, generated
+
+    def _may_switch(self, costs: Costs, here: int, there: int, remaining_s: float) -> bool:
+        """Within the budget; or it pays several times over, unseen layouts taken soberly."""
+        assert self._account is not None
+        correction, cost = sober(self.latency, self.splits), float(costs.switch[0, here, there])
+        if self._account.affords(cost, remaining_s, correction):
+            return True
+        hoped = np.array([self.latency.corrected(split) for split in self.splits])
+        soberly = replace(costs, run=costs.run * (correction / hoped)[:, None])
+        totals, _ = soberly.cheapest(self.safety)
+        return float(soberly.run[here].sum() - totals[here]) >= self._account.must_save(cost)
+
+    def _due(self, here: int, costs: Costs) -> int | None:
+        """A layout whose rent has paid for the switch there, whatever may be left to run."""
+        assert self._account is not None
+        step_s = costs.profile_step_s * sober(self.latency, self.splits)
+        return self._account.due(here, step_s, costs.switch[0, here])
+
+    def _switch(
+        self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
+    ) -> Plan:
+        source, target = (self.splits[i] for i in pair)
+        only, believed = costs.only_way(0, *pair), self.switch_costs.ways
+        if only is None:
+            below = cheapest_carry(self.latency, source, target, load, believed)
+        else:
+            below = recompute_below(only)
+        way: Carry = WAYS.get(below, "mixed")
+        kv_s = carry_seconds(self.latency, source, target, load, below)
+        cost = kv_s * self.switch_costs.kv(way) + float(costs.tables.reslice[pair])
+        reslice_s = float(self._dense().reslice[pair])
+        self._asked = SeenSwitch(source, target, way, reslice_s, kv_s, actual_s=cost)
+        return Plan(
+            target,
+            threshold=0,
+            recompute_below=below,
+            predicted_saving_s=stay - total,
+            predicted_cost_s=cost,
+            predicted_remaining_s=total,
+            reason=f"{why}, costs {cost:.2f} s ({way})",
+        )
 
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
@@ -185,84 +206,3 @@ class CostModelPlanner(Planner):
             self._tables = CostTables.of(replace(self.latency, correction={}), self.splits)
             self._tables_of = self.latency.decode_table
         return self._tables
-
-
-@dataclass(frozen=True)
-class Costs:
-    """A forecast, priced: what running and switching will cost at each of its moments."""
-
-    tables: CostTables
-    any_live: np.ndarray  # float[moments], probability that it comes to that
-    run: np.ndarray  # float[split, moments], expected seconds until the next moment
-    migrate: np.ndarray  # float[from, to, moments], seconds
-    recompute: np.ndarray  # float[to, moments], seconds
-    switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
-    prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
-
-    @classmethod
-    def of(
-        cls,
-        tables: CostTables,
-        latency: LatencyModel,
-        forecast: Forecast,
-        carry: OneWay | Literal["auto"],
-    ) -> "Costs":
-        fullest, context = forecast.fullest[0], forecast.context
-        correction = np.array([latency.corrected(split) for split in tables.splits])
-        step = np.tensordot(WEIGHTS, tables.steps(forecast.fullest, context), axes=1)
-        run = step * forecast.steps * forecast.any_live
-        migrate = tables.migrations(fullest, forecast.live, forecast.mean_context)
-        recompute = tables.recomputations(fullest, context)
-        prefill = recompute[:, 0]
-        if carry == "migrate":
-            recompute = np.full_like(recompute, LARGE_S)
-        elif carry == "recompute":
-            migrate = np.full_like(migrate, LARGE_S)
-        switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
-        diagonal = np.arange(len(tables.splits))
-        switch[diagonal, diagonal] = 0.0
-        run *= correction[:, None]
-        switch = np.moveaxis(switch, -1, 0)
-        return cls(tables, forecast.any_live, run, migrate, recompute, switch, prefill)
-
-    def where(self, fits: Fits) -> "Costs":
-        """The same, with what has no room priced out of every plan."""
-        migrate = np.where(fits.migrate, self.migrate, LARGE_S)
-        recompute = np.where(fits.recompute, self.recompute, LARGE_S)
-        switch = np.minimum(migrate, recompute[None]) + self.tables.reslice[:, :, None]
-        switch = np.where(fits.reslice, switch, LARGE_S)
-        diagonal = np.arange(len(self.run))
-        switch[diagonal, diagonal] = 0.0
-        return replace(
-            self,
-            run=np.where(fits.run, self.run, LARGE_S * self.any_live),
-            migrate=migrate,
-            recompute=recompute,
-            switch=np.moveaxis(switch, -1, 0),
-            prefill=np.where(fits.recompute[:, 0], self.prefill, LARGE_S),
-        )
-
-    def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """The way that is left where the other is not allowed or has no room."""
-        if self.migrate[source, target, at] >= LARGE_S:
-            return "recompute"
-        return "migrate" if self.recompute[target, at] >= LARGE_S else None
-
-    def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
-        """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
-        num_moments, num_splits = len(self.any_live), len(self.run)
-        # through[j, a, b]: at moment j go from a to b (or stay) and run there to moment j + 1.
-        through = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
-        choices = np.empty((num_moments, num_splits), int)
-        after = np.zeros(num_splits)
-        for j in range(num_moments - 1, -1, -1):
-            options = through[j] + after
-            choices[j] = options.argmin(axis=1)
-            after = options.min(axis=1)
-        return after, choices
-
-    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
-        """Expected seconds of a path from `start`, int[moments]."""
-        at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
-        switches = self.switch[at, before, path] * self.any_live
-        return float(self.run[path, at].sum() + safety * switches.sum())

@@ -6,7 +6,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Carry = Literal["migrate", "recompute", "mixed"]  # how the KV cache crosses a switch
+OneWay = Literal["migrate", "recompute"]
 MIGRATE_ALL, RECOMPUTE_ALL = 0, 2**31 - 1  # see Plan.recompute_below
+WAYS: dict[int, Carry] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
+
+
+def recompute_below(way: OneWay) -> int:
+    """As `Plan` has it, when all sequences go the same way."""
+    return MIGRATE_ALL if way == "migrate" else RECOMPUTE_ALL
 
 
 def way(recomputed: int, live: int) -> Carry:

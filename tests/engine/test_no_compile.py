@@ -14,7 +14,8 @@ from benchmarks.lossless import Subject
 from pat_jax.generation import Generator
 from pat_jax.planning.latency import ROUNDS
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner, ScriptedPath, Step
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL
 from pat_jax.profiling.measure import Warmup
 from pat_jax.rl.batches import to_train_batch

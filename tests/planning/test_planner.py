@@ -1,7 +1,9 @@
 """The planner against brute force over every path, and against cases with a known answer."""
 
+import math
 from dataclasses import replace
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,16 +11,12 @@ from fakes import SPLITS, made_up_latency, make_load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pat_jax.planning import budget
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import (
-    CostModelPlanner,
-    FixedLayout,
-    ScriptedPath,
-    Step,
-    recompute_below,
-)
-from pat_jax.planning.types import MIGRATE_ALL, Load, Split
+from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, Load, Split, recompute_below
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP = 400
@@ -48,6 +46,11 @@ def machine(
 FASTER_WITH_TP = {DP8: 0.8, DP4TP2: 0.5, DP2TP4: 0.3, TP8: 0.2}
 SLOWER_WITH_TP = {DP8: 0.2, DP4TP2: 0.3, DP2TP4: 0.5, TP8: 0.8}
 LONG_TAIL = lengths_of((50, 95), (CAP, 5))
+
+
+def without_budget():
+    """The dynamic program alone: a plan may stake all it likes."""
+    return patch.object(budget, "SHARE", math.inf)
 
 
 def make_planner(latency, lengths=LONG_TAIL, **options) -> CostModelPlanner:
@@ -87,7 +90,8 @@ class TestKnownAnswers:
         """0.6 s saved a step, 12 s for the switch (counted 1.2 times)."""
         planner = make_planner(machine(FASTER_WITH_TP, reslice=12.0), lengths_of((CAP, 10)))
         load = make_load(1, DP8, generated=CAP - left, budget=left)
-        assert (planner.plan(load, DP8).split != DP8) == is_worth_it
+        with without_budget():
+            assert (planner.plan(load, DP8).split != DP8) == is_worth_it
 
     def test_it_goes_down_again_when_that_pays(self):
         step = {DP8: 0.8, DP4TP2: 0.5, DP2TP4: 0.3, TP8: 0.2}
@@ -192,7 +196,9 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
     planner = CostModelPlanner(splits, latency, lengths, min_saving=0.0, grid=5)
     current = data.draw(st.sampled_from(splits))
     load = make_load(data.draw(st.integers(1, 60)), current, budget=data.draw(st.integers(5, CAP)))
-    plan, seen = planner.plan(load, current), forecast(planner, load, current)
+    with without_budget():
+        plan = planner.plan(load, current)
+    seen = forecast(planner, load, current)
     paths = {
         path: path_seconds(planner, seen, path, current)
         for path in product(splits, repeat=len(seen.steps))

@@ -23,8 +23,9 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.generation import full_load
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, FixedLayout, Planner
+from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.profile import Profile
+from pat_jax.planning.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.lazy import LazyLayouts, first_layouts
 from pat_jax.profiling.measure import Warmup

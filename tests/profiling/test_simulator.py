@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import (
-    CostModelPlanner,
-    FixedLayout,
-    Planner,
-    ScriptedPath,
-    Step,
-    recompute_below,
-)
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split, recompute_below
 from pat_jax.profiling.hindsight import clairvoyant, regret
 from pat_jax.profiling.simulator import Machine, Workload, replay
 

@@ -1,0 +1,100 @@
+"""A forecast, priced: what running, switching and beginning cost, and the cheapest path through it."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pat_jax.planning.costs import LARGE_S, CostTables
+from pat_jax.planning.forecast import WEIGHTS, Forecast
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.memory import Fits
+from pat_jax.planning.switch_costs import SwitchCosts
+from pat_jax.planning.types import OneWay
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A forecast, priced: what running and switching will cost at each of its moments."""
+
+    tables: CostTables
+    any_live: np.ndarray  # float[moments], probability that it comes to that
+    run: np.ndarray  # float[split, moments], expected seconds until the next moment
+    migrate: np.ndarray  # float[from, to, moments], seconds
+    recompute: np.ndarray  # float[to, moments], seconds
+    switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
+    prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
+    profile_step_s: np.ndarray  # float[split], of a decode step at the first moment, uncorrected
+
+    @classmethod
+    def of(
+        cls,
+        tables: CostTables,
+        latency: LatencyModel,
+        forecast: Forecast,
+        carry: OneWay | Literal["auto"],
+        switch_costs: SwitchCosts,
+    ) -> "Costs":
+        """`carry` is the only way allowed to carry the KV cache, or auto."""
+        fullest, context = forecast.fullest[0], forecast.context
+        correction = np.array([latency.corrected(split) for split in tables.splits])
+        step = np.tensordot(WEIGHTS, tables.steps(forecast.fullest, context), axes=1)
+        run = step * forecast.steps * forecast.any_live
+        migrate = tables.migrations(fullest, forecast.live, forecast.mean_context)
+        migrate = migrate * switch_costs.kv("migrate")
+        prefill = tables.recomputations(fullest, context)
+        recompute = prefill * switch_costs.kv("recompute")
+        if carry == "migrate":
+            recompute = np.full_like(recompute, LARGE_S)
+        elif carry == "recompute":
+            migrate = np.full_like(migrate, LARGE_S)
+        switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
+        diagonal = np.arange(len(tables.splits))
+        switch[diagonal, diagonal] = 0.0
+        run *= correction[:, None]
+        switch = np.moveaxis(switch, -1, 0)
+        return cls(
+            tables, forecast.any_live, run, migrate, recompute, switch, prefill[:, 0], step[:, 0]
+        )
+
+    def where(self, fits: Fits) -> "Costs":
+        """The same, with what has no room priced out of every plan."""
+        migrate = np.where(fits.migrate, self.migrate, LARGE_S)
+        recompute = np.where(fits.recompute, self.recompute, LARGE_S)
+        switch = np.minimum(migrate, recompute[None]) + self.tables.reslice[:, :, None]
+        switch = np.where(fits.reslice, switch, LARGE_S)
+        diagonal = np.arange(len(self.run))
+        switch[diagonal, diagonal] = 0.0
+        return replace(
+            self,
+            run=np.where(fits.run, self.run, LARGE_S * self.any_live),
+            migrate=migrate,
+            recompute=recompute,
+            switch=np.moveaxis(switch, -1, 0),
+            prefill=np.where(fits.recompute[:, 0], self.prefill, LARGE_S),
+        )
+
+    def only_way(self, at: int, source: int, target: int) -> OneWay | None:
+        """The way that is left where the other is not allowed or has no room."""
+        if self.migrate[source, target, at] >= LARGE_S:
+            return "recompute"
+        return "migrate" if self.recompute[target, at] >= LARGE_S else None
+
+    def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
+        """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
+        num_moments, num_splits = len(self.any_live), len(self.run)
+        # through[j, a, b]: at moment j go from a to b (or stay) and run there to moment j + 1.
+        through = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        choices = np.empty((num_moments, num_splits), int)
+        after = np.zeros(num_splits)
+        for j in range(num_moments - 1, -1, -1):
+            options = through[j] + after
+            choices[j] = options.argmin(axis=1)
+            after = options.min(axis=1)
+        return after, choices
+
+    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
+        """Expected seconds of a path from `start`, int[moments]."""
+        at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
+        switches = self.switch[at, before, path] * self.any_live
+        return float(self.run[path, at].sum() + safety * switches.sum())

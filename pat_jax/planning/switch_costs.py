@@ -1,0 +1,117 @@
+"""What switches really cost: the profile's word, corrected by those that were seen.
+
+Knows seconds and layouts. Does not know what a switch is for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from pat_jax.planning.types import Carry, Split
+
+MOST_SEEN = 32  # switches remembered: older ones say little, and the fit stays small
+NOISE = 0.2  # one switch against the next like it, of the profile's cost
+FADING = 0.1  # by which what was seen gets noisier with each rollout
+OWN = 0.5  # what errors of one pair or one way of carrying measure, against common ones
+LEAST = 0.2  # of the profile's cost: what is believed never falls below
+
+
+@dataclass(frozen=True)
+class SeenSwitch:
+    """One switch as it went. Seconds."""
+
+    source: Split
+    target: Split
+    carry: Carry
+    reslice_s: float  # what the profile says of its weights
+    kv_s: float  # and of its KV cache
+    actual_s: float
+    age: int = 0  # rollouts since
+
+    @property
+    def profile_s(self) -> float:
+        return self.reslice_s + self.kv_s
+
+
+@dataclass(frozen=True)
+class SwitchCosts:
+    """actual = extra + (1 + common + pair) x re-slice + (1 + common + way) x KV, fitted to the seen.
+
+    `extra` (seconds: draining, launching, the host) and `common` (bandwidth, a busy machine) are
+    those of every switch, `pair` is that of one source and target, `way` that of migrating or of
+    recomputing. All are normal numbers around 0: Bayesian linear regression in its dual form
+    (Rasmussen & Williams 2006, eq. 2.12). Nine tenths of what the first switch took more than
+    expected are put down to what all share; a switch of another size tells the parts apart.
+    """
+
+    seen: tuple[SeenSwitch, ...] = ()
+
+    def observed(self, switch: SeenSwitch) -> "SwitchCosts":
+        return SwitchCosts((*self.seen, switch)[-MOST_SEEN:])
+
+    def aged(self) -> "SwitchCosts":
+        """A rollout later: what was seen counts less, and in time the profile is tried again."""
+        return SwitchCosts(tuple(replace(one, age=one.age + 1) for one in self.seen))
+
+    def reslice(self, splits: Sequence[Split], profile_s: np.ndarray) -> np.ndarray:
+        """Believed seconds of the weights, float[from, to], what all switches share included.
+
+        Args:
+          profile_s: float[from, to]; 0 on the diagonal, and there only.
+        """
+        if not self.seen:
+            return profile_s
+        factor = np.full_like(profile_s, 1 + self._common)
+        for one, weight in zip(self.seen, self._weights, strict=True):
+            at = splits.index(one.source), splits.index(one.target)
+            factor[at] += OWN**2 * one.reslice_s * weight
+        extra = float(self._size**2 * self._weights.sum())
+        believed = np.maximum(LEAST * profile_s, factor * profile_s + extra)
+        return np.where(profile_s > 0, believed, 0.0)
+
+    def kv(self, carry: Carry) -> float:
+        """Believed over profiled seconds of the KV cache."""
+        if not self.seen:
+            return 1.0
+        own = sum(
+            OWN**2 * one.kv_s * float(weight)
+            for one, weight in zip(self.seen, self._weights, strict=True)
+            if one.carry == carry
+        )
+        return max(LEAST, 1 + self._common + own)
+
+    @property
+    def ways(self) -> tuple[float, float]:
+        """Believed over profiled seconds of migrating and of recomputing."""
+        return self.kv("migrate"), self.kv("recompute")
+
+    @cached_property
+    def _profile_s(self) -> np.ndarray:
+        return np.array([one.profile_s for one in self.seen])
+
+    @property
+    def _size(self) -> float:
+        """Of `extra`, before anything is seen: a switch's own, seconds."""
+        return float(self._profile_s.mean())
+
+    @property
+    def _common(self) -> float:
+        return float(self._profile_s @ self._weights)
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        """What each seen switch pulls by, float[seen]: inverse covariance times the excess."""
+        seen, profile_s = self.seen, self._profile_s
+        reslice_s, kv_s = (
+            np.array([getattr(one, x) for one in seen]) for x in ("reslice_s", "kv_s")
+        )
+        pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]
+        same_pair, same_way = (np.array([[a == b for b in x] for a in x]) for x in (pairs, ways))
+        covariance = self._size**2 + np.outer(profile_s, profile_s)
+        covariance += OWN**2 * same_pair * np.outer(reslice_s, reslice_s)
+        covariance += OWN**2 * same_way * np.outer(kv_s, kv_s)
+        noise = NOISE * profile_s * (1 + FADING * np.array([one.age for one in seen]))
+        excess = np.array([one.actual_s for one in seen]) - profile_s
+        return np.linalg.solve(covariance + np.diag(noise**2), excess)
