@@ -106,6 +106,7 @@ class Warmup:
             self.engine.set_weights(load_weights(layout), layout)
             self.decode_and_prefill(layout)
             self._resize(layout)
+            self._pages(layout)
             self.engine.release_weights()
         for source, target in pairs:
             self._migrate(source, target)
@@ -145,8 +146,7 @@ class Warmup:
                 picks = np.full(split.dp * few_rows, rows, np.int32)
                 for _ in range(2):
                     cache = jax.block_until_ready(insert(cache, few, picks))
-                cache = self._decode(layout, rows, length, cache)
-                _delete(self._pages(layout, rows, length, cache))
+                _delete(self._decode(layout, rows, length, cache))
             _delete(few)
 
     def _prefill(self, layout: Layout, length: int) -> KVCache:
@@ -204,15 +204,16 @@ class Warmup:
     def _fits(self, split: Split, rows: int, length: int) -> bool:
         return self.memory is None or self.memory.holds(split, rows, length)
 
-    def _pages(self, layout: Layout, rows: int, length: int, cache: KVCache) -> KVCache:
-        """Packs and unpacks pages of each staging buffer's size; gives the cache back."""
-        for size in SIZES if len(self.engine.layouts) > 1 else ():
-            key = Key("pack", layout.split, rows, length, to_rows=size)
-            pack, unpack = self.programs[key], self.programs[key._replace(name="unpack")]
-            first = np.zeros(size * layout.split.dp, np.int32)
-            for _ in range(2):
-                cache = unpack(cache, pack(cache, first, first), first, first)
-        return jax.block_until_ready(cache)
+    def _pages(self, layout: Layout) -> None:
+        """Packs and unpacks pages, as many as each staging buffer holds."""
+        for key in self.programs.keys("pack"):
+            if key.split == layout.split and self._fits(key.split, key.rows, key.length):
+                cache = self.programs[Key("allocate", key.split, key.rows, key.length)]()
+                unpack = self.programs[key._replace(name="unpack")]
+                first = np.zeros(key.to_rows * key.split.dp, np.int32)
+                for _ in range(2):
+                    cache = unpack(cache, self.programs[key](cache, first, first), first, first)
+                _delete(jax.block_until_ready(cache))
 
     def _migrate(self, source: Layout, target: Layout) -> None:
         """Times rounds of pages between the smallest buckets; what the caches hold besides stays."""
