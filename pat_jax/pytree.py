@@ -8,6 +8,16 @@ from typing import Any, TypeVar, cast
 import jax
 
 T = TypeVar("T")
+Tree = TypeVar("Tree")
+
+
+def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
+    """Arrays or shapes as the shapes of arrays that will have these shardings."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
 
 
 @typing.dataclass_transform(frozen_default=True)

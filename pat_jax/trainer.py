@@ -7,7 +7,6 @@ the others). Hands the policy to the rollout as one compiled transfer.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,10 @@ from pat_jax.engine.layout import AutoPartition, Layout
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
+from pat_jax.pytree import with_sharding
 from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.losses import LossSums, zero_sums
 from pat_jax.rl.update import PolicyUpdate, TrainState, zero_gradients
-
-Tree = TypeVar("Tree")
 
 
 def model_functions(
@@ -83,11 +81,11 @@ class Trainer:
 
     @property
     def abstract_params(self) -> Params:
-        return _with_sharding(self.policy.abstract_params, self.shardings)
+        return with_sharding(self.policy.abstract_params, self.shardings)
 
     @property
     def abstract_state(self) -> TrainState:
-        return _with_sharding(
+        return with_sharding(
             jax.eval_shape(self.update_functions.init, self.abstract_params),
             self._state_shardings(),
         )
@@ -116,7 +114,7 @@ class Trainer:
             self.abstract_state,
             self.layout.sharding(),
         )
-        sums = _with_sharding(
+        sums = with_sharding(
             jax.eval_shape(zero_sums), jax.tree.map(lambda _: everywhere, jax.eval_shape(zero_sums))
         )
         state_shardings = self._state_shardings()
@@ -180,7 +178,7 @@ class Trainer:
     ) -> MicroBatch:
         micro = abstract_micro_batch(rows, length, has_old=has_old, has_reference=has_reference)
         by_rows = self.layout.sharding("batch", role="train")
-        return _with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
+        return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
 
     def _declare_transfer(self, layouts: dict[Split, Layout], dtype: jnp.dtype) -> None:
         source, params = self.layout.split, self.abstract_params
@@ -208,7 +206,7 @@ class Trainer:
             shardings = layout.param_shardings(self.policy)
             key = Key("transfer", source, target=layout.split)
             self.programs.declare(key, cast, params, out_shardings=shardings)
-            received = _with_sharding(self.policy.abstract(dtype), shardings)
+            received = with_sharding(self.policy.abstract(dtype), shardings)
             self.programs.declare(Key("checksum", source, target=layout.split), checksum, received)
 
     def __getitem__(self, name: str) -> Callable:
@@ -285,14 +283,6 @@ def _bits(x: Array) -> Array:
 
 def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
-
-
-def _with_sharding(shapes: Tree, shardings: Tree) -> Tree:
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
 
 
 def _summary(records: Sequence[tuple[LossSums, Array, Array]]) -> UpdateResult:

@@ -18,6 +18,7 @@ from pat_jax.engine.state import DecodeState, Until, abstract_cache, abstract_ro
 from pat_jax.models.kv_cache import KV_AXES, KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
+from pat_jax.pytree import with_sharding
 
 PAGE_COLUMNS = 64  # tokens; few enough that a half-empty last page of a sequence is little
 RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
@@ -42,11 +43,7 @@ class Catalogue:
 
     def params(self, layout: Layout) -> Params:
         policy = self.functions.policy
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            policy.abstract(self.functions.dtype),
-            layout.param_shardings(policy),
-        )
+        return with_sharding(policy.abstract(self.functions.dtype), layout.param_shardings(policy))
 
     def cache(self, layout: Layout, rows: int, length: int) -> KVCache:
         functions = self.functions
@@ -59,7 +56,8 @@ class Catalogue:
     @property
     def page_columns(self) -> int:
         """Tokens of a page; whole pages fill a cache of any length bucket."""
-        return math.gcd(PAGE_COLUMNS, *self.buckets.lengths)
+        common = math.gcd(*self.buckets.lengths)
+        return max(n for n in range(1, PAGE_COLUMNS + 1) if common % n == 0)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params = layout.split, self.params(layout)

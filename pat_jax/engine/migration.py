@@ -36,11 +36,14 @@ class Migration:
         self.source, self.target = source.split, target.split
         self.exchange = Exchange.between(source, target)
         self.members = self.exchange.members
+        # XLA's CPU devices share one pool of threads and start programs in any order: with two in
+        # flight that communicate, each device may wait in another one, for ever.
+        self.waits = source.mesh.devices.flat[0].platform == "cpu"
 
     def run(self, old: KVCache, new: KVCache, moves: Moves) -> tuple[KVCache, Traffic]:
         """Copies the pages of `moves` from `old` into `new`, which is consumed.
 
-        Only dispatched: the caller waits for the cache that it gets back.
+        Only dispatched, except on CPU: the caller waits for the cache that it gets back.
         """
         num_groups = self.exchange.narrow.split.dp
         old_rows, new_rows = (
@@ -77,7 +80,10 @@ class Migration:
             pack(old, _flat(np.where(page < 0, 0, row)), _flat(np.maximum(page, 0)))
             for row, page in leaving
         )
-        for buffer, (row, page) in zip(exchange(buffers), arriving, strict=True):
+        arrived = exchange(buffers)
+        if self.waits:
+            jax.block_until_ready(arrived)
+        for buffer, (row, page) in zip(arrived, arriving, strict=True):
             rows = _flat(np.where(page < 0, new_rows, row))
             new = unpack(new, buffer, rows, _flat(np.maximum(page, 0)))
         return new
