@@ -143,8 +143,16 @@ def pack(layout: Layout, columns: int) -> Callable[[KVCache, Array, Array], Buff
     """Copies pages of `columns` tokens out of each group's cache: page `pages[i]` of row `rows[i]`."""
 
     def run(cache: KVCache, rows: Int[Array, " pages"], pages: Int[Array, " pages"]) -> Buffer:
-        arrays = [_paged(x, columns)[rows, :, pages] for x in jax.tree.leaves(cache)]
-        return jnp.stack(arrays, axis=2)
+        def read(row: Int[Array, ""], page: Int[Array, ""]) -> Float[Array, "kv_heads ..."]:
+            arrays = [
+                jax.lax.dynamic_slice(
+                    x, (row, 0, page * columns, 0), (1, x.shape[1], columns, x.shape[3])
+                )
+                for x in jax.tree.leaves(cache)
+            ]
+            return jnp.stack(arrays, axis=2)[0]
+
+        return jax.lax.map(lambda at: read(*at), (rows, pages))
 
     batch = layout.spec("batch")
     return jax.shard_map(
@@ -166,10 +174,20 @@ def unpack(layout: Layout, columns: int) -> Callable[[KVCache, Buffer, Array, Ar
         cache: KVCache, buffer: Buffer, rows: Int[Array, " pages"], pages: Int[Array, " pages"]
     ) -> KVCache:
         leaves, tree = jax.tree.flatten(cache)
-        for i, x in enumerate(leaves):
-            written = _paged(x, columns).at[rows, :, pages].set(buffer[:, :, i], mode="drop")
-            leaves[i] = written.reshape(x.shape)
-        return jax.tree.unflatten(tree, leaves)
+
+        # One page after the other: a scatter would copy the whole cache on some backends.
+        def write(slot: Int[Array, ""], leaves: list[Array]) -> list[Array]:
+            at = (rows[slot], 0, pages[slot] * columns, 0)
+            is_here = rows[slot] < leaves[0].shape[0]
+            written = []
+            for i, x in enumerate(leaves):
+                new = jax.lax.dynamic_index_in_dim(buffer[:, :, i], slot)
+                old = jax.lax.dynamic_slice(x, at, new.shape)
+                kept = jnp.where(is_here, new, old)  # past the end, where `at` is moved back
+                written.append(jax.lax.dynamic_update_slice(x, kept, at))
+            return written
+
+        return jax.tree.unflatten(tree, jax.lax.fori_loop(0, len(rows), write, leaves))
 
     cache, batch = layout.spec(*KV_AXES), layout.spec("batch")
     return jax.shard_map(
@@ -179,8 +197,3 @@ def unpack(layout: Layout, columns: int) -> Callable[[KVCache, Buffer, Array, Ar
         out_specs=cache,
         check_vma=False,
     )
-
-
-def _paged(x: Array, columns: int) -> Float[Array, "rows kv_heads pages columns head_dim"]:
-    rows, heads, length, head_dim = x.shape
-    return x.reshape(rows, heads, length // columns, columns, head_dim)
