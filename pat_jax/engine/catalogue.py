@@ -104,13 +104,13 @@ class Catalogue:
                 key._replace(name="unpack"),
                 pages.unpack(layout, columns),
                 cache,
-                self._buffer(layout, size),
+                self.buffer(layout, size),
                 picks,
                 picks,
                 donate_argnums=0,
             )
 
-    def _buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
+    def buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
         """Staged pages of each group."""
         config = self.functions.policy.config
         shape = (size * layout.split.dp, config.num_kv_heads, 2 * config.num_layers)
@@ -159,7 +159,7 @@ class Catalogue:
     def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
         exchange = Exchange.between(source, target)
         for size in SIZES:
-            packed = self._buffer(source, size)
+            packed = self.buffer(source, size)
             down = 1 if exchange.is_up else exchange.members.shape[1]
             key = Key("exchange", source.split, size, target=target.split)
             table.declare(key, exchange.all(), (packed,) * down)
