@@ -1,7 +1,7 @@
 """Which programs a rollout needs: every function, for every layout and bucket it can meet."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -25,6 +25,15 @@ RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra m
 
 
 @dataclass(frozen=True)
+class Reslice:
+    """How the weights go from one layout to another."""
+
+    runs: list[list[int]]  # chunks of the leaves that the two hold differently; others stay
+    sent_bytes: int  # between devices, all of them together
+    extra_bytes: int  # of one device, at most, besides its old shards
+
+
+@dataclass(frozen=True)
 class Catalogue:
     functions: DecodeFunctions
     layouts: dict[Split, Layout]
@@ -32,6 +41,9 @@ class Catalogue:
     prefill_rows: int
     prefill_chunk: int
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
+    _reslices: dict[tuple[Split, Split], Reslice] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def declare(self, table: ProgramTable) -> None:
         for layout in self.layouts.values():
@@ -165,7 +177,7 @@ class Catalogue:
             table.declare(key, exchange.all(), (packed,) * down)
             for group in range(exchange.narrow.split.dp):
                 table.declare(key._replace(part=1 + group), exchange.one(group), (packed,))
-        for part, run in enumerate(self.reslice_runs(source, target)):
+        for part, run in enumerate(self.reslice(source, target).runs):
             key = Key("reslice", source.split, target=target.split, part=part)
             leaves = jax.tree.leaves(self.params(source))
             out = [x.sharding for x in jax.tree.leaves(self.params(target))]
@@ -176,25 +188,25 @@ class Catalogue:
                 out_shardings=[out[i] for i in run],
             )
 
-    def reslice_runs(self, source: Layout, target: Layout) -> list[list[int]]:
-        """Chunks of the weights that the two layouts hold differently; the others stay as they are."""
+    def reslice(self, source: Layout, target: Layout) -> Reslice:
+        """Looked at leaf by leaf once for each pair: a switch asks for it again."""
+        pair = source.split, target.split
+        if pair not in self._reslices:
+            self._reslices[pair] = self._reslice(source, target)
+        return self._reslices[pair]
+
+    def _reslice(self, source: Layout, target: Layout) -> Reslice:
         before, after = (jax.tree.leaves(self.params(layout)) for layout in (source, target))
         moving = [
             i
             for i, (a, b) in enumerate(zip(before, after, strict=True))
             if a.sharding != b.sharding
         ]
-        return switch.chunks(
-            moving, [x.size * x.dtype.itemsize for x in before], self.reslice_chunk_bytes
+        whole = [x.size * x.dtype.itemsize for x in before]
+        runs = switch.chunks(moving, whole, self.reslice_chunk_bytes)
+        held, needed = ([shard_bytes(x) for x in leaves] for leaves in (before, after))
+        return Reslice(
+            runs,
+            sent_bytes=sum(max(needed[i] - held[i], 0) for i in moving) * source.mesh.size,
+            extra_bytes=max((sum(needed[i] for i in run) for run in runs), default=0),
         )
-
-    def reslice_bytes(self, source: Layout, target: Layout) -> tuple[int, int]:
-        """Bytes that a re-slice sends between devices, and the most that it adds on one of them."""
-        before, after = (
-            [shard_bytes(x) for x in jax.tree.leaves(self.params(layout))]
-            for layout in (source, target)
-        )
-        runs = self.reslice_runs(source, target)
-        received = sum(max(after[i] - before[i], 0) for run in runs for i in run)
-        extra = max((sum(after[i] for i in run) for run in runs), default=0)
-        return received * source.mesh.size, extra

@@ -167,15 +167,14 @@ class RolloutEngine:
         """
         params, layout = self._weights
         source = layout.split
-        runs = self.catalogue.reslice_runs(layout, target)
-        sent, extra = self.catalogue.reslice_bytes(layout, target)
+        plan = self.catalogue.reslice(layout, target)
         programs = [
             self.programs[Key("reslice", source, target=target.split, part=part)]
-            for part in range(len(runs))
+            for part in range(len(plan.runs))
         ]
-        self.params = switch.reslice(params, runs, programs)
+        self.params = switch.reslice(params, plan.runs, programs)
         self.layout = target
-        return sent, extra
+        return plan.sent_bytes, plan.extra_bytes
 
     def rollout(
         self, requests: Sequence[Request], planner: Planner

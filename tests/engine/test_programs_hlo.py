@@ -181,7 +181,7 @@ def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
         new = bytes_a_device(jax.tree.leaves(engine.params))
         left = live()
         leaves = jax.tree.leaves(engine.params)
-        runs = engine.catalogue.reslice_runs(*layouts)
+        runs = engine.catalogue.reslice(*layouts).runs
         chunk = max(bytes_a_device(leaves[i] for i in run) for run in runs)
         assert len(peaks) == len(runs) > 2
         assert max(peaks) <= max(old, new) + chunk < old + new
@@ -206,5 +206,5 @@ def test_chunks_of_a_reslice_are_bounded(name):
     engine, limit = subject(name).engine, SETTINGS[name].reslice_chunk_bytes
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(subject(name).params)]
     for source, target in PAIRS:
-        runs = engine.catalogue.reslice_runs(engine.layouts[source], engine.layouts[target])
+        runs = engine.catalogue.reslice(engine.layouts[source], engine.layouts[target]).runs
         assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit for run in runs)
