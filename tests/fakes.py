@@ -8,9 +8,11 @@ from itertools import permutations
 import numpy as np
 
 from benchmarks.lossless import MODELS, Settings, Subject, make_requests
+from pat_jax.config import RolloutConfig
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Load, Split
+from pat_jax.profiling.simulator import Machine
 
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice
@@ -70,6 +72,26 @@ def made_up_latency(
         prefill_chunk=32,
         round_tokens=1,
     )
+
+
+def made_up_machine(
+    config: RolloutConfig,
+    capacity: int,
+    lengths: Sequence[int],
+    step: Sequence[float],
+    *,
+    per_row: float,
+    **costs: float,
+) -> Machine:
+    """`made_up_latency` with one step time for each of `SPLITS`, and a config's buckets."""
+    latency = made_up_latency(
+        dict(zip(SPLITS, step, strict=True)),
+        {split: per_row * split.tp**0.5 for split in SPLITS},
+        max_rows=capacity,
+        lengths=lengths,
+        **costs,
+    )
+    return Machine.of(latency, SPLITS, config, capacity=capacity)
 
 
 def make_load(

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency
+from fakes import SPLITS, made_up_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,16 +33,16 @@ CONFIG = replace(
 def make_machine(
     step=(0.5, 0.4, 0.3, 0.25), per_row=0.02, reslice=0.2, migrate_per_token=1e-3, prefill=1.0
 ) -> Machine:
-    latency = made_up_latency(
-        dict(zip(SPLITS, step, strict=True)),
-        {split: per_row * split.tp**0.5 for split in SPLITS},
+    return made_up_machine(
+        CONFIG,
+        CAPACITY,
+        (32, 64, 128, 192),
+        step,
+        per_row=per_row,
         reslice=reslice,
         migrate_per_token=migrate_per_token,
         prefill=prefill,
-        max_rows=CAPACITY,
-        lengths=(32, 64, 128, 192),
     )
-    return Machine.of(latency, SPLITS, CONFIG, capacity=CAPACITY)
 
 
 MACHINE = make_machine()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency
+from fakes import SPLITS, made_up_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,16 +30,16 @@ SWITCH_TABLES = ("reslice_table", "migrate_table", "prefill_table")
 
 
 def make_machine(step, per_row=0.02, reslice=0.2, migrate_per_token=5e-4, prefill=1.0) -> Machine:
-    latency = made_up_latency(
-        dict(zip(SPLITS, step, strict=True)),
-        {split: per_row * split.tp**0.5 for split in SPLITS},
+    return made_up_machine(
+        CONFIG,
+        CAPACITY,
+        (64, 128, 256, 320),
+        step,
+        per_row=per_row,
         reslice=reslice,
         migrate_per_token=migrate_per_token,
         prefill=prefill,
-        max_rows=CAPACITY,
-        lengths=(64, 128, 256, 320),
     )
-    return Machine.of(latency, SPLITS, CONFIG, capacity=CAPACITY)
 
 
 def make_workload(seed: int, size: int) -> Workload:
