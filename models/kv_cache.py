@@ -4,35 +4,60 @@ A row belongs to one sequence; column s holds the key and value of its token s. 
 unused columns hold does not matter: attention never looks past the query's own position.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.layers import attend
 
 KV_AXES = ("batch", "kv_heads", None, None)
 
 
-class LayerCache(NamedTuple):
+class LayerCache(Protocol):
+    """What one layer remembers of the tokens before: all that the model asks of any cache."""
+
+    def attend(
+        self,
+        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "rows length kv_heads head_dim"],
+        values: Float[Array, "rows length kv_heads head_dim"],
+        positions: Int[Array, "rows length"],
+    ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], Self]:
+        """Remembers the keys and values of consecutive tokens, then attends: each query to
+        everything in its row up to its own position.
+        """
+        ...
+
+
+class DenseLayer(NamedTuple):
+    """A row of columns for each sequence; column s holds the key and value of its token s."""
+
     keys: Float[Array, "rows kv_heads length head_dim"]
     values: Float[Array, "rows kv_heads length head_dim"]
+
+    def attend(
+        self, queries: Array, keys: Array, values: Array, positions: Array
+    ) -> tuple[Array, "DenseLayer"]:
+        cache = self.write(keys, values, positions[:, 0])
+        return attend(queries, cache.keys, cache.values, positions), cache
 
     def write(
         self,
         keys: Float[Array, "rows chunk kv_heads head_dim"],
         values: Float[Array, "rows chunk kv_heads head_dim"],
         start: Int[Array, " rows"],
-    ) -> "LayerCache":
+    ) -> "DenseLayer":
         """Puts a chunk of tokens at columns start … start + chunk - 1 of each row.
 
         The caller keeps start + chunk within the length: an overshoot would be shifted back.
         """
-        return LayerCache(_write(self.keys, keys, start), _write(self.values, values, start))
+        return DenseLayer(_write(self.keys, keys, start), _write(self.values, values, start))
 
 
-KVCache = tuple[LayerCache, ...]
+KVCache = tuple[DenseLayer, ...]
 
 
 def _write(cache: Array, chunk: Array, start: Array) -> Array:
@@ -44,4 +69,4 @@ def _write(cache: Array, chunk: Array, start: Array) -> Array:
 def kv_cache_shape(config: ModelConfig, rows: int, length: int, dtype: jnp.dtype) -> KVCache:
     """The cache as shapes without arrays, for compilation and for allocating it in place."""
     array: Any = jax.ShapeDtypeStruct((rows, config.num_kv_heads, length, config.head_dim), dtype)
-    return tuple(LayerCache(array, array) for _ in range(config.num_layers))
+    return tuple(DenseLayer(array, array) for _ in range(config.num_layers))

@@ -6,6 +6,7 @@ a layout may split the two axes separately (KV heads first, then the queries tha
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kv_cache import KVCache, LayerCache
+from pat_jax.models.kv_cache import LayerCache
 from pat_jax.models.layers import attend, rms_norm, rope_frequencies, rotate
 from pat_jax.models.partition import Partition, Whole
 
 Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
+Cache = TypeVar("Cache", bound=LayerCache)
 
 
 class Keys:
@@ -85,9 +87,9 @@ class Attention(nnx.Module):
         self,
         x: Float[Array, "rows length embed"],
         positions: Int[Array, "rows length"],
-        cache: LayerCache | None,
+        cache: Cache | None,
         partition: Partition,
-    ) -> tuple[Float[Array, "rows length embed"], LayerCache | None]:
+    ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
         queries, keys, values = self._project(x)
         frequencies = rope_frequencies(self.config)
         queries, keys = (
@@ -96,10 +98,11 @@ class Attention(nnx.Module):
         )
         queries = partition.constrain(queries, "batch", None, "kv_heads", "queries_per_kv", None)
         if cache is None:
-            context = LayerCache(jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2))
+            attended = attend(
+                queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), positions
+            )
         else:
-            context = cache = cache.write(keys, values, positions[:, 0])
-        attended = attend(queries, context.keys, context.values, positions)
+            attended, cache = cache.attend(queries, keys, values, positions)
         out = jnp.einsum("btkgd,kgde->bte", attended, self.out[...].astype(x.dtype))
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
 
@@ -143,8 +146,8 @@ class Layer(nnx.Module):
         self.eps = config.norm_eps
 
     def __call__(
-        self, x: Array, positions: Array, cache: LayerCache | None, partition: Partition
-    ) -> tuple[Array, LayerCache | None]:
+        self, x: Array, positions: Array, cache: Cache | None, partition: Partition
+    ) -> tuple[Array, Cache | None]:
         with jax.named_scope("attention"):
             attended, cache = self.attention(
                 rms_norm(x, self.attention_norm[...], self.eps), positions, cache, partition
@@ -171,12 +174,12 @@ class Transformer(nnx.Module):
         self,
         tokens: Int[Array, "rows length"],
         positions: Int[Array, "rows length"],
-        cache: KVCache | None = None,
+        cache: tuple[Cache, ...] | None = None,
         *,
         partition: Partition | None = None,
         dtype: jnp.dtype = jnp.float32,
         remat: bool = False,
-    ) -> tuple[Float[Array, "rows length embed"], KVCache | None]:
+    ) -> tuple[Float[Array, "rows length embed"], tuple[Cache, ...] | None]:
         """Final hidden states, and the cache with these tokens written into it.
 
         Without a cache a token sees those before it in `tokens`; with one, everything in its row
@@ -185,7 +188,7 @@ class Transformer(nnx.Module):
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
         run = nnx.remat(_run_layer, static_argnums=(4,)) if remat else _run_layer
-        layer_caches: list[LayerCache] = []
+        layer_caches: list[Cache] = []
         for i, layer in enumerate(self.layers):
             x, layer_cache = run(
                 layer, x, positions, None if cache is None else cache[i], partition
@@ -224,6 +227,6 @@ class Transformer(nnx.Module):
 
 
 def _run_layer(
-    layer: Layer, x: Array, positions: Array, cache: LayerCache | None, partition: Partition
-) -> tuple[Array, LayerCache | None]:
+    layer: Layer, x: Array, positions: Array, cache: Cache | None, partition: Partition
+) -> tuple[Array, Cache | None]:
     return layer(x, positions, cache, partition)

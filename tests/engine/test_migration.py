@@ -21,7 +21,7 @@ from pat_jax.engine.pages import Exchange, pack, unpack
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rounds import ALL, MOST_EMPTY, SIZES, Moves, rounds, shipments
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kv_cache import KV_AXES, LayerCache
+from pat_jax.models.kv_cache import KV_AXES, DenseLayer
 from pat_jax.planning.types import Split
 
 CONFIG = ModelConfig(
@@ -80,7 +80,7 @@ class _Programs(dict):
 def put(x: np.ndarray, layout: Layout):
     """A cache of one layer, keys and values told apart."""
     sharding = layout.sharding(*KV_AXES)
-    return (LayerCache(*(jax.device_put(jnp.asarray(y), sharding) for y in (x, -x))),)
+    return (DenseLayer(*(jax.device_put(jnp.asarray(y), sharding) for y in (x, -x))),)
 
 
 def assert_pages_arrived(found, expected: np.ndarray, target: Layout) -> None:
