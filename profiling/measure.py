@@ -4,9 +4,11 @@ The first run of a program creates communicators and pages memory in; the second
 comes out is the latency model that the planner reads, so warming up and profiling are one thing.
 """
 
+import logging
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from itertools import permutations, product
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +22,12 @@ from pat_jax.engine.rounds import ALL, SIZES, Moves
 from pat_jax.engine.state import DecodeState, RowState, Until
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
-from pat_jax.planning.latency import ROUNDS, LatencyModel
+from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
+from pat_jax.profiling.recheck import describe, rescaled
+
+log = logging.getLogger(__name__)
 
 ENOUGH_S = 1.0  # of timed runs of one program
 
@@ -35,30 +40,36 @@ class Warmup:
         engine: RolloutEngine,
         *,
         known: LatencyModel | None = None,
+        recheck: bool = False,
         memory: MemoryModel | None = None,
         runs: int = 2,
         progress: Callable[[int, int], None] | None = None,
     ):
         """
         Args:
-          known: times measured before; what they are of runs once, untimed.
+          known: times measured before; what they are of runs untimed.
+          recheck: known times are measured once again, and put right where they have changed.
           memory: what has no room is left out; no planner leads there.
           runs: timed runs of one program, fewer where they take longer than a second together.
           progress: told how many programs of how many have run.
         """
         self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
         self.runs, self.progress, self.memory = runs, progress, memory
-        self.decode = dict(known.decode_table) if known else {}
-        self.reslice = dict(known.reslice_table) if known else {}
-        catalogue = self.catalogue
-        self.migrate: dict = {}
-        self.prefill: dict = {}
-        if known and known.round_tokens == self._round_tokens:
-            self.migrate = dict(known.migrate_table)
-        one_call = (catalogue.prefill_rows, catalogue.prefill_chunk)
-        if known and (known.prefill_rows, known.prefill_chunk) == one_call:
-            self.prefill = dict(known.prefill_table)
+        self.recheck = recheck
+        self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
+        if known:
+            self.known |= self._usable(known)
         self.done = 0
+
+    def _usable(self, known: LatencyModel) -> dict[str, dict]:
+        """The known tables whose entries mean here what they meant there."""
+        catalogue, names = self.catalogue, {"decode_table", "reslice_table"}
+        if known.round_tokens == self._round_tokens:
+            names.add("migrate_table")
+        one_call = (catalogue.prefill_rows, catalogue.prefill_chunk)
+        if (known.prefill_rows, known.prefill_chunk) == one_call:
+            names.add("prefill_table")
+        return {name: dict(getattr(known, name)) for name in names}
 
     @property
     def _round_tokens(self) -> int:
@@ -73,12 +84,12 @@ class Warmup:
 
     @property
     def measured(self) -> LatencyModel:
-        """All times so far, the known ones included."""
+        """All times so far, the known ones included, as far as they hold."""
+        tables: dict[str, Any] = {
+            name: rescaled(self.known[name], self.again[name]) | self.new[name] for name in TABLES
+        }
         return LatencyModel(
-            decode_table=dict(self.decode),
-            reslice_table=dict(self.reslice),
-            migrate_table=dict(self.migrate),
-            prefill_table=dict(self.prefill),
+            **tables,
             prefill_rows=self.catalogue.prefill_rows,
             prefill_chunk=self.catalogue.prefill_chunk,
             round_tokens=self._round_tokens,
@@ -111,9 +122,12 @@ class Warmup:
         for source, target in pairs:
             self._migrate(source, target)
             self._reslice(source, target, load_weights)
+        for name in TABLES:
+            for line in describe(name, self.known[name], self.again[name]):
+                log.info("%s", line)
         return self.measured
 
-    def _note(self, table: dict, key: Hashable, once: Callable[[], float], *, per: int = 1) -> None:
+    def _note(self, table: str, key: tuple, once: Callable[[], float], *, per: int = 1) -> None:
         """Notes the fastest run after the first (noise only ever adds time), unless it is known.
 
         Args:
@@ -121,11 +135,13 @@ class Warmup:
           per: how many of what is noted one run does.
         """
         once()
-        seconds: list[float] = []
-        while key not in table and len(seconds) < self.runs and sum(seconds) < ENOUGH_S:
+        is_known, seconds = key in self.known[table], []
+        runs = int(self.recheck) if is_known else self.runs
+        while len(seconds) < runs and sum(seconds) < ENOUGH_S:
             seconds.append(once())
         if seconds:
-            table[key] = min(seconds) / per
+            noted = self.again if is_known else self.new
+            noted[table][key] = min(seconds) / per
         self._count()
 
     def _count(self) -> None:
@@ -163,7 +179,7 @@ class Warmup:
             few = jax.block_until_ready(program(self.engine.params, few, tokens, begin))
             return time.perf_counter() - start
 
-        self._note(self.prefill, (split, length), once)
+        self._note("prefill_table", (split, length), once)
         return few
 
     def _decode(self, layout: Layout, rows: int, length: int, cache: KVCache) -> KVCache:
@@ -185,7 +201,7 @@ class Warmup:
             cache = carried.cache
             return time.perf_counter() - start
 
-        self._note(self.decode, (layout.split, rows, length), once, per=steps)
+        self._note("decode_table", (layout.split, rows, length), once, per=steps)
         return cache
 
     def _resize(self, layout: Layout) -> None:
@@ -243,7 +259,7 @@ class Warmup:
 
             if size == SIZES[0] and kind in (ALL, 0):
                 key = (source.split, target.split, ROUNDS[kind != ALL])
-                self._note(self.migrate, key, once)
+                self._note("migrate_table", key, once)
             else:
                 for _ in range(2):
                     once()
@@ -262,7 +278,7 @@ class Warmup:
             self.engine.release_weights()
             return seconds
 
-        self._note(self.reslice, (source.split, target.split), once)
+        self._note("reslice_table", (source.split, target.split), once)
 
 
 def _delete(cache: KVCache) -> None:

@@ -18,9 +18,11 @@ from pat_jax.setup import Setup
 def warm_up(
     setup: Setup, splits: Sequence[Split], load_weights: Callable[[Layout], Params]
 ) -> Warmup:
-    """Runs every program of these layouts; what the profile lacks is measured on the way."""
+    """Runs every program of these layouts; what the profile lacks is measured on the way, and what
+    it says is checked: a machine changes, and a wrong profile costs more than these few runs.
+    """
     known = setup.profile and setup.profile.latency
-    warmup = Warmup(setup.engine, known=known, memory=setup.memory)
+    warmup = Warmup(setup.engine, known=known, recheck=True, memory=setup.memory)
     warmup.measure(load_weights, splits)
     return warmup
 

@@ -5,7 +5,7 @@ itself looks ahead.
 
     budget   A switch may be tried as long as the rollout, ended right after it, would be no more
              than `SHARE` of its predicted time behind the best static layout. Past that, it must
-             promise `MULTIPLE` times its cost, layouts not seen yet getting no benefit of the doubt.
+             promise its cost and a half, layouts not seen yet getting no benefit of the doubt.
     rent     Where another layout was faster for so long that a switch there would have been paid
              for, it is time to go, whatever is left: break-even, as between renting and buying
              skis (Karlin et al. 1988: never more than twice what hindsight would have spent).
@@ -24,7 +24,7 @@ from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.types import Split
 
 SHARE = 0.02  # of the rollout's predicted time
-MULTIPLE = 2.0  # of its cost that a switch past the budget has to save, beside that cost
+MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
 

@@ -44,9 +44,10 @@ def made_up_step(split: Split, rows: int) -> float:
 class MadeUpClock(Warmup):
     """Runs what it should, and notes times that make the plans certain."""
 
-    def _note(self, table: dict, key: Any, once: Callable[[], float], *, per: int = 1) -> None:
+    def _note(self, table: str, key: Any, once: Callable[[], float], *, per: int = 1) -> None:
         super()._note(table, key, once, per=per)
-        table[key] = made_up_step(key[0], key[1]) if table is self.decode else 0.01
+        seconds = made_up_step(key[0], key[1]) if table == "decode_table" else 0.01
+        self.new[table][key] = seconds
 
 
 def make_requests(config: RunConfig) -> list[Request]:

@@ -1,0 +1,46 @@
+"""Whether a profile still holds: what the warm-up of a run takes, against what it says."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from pat_jax.planning.types import Split
+
+NOISE = 1.1  # times longer or shorter: one run differs as much from the next
+Table = Mapping[Any, float]  # seconds, by a tuple with one layout in it, or the two of a switch
+Layouts = tuple[Split, ...]
+
+
+def changes(known: Table, again: Table) -> dict[Layouts, float]:
+    """By what factor the times of a layout, or of a switch, differ from a table's by more than noise.
+
+    All times of one are taken to have changed alike, by the median of those that were run again:
+    one odd run changes nothing where there are several.
+
+    Args:
+      again: seconds of some entries of `known`, measured now.
+    """
+    ratios = defaultdict(list)
+    for key, seconds in again.items():
+        ratios[_layouts(key)].append(seconds / known[key])
+    factors = {layouts: median(seen) for layouts, seen in ratios.items()}
+    return {k: factor for k, factor in factors.items() if not 1 / NOISE <= factor <= NOISE}
+
+
+def rescaled(known: Table, again: Table) -> dict[Any, float]:
+    """The `known` seconds, with those put right that have changed."""
+    factors = changes(known, again)
+    return {key: seconds * factors.get(_layouts(key), 1.0) for key, seconds in known.items()}
+
+
+def describe(name: str, known: Table, again: Table) -> list[str]:
+    """A line for each change, for the log."""
+    return [
+        f"profile: {name} of {' to '.join(map(str, layouts))} takes {factor:.2f} times as long now"
+        for layouts, factor in changes(known, again).items()
+    ]
+
+
+def _layouts(key: tuple) -> Layouts:
+    return tuple(part for part in key if isinstance(part, Split))
