@@ -56,7 +56,7 @@ def test_only_what_is_missing_is_measured(measured: tuple[Path, str], tmp_path: 
 
 
 def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
-    """As it is, but for what takes longer or shorter now: one factor for each layout or switch."""
+    """As it is, but for what takes longer or shorter now."""
     content = json.loads(measured[0].read_text())
     for entry in content["latency"]["reslice_table"]:
         entry[1] += 100.0  # of a machine on which nobody could want to switch
@@ -64,15 +64,9 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     path.write_text(json.dumps(content))
     run(*TINY, "--profile", str(path), "--steps", "1", "--run_dir", str(tmp_path / "run"))
     used = json.loads((tmp_path / "run" / "profile.json").read_text())["latency"]
-    for split in ([2, 1], [1, 2]):
-        ratios = [
-            now / before
-            for (key, now), (same, before) in zip(
-                used["decode_table"], content["latency"]["decode_table"], strict=True
-            )
-            if key[0] == split and key == same
-        ]
-        assert len(ratios) > 1 and max(ratios) == pytest.approx(min(ratios))
+    for table in ("decode_table", "prefill_table", "migrate_table"):
+        keys, expected = ([key for key, _ in x[table]] for x in (used, content["latency"]))
+        assert keys == expected
     assert all(seconds < 10 for _, seconds in used["reslice_table"])
     assert (
         "profile: reslice_table of dp2tp1 to dp1tp2 takes 0.0"
