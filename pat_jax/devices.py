@@ -1,6 +1,8 @@
 """Which devices a run uses, and what must be set before JAX looks for them."""
 
+import ctypes
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -31,6 +33,7 @@ def configure(num_devices: int) -> Sequence[Device]:
     os.environ.setdefault("NPROC", str(num_cpu))
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+    _keep_freed_memory()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     jax.config.update("jax_num_cpu_devices", num_cpu)
@@ -44,6 +47,20 @@ def configure(num_devices: int) -> Sequence[Device]:
             f"{devices[0].platform} devices; choose at most that many, or 0 for all."
         )
     return devices[: num_devices or len(devices)]
+
+
+def _keep_freed_memory() -> None:
+    """Has the C library keep what XLA's CPU devices free, as XLA keeps the memory of a GPU.
+
+    By default glibc hands large blocks back to the kernel, which clears each page anew when they are
+    next asked for: seen to take longer than writing a switch's weights. Other C libraries have no
+    such knobs.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, -1)  # never
 
 
 def _cpu_devices() -> int:

@@ -29,6 +29,7 @@ class Reslice:
     """How the weights go from one layout to another."""
 
     runs: list[list[int]]  # chunks of the leaves that the two hold differently; others stay
+    is_on_host: bool  # leaf by leaf in the host's memory, by no program
     sent_bytes: int  # between devices, all of them together
     extra_bytes: int  # of one device, at most, besides its old shards
 
@@ -41,6 +42,7 @@ class Catalogue:
     prefill_rows: int
     prefill_chunk: int
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
+    gathers_on_host: bool = False  # weights, when TP falls: best where devices share its memory
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -177,12 +179,15 @@ class Catalogue:
             table.declare(key, exchange.all(), (packed,) * down)
             for group in range(exchange.narrow.split.dp):
                 table.declare(key._replace(part=1 + group), exchange.one(group), (packed,))
+        if not self.reslice(source, target).is_on_host:
+            self.declare_reslice(table, source, target)
+
+    def declare_reslice(self, table: ProgramTable, source: Layout, target: Layout) -> None:
+        leaves = jax.tree.leaves(self.params(source))
+        out = [x.sharding for x in jax.tree.leaves(self.params(target))]
         for part, run in enumerate(self.reslice(source, target).runs):
-            key = Key("reslice", source.split, target=target.split, part=part)
-            leaves = jax.tree.leaves(self.params(source))
-            out = [x.sharding for x in jax.tree.leaves(self.params(target))]
             table.declare(
-                key,
+                Key("reslice", source.split, target=target.split, part=part),
                 lambda leaves: leaves,
                 [leaves[i] for i in run],
                 out_shardings=[out[i] for i in run],
@@ -203,10 +208,19 @@ class Catalogue:
             if a.sharding != b.sharding
         ]
         whole = [x.size * x.dtype.itemsize for x in before]
-        runs = switch.chunks(moving, whole, self.reslice_chunk_bytes)
         held, needed = ([shard_bytes(x) for x in leaves] for leaves in (before, after))
+        extra = list(needed)
+        is_on_host = self.gathers_on_host and target.split.tp < source.split.tp
+        if is_on_host:
+            # Leaf by leaf, put together on the host: the memory of one serves the next, where that
+            # of a large chunk would be faulted in anew (seen: half of the time).
+            runs = [[i] for i in moving]
+            extra = [n + w // source.mesh.size for n, w in zip(needed, whole, strict=True)]
+        else:
+            runs = switch.chunks(moving, whole, self.reslice_chunk_bytes)
         return Reslice(
             runs,
+            is_on_host,
             sent_bytes=sum(max(needed[i] - held[i], 0) for i in moving) * source.mesh.size,
-            extra_bytes=max((sum(needed[i] for i in run) for run in runs), default=0),
+            extra_bytes=max((sum(extra[i] for i in run) for run in runs), default=0),
         )

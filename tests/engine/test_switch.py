@@ -56,6 +56,28 @@ def test_a_reslice_sends_what_the_devices_lack(name):
         engine.release_weights()
 
 
+@pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
+def test_lowering_tp_on_cpu_copies_each_weight_once(name):
+    """To one replica's memory, which the others share: XLA takes over what lies aligned there."""
+    engine = subject(name).engine
+    source, target = engine.layouts[SPLITS[3]], engine.layouts[SPLITS[0]]
+    engine.set_weights(subject(name).weights(source), source)
+    old = jax.tree.leaves(engine.params)
+    engine.reslice(target)
+    for before, after in zip(old, jax.tree.leaves(engine.params), strict=True):
+        if after is not before:
+            shards = after.addressable_shards
+            assert len(shards) == target.mesh.size
+            assert len({shard.data.unsafe_buffer_pointer() for shard in shards}) == 1
+    engine.release_weights()
+
+
+def test_no_program_lowers_tp_on_cpu_and_all_raise_it():
+    table = subject("kv2").engine.programs
+    pairs = {(key.split, key.target) for key in table.keys("reslice")}
+    assert pairs == {(a, b) for a, b in permutations(SPLITS, 2) if b.tp > a.tp}
+
+
 def bytes_held(params) -> int:
     """On all devices together, copies included."""
     return sum(shard.data.nbytes for x in jax.tree.leaves(params) for shard in x.addressable_shards)
