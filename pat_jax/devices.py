@@ -33,7 +33,6 @@ def configure(num_devices: int) -> Sequence[Device]:
     os.environ.setdefault("NPROC", str(num_cpu))
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
-    _keep_freed_memory()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     jax.config.update("jax_num_cpu_devices", num_cpu)
@@ -46,6 +45,8 @@ def configure(num_devices: int) -> Sequence[Device]:
             f"option --devices is {num_devices}: this machine has {len(devices)} "
             f"{devices[0].platform} devices; choose at most that many, or 0 for all."
         )
+    if devices[0].platform == "cpu":
+        _keep_freed_memory()
     return devices[: num_devices or len(devices)]
 
 
