@@ -3,7 +3,7 @@
 Follows the scheduler's accounts with device arrays. Decides nothing: `rollout.py` says when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -69,6 +69,14 @@ class Flight:
         self._rows, self._seen, self.cache = state.rows, state.seen, state.cache
         output, still_live = jax.device_get((output, state.rows.live))
         return int(output.steps), self.scheduler.retire(output, still_live)
+
+    def end(self, has_enough: Callable[[int, np.ndarray], bool]) -> None:
+        """Ends the live sequences of which `has_enough`, given what they have said, says so."""
+        scheduler = self.scheduler
+        ended = [i for i in scheduler.live if has_enough(int(i), scheduler.response(i))]
+        if ended:
+            scheduler.end_now(np.array(ended))
+            self._rows = None
 
     def steps_possible(self) -> int:
         """Decode steps before a live sequence would outgrow the cache."""

@@ -106,6 +106,7 @@ class RolloutEngine:
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
+        self.dtype = dtype
         self.mesh: Mesh = factored_mesh(devices)
         if layouts is None:
             layouts, dropped = layout_chain(self.mesh, policy.config)
@@ -184,22 +185,24 @@ class RolloutEngine:
     def rollout(
         self, requests: Sequence[Request], planner: Planner
     ) -> tuple[list[Completion], RolloutReport]:
-        """Generates every request to its end.
-
-        Raises:
-          ValueError: more requests than the engine's capacity.
-        """
+        """Generates every request to its end; see `stream`."""
         report = RolloutReport()
         done = dict(self.stream(requests, planner, report))
         return [done[i] for i in range(len(requests))], report
 
     def stream(
-        self, requests: Sequence[Request], planner: Planner, report: RolloutReport
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        report: RolloutReport,
+        has_enough: Callable[[int, np.ndarray], bool] | None = None,
     ) -> Iterator[tuple[int, Completion]]:
         """Yields each request's index and completion after the burst in which it ended.
 
         Args:
           report: filled in on the way; whole when the last completion has been taken.
+          has_enough: told after each burst what every live request has said, int32[tokens]; where
+            it says True the request ends there.
 
         Raises:
           ValueError: more requests than the engine's capacity.
@@ -230,6 +233,8 @@ class RolloutEngine:
                     flight.fit()
                 self._burst(flight, plan, report, clock)
                 planner.observe(*report.bursts[-1])
+                if has_enough is not None:
+                    flight.end(has_enough)
                 for i in live[flight.scheduler.is_done[live]]:
                     yield int(i), flight.scheduler.completion(i, self.eos_ids)
         finally:  # also where nobody takes the rest

@@ -131,6 +131,12 @@ class Accounts:
         self.num_steps += steps
         self.row[self.is_done] = NO_ROW
 
+    def end_now(self, sequences: np.ndarray) -> None:
+        """Live sequences that are to say nothing more."""
+        self.is_done[sequences] = True
+        self.done_after[sequences] = self.num_steps
+        self.row[sequences] = NO_ROW
+
     def compact(self, new_rows: int) -> np.ndarray:
         """Moves the live sequences of each group to its first rows, of a new row bucket.
 
@@ -249,6 +255,10 @@ class Scheduler(Accounts):
         self.advance(emitted, still_live[self.row[live]], int(output.steps))
         return int(emitted.sum())
 
+    def response(self, i: int) -> np.ndarray:
+        """What sequence i has said so far, int32[tokens]; not a copy."""
+        return self.tokens[i, self.prompt_length[i] : self.length[i]]
+
     def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
         return [self.completion(i, eos_ids) for i in range(len(self.requests))]
 
@@ -256,7 +266,7 @@ class Scheduler(Accounts):
         """What sequence i has said."""
         request, at = self.requests[i], slice(self.prompt_length[i], self.length[i])
         tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
-        endings = {*request.sampling.stop_ids, *(() if request.ignore_eos else eos_ids)}
+        endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
         top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
         if len(tokens) and np.isnan(logprobs[-1]):
             # The token was drawn from logits that are no numbers: it is not part of the response.

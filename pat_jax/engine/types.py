@@ -44,7 +44,7 @@ _RULES: dict[str, _Rule] = {
     ),
     "presence_penalty": (_number(-1e6, 1e6), "a number from -1e6 to 1e6, 0 being off"),
     "min_tokens": (_count, "0 or a positive integer"),
-    "stop_ids": (
+    "stop_token_ids": (
         lambda x: isinstance(x, tuple) and len(x) <= MAX_STOP_IDS and all(map(_count, x)),
         f"a tuple of up to {MAX_STOP_IDS} token ids",
     ),
@@ -72,7 +72,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0  # taken off the logits of tokens in the response
     min_tokens: int = 0  # nothing ends the response before
-    stop_ids: tuple[int, ...] = ()  # tokens that end the response, besides the model's own
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the response, besides the model's own
     logprobs: int = 0  # so many likeliest tokens are reported with each token drawn
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class RowSampling:
         self.repetition_penalty[row] = sampling.repetition_penalty
         self.presence_penalty[row] = sampling.presence_penalty
         self.may_end_at[row] = min(prompt_length + sampling.min_tokens, 2**31 - 1)
-        self.stop_ids[row, : len(sampling.stop_ids)] = sampling.stop_ids
+        self.stop_ids[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.wants_top[row] = sampling.logprobs > 0
 
 

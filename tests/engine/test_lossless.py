@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -105,7 +106,7 @@ class TestJudge:
     REQUEST = Request(tokens=(1,), key=np.zeros(2, np.uint32), max_new_tokens=3)
     STATIC = Completion(np.array([5, 6, 7]), np.array([-1.0, -2.0, -3.0]), True)
 
-    def request(self, **sampling: float) -> Request:
+    def request(self, **sampling: Any) -> Request:
         return replace(self.REQUEST, sampling=Sampling(**sampling))
 
     def decisions(self, margins, filter_margins=(1.0, 1.0, 1.0)) -> Decisions:

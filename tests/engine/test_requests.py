@@ -34,7 +34,7 @@ def plain() -> np.ndarray:
 
 def test_a_stop_token_ends_a_response_and_belongs_to_it(plain):
     stops = [(int(plain[7]),), (60, int(plain[5]), 59), ()]
-    done = generate(*(Sampling(stop_ids=ids) for ids in stops), ignore_eos=True)
+    done = generate(*(Sampling(stop_token_ids=ids) for ids in stops), ignore_eos=True)
     for each, ids in zip(done, stops, strict=True):
         ends = np.flatnonzero(np.isin(plain, ids))
         length = ends[0] + 1 if len(ends) else LENGTH
@@ -54,7 +54,7 @@ def test_nothing_ends_a_response_before_its_least_length():
 
 
 def test_stop_tokens_wait_for_the_least_length(plain):
-    (done,) = generate(Sampling(min_tokens=12, stop_ids=tuple({*plain[:8].tolist()})))
+    (done,) = generate(Sampling(min_tokens=12, stop_token_ids=tuple({*plain[:8].tolist()})))
     assert len(done.tokens) >= 12 and not np.isin(done.tokens[:12], plain[:8]).any()
 
 
@@ -75,7 +75,7 @@ def test_the_likeliest_tokens_come_with_each_token(path):
 def test_a_strong_presence_penalty_says_every_token_once():
     """61 tokens, 40 to say: over bursts, compactions and switches none is forgotten."""
     some = [Sampling(presence_penalty=1e4), Sampling(0.0, presence_penalty=1e4)] * 2
-    short = replace(Sampling(), stop_ids=tuple(range(8)))  # ends early: rows are compacted
+    short = replace(Sampling(), stop_token_ids=tuple(range(8)))  # ends early: rows are compacted
     done = generate(*some, *[short] * 4, path=PATH, ignore_eos=True)
     for each in done[:4]:
         assert len(set(each.tokens.tolist())) == len(each.tokens) == LENGTH
@@ -87,7 +87,7 @@ def test_options_of_every_kind_compile_nothing():
         Sampling(0.0),
         Sampling(0.7, top_k=5, top_p=0.9),
         Sampling(min_p=0.1, repetition_penalty=1.2),
-        Sampling(presence_penalty=0.5, min_tokens=9, stop_ids=(5, 6)),
+        Sampling(presence_penalty=0.5, min_tokens=9, stop_token_ids=(5, 6)),
         Sampling(logprobs=3),
     ]
     with counted_compilations() as events:
@@ -100,7 +100,7 @@ def test_logits_that_are_no_numbers_end_their_request_and_no_other():
     """The embedding of token 7 is damaged: the request that reads it fails, the others do not."""
     bench, request = subject(SUBJECT), make_requests(SETTINGS[SUBJECT], 0)[1]
     sound = replace(request, tokens=(3, 4, 5), max_new_tokens=4, ignore_eos=True)
-    sound = replace(sound, sampling=Sampling(stop_ids=(7,)))
+    sound = replace(sound, sampling=Sampling(stop_token_ids=(7,)))
     requests = [sound, replace(sound, tokens=(3, 7, 5)), sound]
     expected, *_ = bench.run([sound], bench.static(1))[0]
     whole = bench.params

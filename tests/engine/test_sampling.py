@@ -272,7 +272,7 @@ def test_what_the_device_remembers_is_what_the_host_would_send(prompts, response
         ("repetition_penalty", [0, -1, 1e9]),
         ("presence_penalty", [float("inf"), "1"]),
         ("min_tokens", [-1, 0.5]),
-        ("stop_ids", [3, [3], (-1,), (1.0,), tuple(range(MAX_STOP_IDS + 1))]),
+        ("stop_token_ids", [3, [3], (-1,), (1.0,), tuple(range(MAX_STOP_IDS + 1))]),
         ("logprobs", [-1, True]),
     ],
 )
