@@ -6,17 +6,17 @@ a killed run goes on with --resume where it was.
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
 from pat_jax.candidates import pinned_planner
 from pat_jax.cli import parse, run_command
 from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.devices import Device, configure
+from pat_jax.devices import configure
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.session import Session
@@ -29,6 +29,7 @@ from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.profile import Profile
 from pat_jax.planning.scripts import FixedLayout
 from pat_jax.profiling.measure import Warmup
 from pat_jax.prompt_lines import Wishes, read_lines
@@ -150,8 +151,11 @@ def main() -> None:
     if Path(config.model).is_dir():
         tokenizer = HuggingFaceTokenizer(config.model)
         check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    run = config.run_config(model, len(devices))
+    engine = build_engine(run, model, devices)
+    profile = find_profile(run, profile_subject(run, model, devices))
     with ResultFile(Path(config.out), resume=config.resume) as results:
-        session = open_session(config, model, devices)
+        session = open_session(config, run, engine, profile)
         Job(Path(config.prompts), config.seed, session, tokenizer, wishes, results).run()
 
 
@@ -181,10 +185,10 @@ def _sound(wishes: Wishes, where: str) -> Wishes:
     return wishes
 
 
-def open_session(config: GenerateConfig, model: ModelConfig, devices: Sequence[Device]) -> Session:
+def open_session(
+    config: GenerateConfig, run: RunConfig, engine: RolloutEngine, profile: Profile | None
+) -> Session:
     """Everything compiled, the weights in place."""
-    run = config.run_config(model, len(devices))
-    engine = build_engine(run, model, devices)
 
     def weights_in(layout: Layout) -> Params:
         shardings = layout.param_shardings(engine.policy)
@@ -199,7 +203,7 @@ def open_session(config: GenerateConfig, model: ModelConfig, devices: Sequence[D
             bar.update(done - bar.n)
 
         engine.compile(show)
-    planner = _planner(run, engine, model, devices, weights_in)
+    planner = _planner(run, engine, profile, weights_in)
     first = next(iter(engine.layouts.values()))
     engine.set_weights(weights_in(first), first)
     return Session(engine, planner, debug_nans=config.debug_nans)
@@ -208,13 +212,11 @@ def open_session(config: GenerateConfig, model: ModelConfig, devices: Sequence[D
 def _planner(
     run: RunConfig,
     engine: RolloutEngine,
-    model: ModelConfig,
-    devices: Sequence[Device],
-    weights_in: Any,
+    profile: Profile | None,
+    weights_in: Callable[[Layout], Params],
 ) -> Planner:
     if len(engine.layouts) == 1:
         return pinned_planner(run, engine.layouts) or FixedLayout(next(iter(engine.layouts)))
-    profile = find_profile(run, profile_subject(run, model, devices))
     memory = engine_memory(engine, run.rollout)
     warmup = Warmup(engine, known=profile and profile.latency, memory=memory)
     latency, buckets = warmup.measure(weights_in), engine.catalogue.buckets

@@ -1,13 +1,14 @@
 """A file of JSON lines that a killed command can go on with: whole lines, in order, none lost."""
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pat_jax.errors import UserError
+
+T = TypeVar("T")
 
 
 class ResultFile:
@@ -19,15 +20,7 @@ class ResultFile:
           UserError: the file cannot be written, or has results and is not to be resumed.
         """
         self.path = path
-        try:
-            content = path.read_bytes() if path.exists() else b""
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
-        except OSError as error:
-            raise UserError(
-                f"option --out is {str(path)!r}: the file cannot be written ({error.strerror}); "
-                "expected one in a folder that you may write to."
-            ) from None
+        content = self._try(lambda: path.read_bytes() if path.exists() else b"")
         whole = content[: content.rfind(b"\n") + 1]
         if content and not resume:
             raise UserError(
@@ -35,7 +28,18 @@ class ResultFile:
                 "them with --resume, or choose another."
             )
         self.done = [self._place(i, line) for i, line in enumerate(whole.splitlines(), start=1)]
-        os.truncate(path, len(whole))
+        self._try(lambda: path.parent.mkdir(parents=True, exist_ok=True))
+        self._file = self._try(lambda: path.open("ab"))
+        self._file.truncate(len(whole))
+
+    def _try(self, use: Callable[[], T]) -> T:
+        try:
+            return use()
+        except OSError as error:
+            raise UserError(
+                f"option --out is {str(self.path)!r}: the file cannot be written "
+                f"({error.strerror}); expected one in a folder that you may write to."
+            ) from None
 
     def _place(self, number: int, line: bytes) -> tuple[int, int]:
         try:

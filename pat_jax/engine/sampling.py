@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.types import RowSampling
 
 NEVER = -1e30  # a finite minus infinity
+BLOCK = 512  # tokens, at most, of the vocabulary that are summed up together
 
 # The tokens of prompt and response, and of the response alone, as in `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
@@ -70,15 +71,44 @@ def sample(
         lambda x: x / divisor,
         logits,
     )
-    log_probs = jax.nn.log_softmax(kept, axis=-1)
-    probs = jnp.exp(log_probs)
-    # A parallel sum is not monotone in its last bits: only a token that can be drawn is a boundary.
-    cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
-    # The last sum is 1 only up to rounding: scale the number, not the sums.
-    goal = numbers[:, None] * jnp.max(cumulative, axis=-1, keepdims=True)
-    drawn = jnp.argmax(cumulative > goal, axis=-1).astype(jnp.int32)
-    tokens = jnp.where(is_greedy, jnp.argmax(kept, axis=-1).astype(jnp.int32), drawn)
-    return tokens, jnp.take_along_axis(log_probs, tokens[:, None], axis=-1)[:, 0]
+    best = jnp.argmax(kept, axis=-1).astype(jnp.int32)
+    largest = _pick(kept, best)
+    drawn, total = _invert(kept, largest, numbers)
+    # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
+    tokens = jnp.where(is_greedy | (total == 0), best, drawn)
+    return tokens, _pick(kept, tokens) - largest - jnp.log(total)
+
+
+def _invert(
+    logits: Float[Array, "rows vocab"], largest: Float[Array, " rows"], numbers: Array
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """The token at which the cumulative distribution passes the number, and Σ exp(logit - largest).
+
+    First the block of the vocabulary, then the token in it: the vocabulary is read once, and no
+    array of its size is written.
+    """
+    width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
+    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    masses = jnp.sum(jnp.exp(blocks - largest[:, None, None]), axis=-1)
+    sums = jnp.cumsum(masses, axis=-1)
+    # A parallel sum is not monotone in its last bits: only what can be drawn is a boundary.
+    reached = jnp.where(masses > 0, sums, 0.0)
+    total = jnp.max(reached, axis=-1)
+    # Scaled by the last sum, which is so only up to rounding: the number, not the sums.
+    goal = numbers * total
+    block = jnp.argmax(reached > goal[:, None], axis=-1)
+    before = jnp.where(block > 0, _pick(sums, jnp.maximum(block - 1, 0)), 0.0)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    probs = jnp.exp(inside - largest[:, None])
+    reached = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+    is_beyond = reached > (goal - before)[:, None]
+    last = width - 1 - jnp.argmax(probs[:, ::-1] > 0, axis=-1)  # where rounding leaves none beyond
+    token = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
+    return (block * width + token).astype(jnp.int32), total
+
+
+def _pick(x: Float[Array, "rows columns"], column: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    return jnp.take_along_axis(x, column[:, None], axis=-1)[:, 0]
 
 
 def likeliest(

@@ -5,7 +5,7 @@ the engine is given batches of its capacity; what comes out does not depend on h
 because sampling keys belong to requests.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -71,8 +71,10 @@ class Session:
         *,
         watch: Watch | None = None,
         name: Callable[[int], str] = "request {}".format,
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yields (index, completion) as requests end, those that are wrong at once.
+
+        Closed before its end, it drops what is not done and frees the cache.
 
         Args:
           requests: read as they are needed.

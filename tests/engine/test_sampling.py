@@ -285,6 +285,29 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(field, bad):
         assert message.endswith(".") and "\n" not in message
 
 
+@pytest.mark.parametrize("vocab", [7, 509, 3 * 512, 5 * 8 * 101])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
+def test_large_vocabularies_are_drawn_from_block_by_block(vocab, spread):
+    rng = np.random.default_rng(vocab)
+    logits = rng.normal(0, spread, vocab).astype(np.float32)
+    logits[vocab // 3 : vocab // 2] = -1e30  # whole blocks may be empty
+    numbers = np.concatenate([rng.random(2000), [0.0, 1 - 2.0**-23]]).astype(np.float32)
+    rows = len(numbers)
+    tokens, logprobs = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
+        np.broadcast_to(logits, (rows, vocab)),
+        numbers,
+        RowSampling.empty(rows),
+        np.zeros((rows, 2, -(-vocab // 32)), np.uint32),
+        np.full((rows, 1), -1, np.int32),
+    )
+    probs = np.exp(logits.astype(np.float64) - logits.max())
+    probs /= probs.sum()
+    ends = np.cumsum(probs)
+    assert (ends[tokens] >= numbers - 2e-6).all() and (probs[tokens] > 0).all()
+    assert (ends[tokens] - probs[tokens] <= numbers + 2e-6).all()
+    np.testing.assert_allclose(logprobs, np.log(probs[tokens]), atol=1e-4)
+
+
 def test_a_number_depends_on_key_and_position_alone():
     keys = np.stack([sequence_key(1, i) for i in range(6)])
     positions = np.arange(6, dtype=np.int32)
