@@ -88,7 +88,7 @@ class GenerateConfig:
     max_length: int = 2048
     """Longest prompt and response together in tokens, at most the model's context."""
     max_logprobs: int = 5
-    """Most likeliest tokens that a line may ask for."""
+    """Most likeliest tokens that a line may ask for, if --logprobs does not ask for more."""
     layout: str = "auto"
     """auto plans the layout of every moment; `dp2tp4` pins one."""
     profile: str = "auto"
@@ -123,7 +123,7 @@ class GenerateConfig:
             num_generations=1,
             max_prompt_length=length // 2,
             max_completion_length=length - length // 2,
-            max_logprobs=self.max_logprobs,
+            max_logprobs=max(self.max_logprobs, self.logprobs or 0),
             min_length=min(SHORTEST_CACHE, length),
         )
         return replace(

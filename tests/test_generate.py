@@ -221,10 +221,10 @@ def test_mistakes_in_the_options(write, run, tmp_path: Path, capsys, options, wo
 
 
 def test_a_built_in_shape_takes_token_ids(write, run):
-    bare, text = run(
-        write({"token_ids": [5, 6], "max_tokens": 4}, {"prompt": "a"}), "--model", "tiny"
-    )
+    prompts = write({"token_ids": [5, 6], "max_tokens": 4}, {"prompt": "a"})
+    bare, text = run(prompts, "--model", "tiny", "--logprobs", "7")
     assert len(bare["token_ids"]) in range(1, 5) and bare["text"] is None
+    assert {len(entry["top"]) for entry in bare["logprobs"]} == {7}
     assert "the model has no tokenizer: expected token_ids" in text["error"]
 
 
