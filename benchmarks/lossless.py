@@ -28,6 +28,7 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.rollout import RolloutEngine, RolloutReport
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.types import Sampling
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner import Planner
@@ -82,6 +83,7 @@ class Settings:
     min_length: int = 32
     prefill_chunk: int = 16
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
+    max_logprobs: int = 0
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -94,6 +96,7 @@ class Settings:
             prefill_rows=2,
             min_rows=self.min_rows,
             min_length=self.min_length,
+            max_logprobs=self.max_logprobs,
         )
 
 
@@ -168,13 +171,16 @@ def _lively(policy: Policy) -> Params:
     )
 
 
-KINDS = ("greedy", "sampled", "filtered")
+KINDS = ("greedy", "sampled", "filtered", "penalized")
 
 
 def kind(request: Request) -> str:
-    if request.temperature == 0:
+    sampling = request.sampling
+    if sampling.has_penalty:
+        return "penalized"
+    if sampling.temperature == 0:
         return "greedy"
-    return "filtered" if request.top_k or request.top_p < 1 else "sampled"
+    return "filtered" if sampling.top_k or sampling.top_p < 1 else "sampled"
 
 
 def make_requests(settings: Settings, seed: int) -> list[Request]:
@@ -182,9 +188,10 @@ def make_requests(settings: Settings, seed: int) -> list[Request]:
     rng = np.random.default_rng(seed)
     longest, vocab = settings.max_completion_length, _BASE.vocab_size
     options = {
-        "greedy": {"temperature": 0.0},
-        "sampled": {"temperature": 1.0},
-        "filtered": {"temperature": 0.8, "top_k": 12, "top_p": 0.9},
+        "greedy": Sampling(temperature=0.0),
+        "sampled": Sampling(),
+        "filtered": Sampling(temperature=0.8, top_k=12, top_p=0.9),
+        "penalized": Sampling(min_p=0.01, repetition_penalty=1.3, presence_penalty=0.5),
     }
     requests = []
     for i in range(settings.sequences):
@@ -199,7 +206,7 @@ def make_requests(settings: Settings, seed: int) -> list[Request]:
                 key=sequence_key(seed, i),
                 max_new_tokens=max(1, length),
                 ignore_eos=is_forced,
-                **options[KINDS[i % 3]],
+                sampling=options[KINDS[i % 4]],
             )
         )
     return requests

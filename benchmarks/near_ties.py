@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.types import Sampling
 from pat_jax.models.policy import Params, Policy
 
 NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout
@@ -102,13 +103,23 @@ def decide(
     logits: np.ndarray, numbers: np.ndarray, request: Request, taken: np.ndarray
 ) -> Decisions:
     """`request`'s sampling, from float64[tokens, vocab] logits and one number for each token."""
-    never = np.full(len(logits), np.inf)
-    if request.temperature <= 0:
+    never, sampling = np.full(len(logits), np.inf), request.sampling
+    logits = np.stack(
+        [
+            _penalize(each, request.tokens, taken[:i], sampling)
+            for i, each in enumerate(np.asarray(logits))
+        ]
+    )
+    if sampling.temperature <= 0:
         top = np.sort(logits, axis=-1)
         logprobs = _take(_log_softmax(logits), taken)
         return Decisions(logits.argmax(-1), logprobs, top[:, -1] - top[:, -2], never)
-    scaled = logits / request.temperature
-    keep, filter_margins = _filters(scaled, request.top_k, request.top_p)
+    scaled = logits / sampling.temperature
+    keep, filter_margins = _filters(scaled, sampling.top_k, sampling.top_p)
+    if sampling.min_p > 0:
+        above = scaled - scaled.max(axis=-1, keepdims=True) - np.log(sampling.min_p)
+        filter_margins = np.minimum(filter_margins, np.abs(above).min(axis=-1))
+        keep = keep & (above >= 0)
     log_probs = _log_softmax(np.where(keep, scaled, -np.inf))
     cdf = np.cumsum(np.exp(log_probs), axis=-1)
     # The last kept token ends at 1, and no number lies beyond: that is no boundary.
@@ -117,6 +128,19 @@ def decide(
     margins = np.min(distance, axis=-1, where=is_boundary, initial=np.inf)
     tokens = np.argmax(keep & (cdf > numbers[:, None]), axis=-1)
     return Decisions(tokens, _take(log_probs, taken), margins, filter_margins)
+
+
+def _penalize(
+    logits: np.ndarray, prompt: Sequence[int], said: np.ndarray, sampling: Sampling
+) -> np.ndarray:
+    """Logits of one token, float64[vocab], by what has been said before it."""
+    logits = logits.copy()
+    for token in {*map(int, prompt), *map(int, said)}:
+        by = sampling.repetition_penalty
+        logits[token] = logits[token] / by if logits[token] > 0 else logits[token] * by
+    for token in set(map(int, said)):
+        logits[token] -= sampling.presence_penalty
+    return logits
 
 
 def _filters(scaled: np.ndarray, top_k: int, top_p: float) -> tuple[np.ndarray, np.ndarray]:

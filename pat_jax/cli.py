@@ -78,7 +78,7 @@ def parse(
     Args:
       argv: `--name value`, `--name=value`, or `--name` alone for a boolean.
       config_class: a frozen dataclass of bool, int, float, str, Literal or nested dataclass fields,
-        each with a default.
+        each with a default, or of these or None.
       prog: how the command is called, for the first line of --help.
       presets: the folder of the YAML files that --preset can name; None offers none.
 
@@ -121,7 +121,14 @@ def _options(config: Any, prefix: str = "") -> Iterator[Option]:
         if is_dataclass(value):
             yield from _options(value, f"{prefix}{field.name}.")
         else:
-            yield Option(prefix + field.name, hints[field.name], value, texts[field.name])
+            kind = _without_none(hints[field.name])
+            yield Option(prefix + field.name, kind, value, texts[field.name])
+
+
+def _without_none(kind: Any) -> Any:
+    """`float` of `float | None`: None is what such an option is where nobody sets it."""
+    kinds = [each for each in get_args(kind) if each is not type(None)]
+    return kinds[0] if type(None) in get_args(kind) else kind
 
 
 def _sources(presets: Path | None) -> dict[str, Option]:
@@ -287,7 +294,7 @@ def _help(config: object, options: Sequence[Option], prog: str) -> str:
         choices = get_args(option.kind)
         kind = "{" + ",".join(choices) + "}" if choices else option.expected
         default = str(option.default).lower() if option.kind is bool else option.default
-        note = "" if default == "" else f" (default: {default})"
+        note = "" if default in ("", None) else f" (default: {default})"
         text = f"--{option.name} {kind}{note}"
         lines += [f"  {text}", textwrap.fill(option.help, 96, **_INDENT), ""]
     return "\n".join(lines[:-1])

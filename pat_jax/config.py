@@ -39,6 +39,8 @@ class RolloutConfig:
     """Nucleus sampling mass; 1 turns it off."""
     top_k: int = 0
     """Sample among the k likeliest tokens; 0 turns it off."""
+    max_logprobs: int = 0
+    """Likeliest tokens whose log-probabilities a request may ask for; 0 compiles none in."""
     kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""
@@ -67,7 +69,7 @@ class RolloutConfig:
         check(self, "check_every burst_steps prefill_chunk", COUNT, "rollout.")
         check(self, "min_rows min_length", COUNT, "rollout.")
         check(self, "temperature device_memory_gib", NOT_NEGATIVE, "rollout.")
-        check(self, "top_k", COUNT_OR_ZERO, "rollout.")
+        check(self, "top_k max_logprobs", COUNT_OR_ZERO, "rollout.")
         check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
         require(
             self.burst_steps % self.check_every == 0,

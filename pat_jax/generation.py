@@ -10,6 +10,8 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.rollout import RolloutEngine, RolloutReport
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.types import Sampling
+from pat_jax.errors import UserError
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
@@ -80,7 +82,13 @@ class Generator:
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reslice(first)
-        return self.engine.rollout(requests, self.planner)
+        completions, report = self.engine.rollout(requests, self.planner)
+        if failed := [done.error for done in completions if done.error]:
+            raise UserError(
+                f"{len(failed)} of {len(requests)} responses could not be sampled: {failed[0]}; go "
+                "back to an earlier checkpoint, or lower --optimizer.learning_rate."
+            )
+        return completions, report
 
     def _request(
         self, prompt: Prompt, stream: int, iteration: int, sample: int, temperature: float
@@ -89,9 +97,7 @@ class Generator:
             tokens=prompt.tokens,
             key=sequence_key(self.seed, stream, iteration, prompt.id, sample),
             max_new_tokens=self.config.max_completion_length,
-            temperature=temperature,
-            top_k=self.config.top_k,
-            top_p=self.config.top_p,
+            sampling=Sampling(temperature, self.config.top_k, self.config.top_p),
             # Ids of held-out prompts are their own: they would be taken for training prompts.
             prompt_id=prompt.id if stream == TRAIN else None,
         )

@@ -73,7 +73,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     _check_export_dir(config)
     model = model_config(config, len(devices))
     subject = profile_subject(config, model, devices)
-    profile = _profile(config, subject)
+    profile = find_profile(config, subject)
     fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
@@ -212,7 +212,7 @@ def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Dev
     )
 
 
-def _profile(config: RunConfig, subject: Subject) -> Profile | None:
+def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
     """The profile to plan by, of those that are there."""
     if config.profile == "none":
         return None

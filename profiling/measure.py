@@ -19,7 +19,7 @@ from pat_jax.engine.pages import Exchange
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.rounds import ALL, SIZES, Moves
-from pat_jax.engine.state import DecodeState, RowState, Until
+from pat_jax.engine.state import DecodeState, RowState, Until, seen_shape
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
@@ -190,12 +190,13 @@ class Warmup:
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = length - steps, length + steps
         until = Until(np.int32(steps), np.int32(0))
+        unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
 
         def once() -> float:
             # Positions go back to where they were: each run writes the same columns.
             nonlocal cache
-            rows_on_device = jax.device_put(state, layout.sharding("batch"))
-            carried = DecodeState(jax.block_until_ready(rows_on_device), cache)
+            rows_on_device, seen = jax.device_put((state, unseen), layout.sharding("batch"))
+            carried = DecodeState(jax.block_until_ready(rows_on_device), seen, cache)
             start = time.perf_counter()
             carried, _ = jax.block_until_ready(program(self.engine.params, carried, until))
             cache = carried.cache

@@ -130,10 +130,15 @@ class HuggingFaceTokenizer:
             clean_up_tokenization_spaces=False,
         )
 
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a text to go on with: no chat template, but unlike `encode` with the
+        beginning-of-sequence token that a base model expects.
+        """
+        return list(self._tokenizer.encode(text))
+
     def encode_prompt(self, prompt: PromptText) -> list[int]:
         if not self.has_chat_template:
-            # Unlike `encode`, with the beginning-of-sequence token that a base model expects.
-            return list(self._tokenizer.encode(flatten_messages(prompt)))
+            return self.encode_text(flatten_messages(prompt))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return list(
             self._tokenizer.apply_chat_template(

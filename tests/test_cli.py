@@ -225,13 +225,19 @@ def test_another_command_may_have_options_of_its_own(capsys):
 
         trace: str = ""
         """File of the trace."""
+        top: int | None = None
+        """Most rows; all where nobody says."""
 
-    assert cli.parse(["--trace", "x"], Replay, presets=None) == Replay("x")
+    assert cli.parse(["--trace", "x"], Replay, presets=None) == Replay("x", None)
+    assert cli.parse(["--top", "3"], Replay, presets=None) == Replay("", 3)
+    with pytest.raises(UserError, match="--top is 'many': expected an integer"):
+        cli.parse(["--top", "many"], Replay, presets=None)
     with pytest.raises(UserError, match="unknown option --preset"):
         cli.parse(["--preset", "demo"], Replay, presets=None)
     with pytest.raises(SystemExit):
         cli.parse(["-h"], Replay, prog="replay", presets=None)
-    assert "--preset" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "--preset" not in text and "--top an integer\n" in text
 
 
 def test_a_command_ends_with_code_2_and_one_line(capsys):

@@ -14,7 +14,13 @@ from pat_jax.engine.layout import Layout, shard_bytes
 from pat_jax.engine.pages import PAGE_AXES, Exchange
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import SIZES
-from pat_jax.engine.state import DecodeState, Until, abstract_cache, abstract_rows
+from pat_jax.engine.state import (
+    DecodeState,
+    Until,
+    abstract_cache,
+    abstract_rows,
+    abstract_seen,
+)
 from pat_jax.models.kv_cache import KV_AXES, KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
@@ -79,7 +85,8 @@ class Catalogue:
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
                 cache = self.cache(layout, rows, length)
-                state = DecodeState(abstract_rows(layout, rows), cache)
+                seen = abstract_seen(self.functions.policy.config, layout, rows)
+                state = DecodeState(abstract_rows(layout, rows), seen, cache)
                 key = Key("decode", split, rows, length)
                 until = Until(scalar, scalar)
                 table.declare(

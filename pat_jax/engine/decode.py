@@ -6,7 +6,7 @@ embedding, one gather of the logits, and once in `check_every` steps the count o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from pat_jax.engine.layout import Layout, ManualPartition
-from pat_jax.engine.sampling import sample, uniform
+from pat_jax.engine.sampling import likeliest, remember, sample, uniform
 from pat_jax.engine.state import BurstOutput, DecodeState, RowState, Until
+from pat_jax.engine.types import NO_TOKEN
 from pat_jax.models.kv_cache import KV_AXES, KVCache
 from pat_jax.models.policy import Params, Policy
 
@@ -29,6 +30,7 @@ class DecodeFunctions:
     eos_ids: tuple[int, ...]
     check_every: int
     burst_steps: int
+    max_logprobs: int = 0  # likeliest tokens that a request may ask for
 
     def burst(
         self, layout: Layout
@@ -38,12 +40,12 @@ class DecodeFunctions:
         rows: Any = layout.spec("batch")
         cache: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        state = DecodeState(rows, cache)
+        state = DecodeState(rows, rows, cache)
         return jax.shard_map(
             lambda params, state, until: self._burst(layout, params, state, until),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, scalar),
-            out_specs=(state, BurstOutput(rows, rows, rows, scalar)),
+            out_specs=(state, BurstOutput(rows, rows, rows, scalar, rows, rows)),
             check_vma=False,
         )
 
@@ -75,6 +77,8 @@ class DecodeFunctions:
             logprobs=jnp.zeros((rows, self.burst_steps), jnp.float32),
             emitted=jnp.zeros(rows, jnp.int32),
             steps=jnp.int32(0),
+            top_tokens=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.int32),
+            top_logprobs=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.float32),
         )
 
         def fullest_group(live: Bool[Array, " rows"]) -> Int[Array, ""]:
@@ -112,36 +116,50 @@ class DecodeFunctions:
         logits = model.logits(hidden[:, 0], partition)
         with jax.named_scope("sample"):
             numbers = uniform(rows.key, rows.position + 1)
-            vocab_size = self.policy.config.vocab_size
+            vocab_size, endings = self.policy.config.vocab_size, self._endings(rows)
+            may_end = rows.position + 1 >= rows.sampling.may_end_at
+            forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
             tokens, logprobs = sample(
-                logits, numbers, rows.temperature, rows.top_k, rows.top_p, vocab_size=vocab_size
+                logits, numbers, rows.sampling, state.seen, forbidden, vocab_size=vocab_size
             )
+            top_tokens, top_logprobs = likeliest(
+                logits, rows.sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size
+            )
+        # A log-probability that is no number has come from such logits: nothing good would follow.
+        stopped = jnp.any(tokens[:, None] == endings, axis=1) | jnp.isnan(logprobs)
         output = BurstOutput(
-            tokens=jax.lax.dynamic_update_slice(output.tokens, tokens[:, None], (0, output.steps)),
-            logprobs=jax.lax.dynamic_update_slice(
-                output.logprobs, logprobs[:, None], (0, output.steps)
-            ),
+            tokens=_put_column(output.tokens, tokens, output.steps),
+            logprobs=_put_column(output.logprobs, logprobs, output.steps),
             emitted=output.emitted + rows.live,
             steps=output.steps + 1,
+            top_tokens=_put_column(output.top_tokens, top_tokens, output.steps),
+            top_logprobs=_put_column(output.top_logprobs, top_logprobs, output.steps),
         )
-        return DecodeState(self._advance(rows, tokens), cache), output
+        seen = remember(state.seen, tokens, rows.live)
+        return DecodeState(_advance(rows, tokens, stopped), seen, cache), output
 
-    def _advance(self, rows: RowState, tokens: Int[Array, " rows"]) -> RowState:
-        """Rows that are not live stand still: they decode, but nothing reads what they write."""
-        position = rows.position + rows.live
-        eos = jnp.asarray(self.eos_ids or (-1,), jnp.int32)
-        stopped = jnp.any(tokens[:, None] == eos[None, :], axis=1) & ~rows.ignore_eos
-        return RowState(
-            last_token=jnp.where(rows.live, tokens, rows.last_token),
-            position=position,
-            end=rows.end,
-            live=rows.live & ~stopped & (position + 1 < rows.end),
-            ignore_eos=rows.ignore_eos,
-            key=rows.key,
-            temperature=rows.temperature,
-            top_k=rows.top_k,
-            top_p=rows.top_p,
-        )
+    def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
+        """The tokens that end each row's response, NO_TOKEN where there are fewer."""
+        eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
+        eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
+        return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
+
+
+def _put_column(buffer: Any, column: Array, at: Any) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], at, axis=1)
+
+
+def _advance(
+    rows: RowState, tokens: Int[Array, " rows"], stopped: Bool[Array, " rows"]
+) -> RowState:
+    """Rows that are not live stand still: they decode, but nothing reads what they write."""
+    position = rows.position + rows.live
+    return replace(
+        rows,
+        last_token=jnp.where(rows.live, tokens, rows.last_token),
+        position=position,
+        live=rows.live & ~stopped & (position + 1 < rows.end),
+    )
 
 
 def insert_rows(layout: Layout) -> Callable[[KVCache, KVCache, Array], KVCache]:

@@ -3,7 +3,7 @@
 Follows the scheduler's accounts with device arrays. Decides nothing: `rollout.py` says when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -15,7 +15,7 @@ from pat_jax.engine.migration import Migration, Traffic
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.state import DecodeState, RowState, Until
+from pat_jax.engine.state import DecodeState, RowState, Until, seen_shape
 from pat_jax.models.kv_cache import KVCache
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
@@ -47,6 +47,7 @@ class Flight:
         self.length = buckets.length_for(max(len(r.tokens) for r in requests))
         self.cache: KVCache = programs[Key("allocate", split, rows, self.length)]()
         self._rows: RowState | None = None  # None: the host's copy is newer
+        self._seen: jax.Array | None = None  # as old as the rows
 
     @property
     def split(self) -> Split:
@@ -59,14 +60,23 @@ class Flight:
 
     def decode(self, params: Params, *, max_steps: int, threshold: int) -> tuple[int, int]:
         """One burst on the devices; returns the decode steps run and the tokens sampled."""
-        if self._rows is None:
+        if self._rows is None or self._seen is None:
             self._rows = self._put_rows(self.scheduler.row_state())
+            self._seen = self._put_seen()
         until = Until(np.int32(max_steps), np.int32(threshold))
         program = self.programs[Key("decode", self.split, self.num_rows, self.length)]
-        state, output = program(params, DecodeState(self._rows, self.cache), until)
-        self._rows, self.cache = state.rows, state.cache
+        state, output = program(params, DecodeState(self._rows, self._seen, self.cache), until)
+        self._rows, self._seen, self.cache = state.rows, state.seen, state.cache
         output, still_live = jax.device_get((output, state.rows.live))
         return int(output.steps), self.scheduler.retire(output, still_live)
+
+    def end(self, has_enough: Callable[[int, np.ndarray], bool]) -> None:
+        """Ends the live sequences of which `has_enough`, given what they have said, says so."""
+        scheduler = self.scheduler
+        ended = [i for i in scheduler.live if has_enough(int(i), scheduler.response(i))]
+        if ended:
+            scheduler.end_now(np.array(ended))
+            self._rows = None
 
     def steps_possible(self) -> int:
         """Decode steps before a live sequence would outgrow the cache."""
@@ -203,6 +213,15 @@ class Flight:
 
     def _put_rows(self, rows: RowState) -> RowState:
         return jax.device_put(rows, self.layout.sharding("batch"))
+
+    def _put_seen(self) -> jax.Array:
+        """What penalties look at. Where no live row has one any content will do: nothing is sent."""
+        config, sharding = self.catalogue.functions.policy.config, self.layout.sharding("batch")
+        shape, old = seen_shape(config, self.scheduler.num_groups * self.num_rows), self._seen
+        is_needed = self.scheduler.has_penalties
+        if old is not None and not is_needed and (old.shape, old.sharding) == (shape, sharding):
+            return old
+        return jax.device_put(self.scheduler.seen(shape), sharding)
 
     def release(self) -> None:
         """Frees the cache: the update that follows needs the memory."""

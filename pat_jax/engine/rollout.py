@@ -6,7 +6,7 @@ Knows devices, programs and the loop. Knows nothing about text, rewards or how a
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -106,6 +106,7 @@ class RolloutEngine:
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
+        self.dtype = dtype
         self.mesh: Mesh = factored_mesh(devices)
         if layouts is None:
             layouts, dropped = layout_chain(self.mesh, policy.config)
@@ -120,7 +121,12 @@ class RolloutEngine:
             max_length=config.max_prompt_length + config.max_completion_length,
         )
         functions = DecodeFunctions(
-            policy, dtype, self.eos_ids, config.check_every, config.burst_steps
+            policy,
+            dtype,
+            self.eos_ids,
+            config.check_every,
+            config.burst_steps,
+            config.max_logprobs,
         )
         self.catalogue = Catalogue(
             functions,
@@ -185,7 +191,24 @@ class RolloutEngine:
     def rollout(
         self, requests: Sequence[Request], planner: Planner
     ) -> tuple[list[Completion], RolloutReport]:
-        """Generates every request to its end.
+        """Generates every request to its end; see `stream`."""
+        report = RolloutReport()
+        done = dict(self.stream(requests, planner, report))
+        return [done[i] for i in range(len(requests))], report
+
+    def stream(
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        report: RolloutReport,
+        has_enough: Callable[[int, np.ndarray], bool] | None = None,
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields each request's index and completion after the burst in which it ended.
+
+        Args:
+          report: filled in on the way; whole when the last completion has been taken.
+          has_enough: told after each burst what every live request has said, int32[tokens]; where
+            it says True the request ends there.
 
         Raises:
           ValueError: more requests than the engine's capacity.
@@ -194,34 +217,38 @@ class RolloutEngine:
             raise ValueError(
                 f"{len(requests)} requests exceed the engine's capacity of {self.capacity}."
             )
-        report = RolloutReport()
         clock = Stopwatch()
         with clock("prefill"):
             params, layout = self._weights
             flight = Flight(self.catalogue, self.programs, layout, requests)
             report.prefill_tokens += flight.prefill(params)
 
-        while flight.scheduler.has_work:
-            with clock("plan"):
-                plan = planner.plan(flight.scheduler.load(), flight.split)
-            if not report.bursts:
-                log.info("first plan for %d sequences: %s", len(requests), plan.reason)
-            if plan.split != flight.split:
-                began, source = clock.elapsed, flight.split
-                with clock("switch"):
-                    report.switches.append(self._switch(flight, plan, report, began))
-                planner.observe_switch(source, plan, report.switches[-1].seconds)
-            with clock("schedule"):
-                flight.fit()
-            self._burst(flight, plan, report, clock)
-            planner.observe(*report.bursts[-1])
-
-        flight.release()
+        try:
+            while flight.scheduler.has_work:
+                live = flight.scheduler.live
+                with clock("plan"):
+                    plan = planner.plan(flight.scheduler.load(), flight.split)
+                if not report.bursts:
+                    log.info("first plan for %d sequences: %s", len(requests), plan.reason)
+                if plan.split != flight.split:
+                    began, source = clock.elapsed, flight.split
+                    with clock("switch"):
+                        report.switches.append(self._switch(flight, plan, report, began))
+                    planner.observe_switch(source, plan, report.switches[-1].seconds)
+                with clock("schedule"):
+                    flight.fit()
+                self._burst(flight, plan, report, clock)
+                planner.observe(*report.bursts[-1])
+                if has_enough is not None:
+                    flight.end(has_enough)
+                for i in live[flight.scheduler.is_done[live]]:
+                    yield int(i), flight.scheduler.completion(i, self.eos_ids)
+        finally:  # also where nobody takes the rest
+            flight.release()
         report.total_s, report.seconds = clock.elapsed, clock.seconds
         for done in report.switches:
             log.info("%s", describe_switch(done, report.total_s))
         report.done_after = np.sort(flight.scheduler.done_after).tolist()
-        return flight.scheduler.completions(self.eos_ids), report
 
     def _burst(self, flight: Flight, plan: Plan, report: RolloutReport, clock: Stopwatch) -> None:
         report.times_s.append(clock.elapsed)

@@ -1,16 +1,25 @@
-"""From logits to a token: temperature, top-k and nucleus filters, one uniform number a token.
+"""From logits to a token: penalties, temperature, filters, one uniform number a token.
 
 Every option is an array with one entry a row, so that no option compiles anything. The uniform
 number of a token is a function of its sequence's key and its position alone: neither the row nor
 the device nor the batch that a sequence happens to be in can change what is sampled.
+
+A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
+filters are written so that a NaN survives them.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from pat_jax.engine.types import RowSampling
 
 NEVER = -1e30  # a finite minus infinity
+BLOCK = 512  # tokens, at most, of the vocabulary that are summed up together
+
+# The tokens of prompt and response, and of the response alone, as in `types.token_set`.
+Seen = UInt32[Array, "rows 2 words"]
 
 
 def sequence_key(*ids: int) -> np.ndarray:
@@ -30,57 +39,163 @@ def uniform(keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]) -> Fl
 def sample(
     logits: Float[Array, "rows padded_vocab"],
     numbers: Float[Array, " rows"],
-    temperature: Float[Array, " rows"],
-    top_k: Int[Array, " rows"],
-    top_p: Float[Array, " rows"],
+    options: RowSampling,
+    seen: Seen,
+    forbidden: Int[Array, "rows some"],
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
     """Draws a token a row by inverting the cumulative distribution in vocabulary order.
 
-        p = softmax(filter(logits / temperature));  token = min {v : Σ_{u ≤ v} p_u > number}
+        p = softmax(filter(penalize(logits) / temperature));  token = min {v : Σ_{u ≤ v} p_u > number}
 
     Args:
       numbers: uniform in [0, 1).
-      temperature: 0 takes the likeliest token.
-      top_k: keeps the k likeliest tokens (and ties with the last of them); 0 keeps all.
-      top_p: keeps the smallest set of likeliest tokens with at least this mass; 1 keeps all.
+      options: see `types.Sampling`.
+      seen: what penalties look at; in rows without any its content does not matter.
+      forbidden: tokens that may not be drawn now; negative ones stand for none.
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
       The tokens and their log-probabilities in nats under the distribution drawn from; a greedy
-      token's under the softmax at temperature 1.
+      token's under the softmax at temperature 1. NaN where a logit is NaN or infinite.
     """
-    is_greedy = temperature <= 0
-    in_vocab = jnp.arange(logits.shape[-1])[None, :] < vocab_size
-    logits = jnp.where(in_vocab, logits.astype(jnp.float32), NEVER)
-    scaled = logits / jnp.where(is_greedy, 1.0, temperature)[:, None]
-    has_filter = ~is_greedy & ((top_k > 0) | (top_p < 1.0))
+    is_greedy = options.temperature <= 0
+    logits = _in_vocab(logits, vocab_size)
+    divisor = jnp.where(is_greedy, 1.0, options.temperature)[:, None]
+    has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
+    has_filter = ~is_greedy & (_is_sorted(options) | (options.min_p > 0))
     kept = jax.lax.cond(
-        jnp.any(has_filter),
-        lambda x: jnp.where(has_filter[:, None] & ~_keep(x, top_k, top_p), NEVER, x),
+        jnp.any(has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)),
+        lambda x: _filter(_forbid(_penalize(x, options, seen), forbidden) / divisor, options),
+        lambda x: x / divisor,
+        logits,
+    )
+    best = jnp.argmax(kept, axis=-1).astype(jnp.int32)
+    largest = _pick(kept, best)
+    drawn, total = _invert(kept, largest, numbers)
+    # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
+    tokens = jnp.where(is_greedy | (total == 0), best, drawn)
+    return tokens, _pick(kept, tokens) - largest - jnp.log(total)
+
+
+def _invert(
+    logits: Float[Array, "rows vocab"], largest: Float[Array, " rows"], numbers: Array
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """The token at which the cumulative distribution passes the number, and Σ exp(logit - largest).
+
+    First the block of the vocabulary, then the token in it: the vocabulary is read once, and no
+    array of its size is written.
+    """
+    width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
+    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    masses = jnp.sum(jnp.exp(blocks - largest[:, None, None]), axis=-1)
+    sums = jnp.cumsum(masses, axis=-1)
+    # A parallel sum is not monotone in its last bits: only what can be drawn is a boundary.
+    reached = jnp.where(masses > 0, sums, 0.0)
+    total = jnp.max(reached, axis=-1)
+    # Scaled by the last sum, which is so only up to rounding: the number, not the sums.
+    goal = numbers * total
+    block = jnp.argmax(reached > goal[:, None], axis=-1)
+    before = jnp.where(block > 0, _pick(sums, jnp.maximum(block - 1, 0)), 0.0)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    probs = jnp.exp(inside - largest[:, None])
+    reached = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+    is_beyond = reached > (goal - before)[:, None]
+    last = width - 1 - jnp.argmax(probs[:, ::-1] > 0, axis=-1)  # where rounding leaves none beyond
+    token = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
+    return (block * width + token).astype(jnp.int32), total
+
+
+def _pick(x: Float[Array, "rows columns"], column: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    return jnp.take_along_axis(x, column[:, None], axis=-1)[:, 0]
+
+
+def likeliest(
+    logits: Float[Array, "rows padded_vocab"],
+    wanted: Bool[Array, " rows"],
+    *,
+    count: int,
+    vocab_size: int,
+) -> tuple[Int[Array, "rows count"], Float[Array, "rows count"]]:
+    """The likeliest tokens of the model itself and their log-probabilities, the likeliest first.
+
+    No penalty, temperature or filter has a part in it. Zeros where no row wants any.
+    """
+    shape = (logits.shape[0], count)
+
+    def find(logits: Array) -> tuple[Array, Array]:
+        log_probs = jax.nn.log_softmax(_in_vocab(logits, vocab_size), axis=-1)
+        top, tokens = jax.lax.top_k(log_probs, count)
+        return tokens.astype(jnp.int32), top
+
+    def nothing(logits: Array) -> tuple[Array, Array]:
+        del logits
+        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    return jax.lax.cond(jnp.any(wanted), find, nothing, logits) if count else nothing(logits)
+
+
+def remember(seen: Seen, tokens: Int[Array, " rows"], is_new: Bool[Array, " rows"]) -> Seen:
+    """`seen` with one more token of the response in the rows where `is_new`."""
+    rows, words = jnp.arange(seen.shape[0]), tokens // 32
+    bits = jnp.where(is_new, jnp.uint32(1) << (tokens % 32).astype(jnp.uint32), jnp.uint32(0))
+    return seen.at[rows, :, words].set(seen[rows, :, words] | bits[:, None])
+
+
+def _in_vocab(logits: Array, vocab_size: int) -> Array:
+    in_vocab = jnp.arange(logits.shape[-1])[None, :] < vocab_size
+    return jnp.where(in_vocab, logits.astype(jnp.float32), NEVER)
+
+
+def _penalize(logits: Array, options: RowSampling, seen: Seen) -> Array:
+    """Exactly the logits themselves in rows without a penalty."""
+    in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
+    factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)
+
+
+def _unpack(words: UInt32[Array, "rows words"], length: int) -> Bool[Array, "rows length"]:
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None, :]) & 1
+    return jnp.reshape(bits, (words.shape[0], -1))[:, :length] > 0
+
+
+def _forbid(logits: Array, forbidden: Int[Array, "rows some"]) -> Array:
+    vocabulary = jnp.arange(logits.shape[-1])[None, :, None]
+    is_forbidden = jnp.any(vocabulary == forbidden[:, None, :], axis=-1)
+    return jnp.where(is_forbidden & ~jnp.isnan(logits), NEVER, logits)
+
+
+def _is_sorted(options: RowSampling) -> Bool[Array, " rows"]:
+    """The filters that need the tokens in order of their probability."""
+    return (options.top_k > 0) | (options.top_p < 1.0)
+
+
+def _filter(scaled: Array, options: RowSampling) -> Array:
+    """NEVER in place of what top-k, top-p and min-p drop, of the rows that are not greedy."""
+    is_sampled = options.temperature > 0
+    is_sorted = is_sampled & _is_sorted(options)
+    kept = jax.lax.cond(
+        jnp.any(is_sorted),
+        lambda x: jnp.where(is_sorted[:, None] & (x < _floor(x, options)), NEVER, x),
         lambda x: x,
         scaled,
     )
-    log_probs = jax.nn.log_softmax(kept, axis=-1)
-    probs = jnp.exp(log_probs)
-    # A parallel sum is not monotone in its last bits: only a token that can be drawn is a boundary.
-    cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
-    # The last sum is 1 only up to rounding: scale the number, not the sums.
-    goal = numbers[:, None] * jnp.max(cumulative, axis=-1, keepdims=True)
-    drawn = jnp.argmax(cumulative > goal, axis=-1).astype(jnp.int32)
-    tokens = jnp.where(is_greedy, jnp.argmax(logits, axis=-1).astype(jnp.int32), drawn)
-    return tokens, jnp.take_along_axis(log_probs, tokens[:, None], axis=-1)[:, 0]
+    # The likeliest token survives top-k and top-p: what is left of the sum makes no difference.
+    lowest = jnp.max(scaled, axis=-1, keepdims=True) + jnp.log(options.min_p)[:, None]
+    return jnp.where(is_sampled[:, None] & (kept < lowest), NEVER, kept)
 
 
-def _keep(scaled: Array, top_k: Array, top_p: Array) -> Array:
-    """True at the tokens that survive both filters; the likeliest always does."""
+def _floor(scaled: Array, options: RowSampling) -> Float[Array, "rows 1"]:
+    """The smallest logit that survives top-k and top-p; the largest always does."""
+    top_k, vocab = options.top_k, scaled.shape[-1]
     descending = jnp.sort(scaled, axis=-1, descending=True)
-    last = jnp.where(top_k > 0, jnp.minimum(top_k, scaled.shape[-1]), scaled.shape[-1]) - 1
+    last = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab) - 1
     k_floor = jnp.take_along_axis(descending, last[:, None], axis=-1)
-    in_top_k = jnp.where(descending >= k_floor, descending, NEVER)
+    in_top_k = jnp.where(descending < k_floor, NEVER, descending)
     probs = jax.nn.softmax(in_top_k, axis=-1)
     mass_before = jnp.cumsum(probs, axis=-1) - probs
-    in_nucleus = jnp.where(mass_before < top_p[:, None], descending, jnp.inf)
+    in_nucleus = jnp.where(mass_before < options.top_p[:, None], descending, jnp.inf)
     p_floor = jnp.min(in_nucleus, axis=-1, keepdims=True)
-    return scaled >= jnp.maximum(k_floor, p_floor)
+    return jnp.maximum(k_floor, p_floor)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.engine.state import BurstOutput, RowState
+from pat_jax.engine.types import PLAIN, Sampling, token_set
 from pat_jax.planning.types import Load, Siblings
 
 NO_ROW = -1
@@ -21,18 +22,21 @@ class Request:
     tokens: tuple[int, ...]  # the prompt
     key: np.ndarray  # uint32[2], see sampling.sequence_key
     max_new_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    sampling: Sampling = PLAIN
     ignore_eos: bool = False
     prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
 
 
 @dataclass(frozen=True)
 class Completion:
-    tokens: np.ndarray  # int32[length], an end-of-sequence token included
+    tokens: np.ndarray  # int32[length], the token that ended it included
     logprobs: np.ndarray  # float32[length]
-    is_truncated: bool  # cut at max_new_tokens before an end-of-sequence token
+    is_truncated: bool  # cut at max_new_tokens before a token that ends it
+    # The likeliest tokens, likeliest first, and their log-probabilities by the model alone, without
+    # penalties, temperature and filters: int32 and float32[length, Sampling.logprobs], if asked for.
+    top_tokens: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    error: str = ""  # one sentence where the request could not be generated to its end
 
 
 class Accounts:
@@ -127,6 +131,12 @@ class Accounts:
         self.num_steps += steps
         self.row[self.is_done] = NO_ROW
 
+    def end_now(self, sequences: np.ndarray) -> None:
+        """Live sequences that are to say nothing more."""
+        self.is_done[sequences] = True
+        self.done_after[sequences] = self.num_steps
+        self.row[sequences] = NO_ROW
+
     def compact(self, new_rows: int) -> np.ndarray:
         """Moves the live sequences of each group to its first rows, of a new row bucket.
 
@@ -192,6 +202,8 @@ class Scheduler(Accounts):
         self.logprobs = np.zeros(self.tokens.shape, np.float32)
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
+        # Of each sequence, burst by burst, where it wants them.
+        self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
 
     def row_state(self) -> RowState:
         """The host's copy of every row's numbers, to be put on the devices."""
@@ -204,10 +216,23 @@ class Scheduler(Accounts):
             rows.live[row] = True
             rows.ignore_eos[row] = request.ignore_eos
             rows.key[row] = request.key
-            rows.temperature[row] = request.temperature
-            rows.top_k[row] = request.top_k
-            rows.top_p[row] = request.top_p
+            rows.sampling.put(int(row), request.sampling, len(request.tokens))
         return rows
+
+    @property
+    def has_penalties(self) -> bool:
+        """Some live sequence is drawn by which tokens occurred."""
+        return any(self.requests[i].sampling.has_penalty for i in self.live)
+
+    def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
+        """The tokens of each row's text and response as bits, for rows with a penalty; see sampling."""
+        words = np.zeros(shape, np.uint32)
+        for i in self.live:
+            if self.requests[i].sampling.has_penalty:
+                text = self.tokens[i, : self.length[i]]
+                for part, tokens in enumerate((text, text[self.prompt_length[i] :])):
+                    words[self.row[i], part] = token_set(tokens, 32 * shape[-1])
+        return words
 
     def retire(self, output: BurstOutput, still_live: np.ndarray) -> int:
         """Takes over what a burst sampled; sequences that ended give up their rows.
@@ -220,16 +245,32 @@ class Scheduler(Accounts):
             at = slice(self.length[i], self.length[i] + count)
             self.tokens[i, at] = output.tokens[self.row[i], :count]
             self.logprobs[i, at] = output.logprobs[self.row[i], :count]
+            if wanted := self.requests[i].sampling.logprobs:
+                self.top[i].append(
+                    (
+                        output.top_tokens[self.row[i], :count, :wanted],
+                        output.top_logprobs[self.row[i], :count, :wanted],
+                    )
+                )
         self.advance(emitted, still_live[self.row[live]], int(output.steps))
         return int(emitted.sum())
 
-    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
-        return [self._completion(i, eos_ids) for i in range(len(self.requests))]
+    def response(self, i: int) -> np.ndarray:
+        """What sequence i has said so far, int32[tokens]; not a copy."""
+        return self.tokens[i, self.prompt_length[i] : self.length[i]]
 
-    def _completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
-        at = slice(self.prompt_length[i], self.length[i])
-        tokens = self.tokens[i, at].copy()
-        has_ended = (
-            len(tokens) > 0 and int(tokens[-1]) in eos_ids and not self.requests[i].ignore_eos
-        )
-        return Completion(tokens, self.logprobs[i, at].copy(), is_truncated=not has_ended)
+    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
+        return [self.completion(i, eos_ids) for i in range(len(self.requests))]
+
+    def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
+        """What sequence i has said."""
+        request, at = self.requests[i], slice(self.prompt_length[i], self.length[i])
+        tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
+        endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
+        top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
+        if len(tokens) and np.isnan(logprobs[-1]):
+            # The token was drawn from logits that are no numbers: it is not part of the response.
+            tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
+            error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
+        has_ended = len(tokens) > 0 and int(tokens[-1]) in endings
+        return Completion(tokens, logprobs, not has_ended, *top, error=error)

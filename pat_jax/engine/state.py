@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pat_jax.engine.layout import Layout
+from pat_jax.engine.types import RowSampling, num_words
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES, KVCache, kv_cache_shape
 from pat_jax.pytree import pytree_dataclass
@@ -27,9 +28,7 @@ class RowState:
     live: Bool[Array, " rows"]  # still sampling; False in empty rows
     ignore_eos: Bool[Array, " rows"]  # sample on to `end` (forced lengths of a benchmark)
     key: UInt32[Array, "rows 2"]  # of the sequence, see sampling.uniform
-    temperature: Float[Array, " rows"]
-    top_k: Int[Array, " rows"]
-    top_p: Float[Array, " rows"]
+    sampling: RowSampling
 
     @classmethod
     def empty(cls, rows: int) -> "RowState":
@@ -45,15 +44,14 @@ class RowState:
             live=full(bool),
             ignore_eos=full(bool),
             key=full(np.uint32, columns=(2,)),
-            temperature=full(np.float32, 1),
-            top_k=full(np.int32),
-            top_p=full(np.float32, 1),
+            sampling=RowSampling.empty(rows),
         )
 
 
 @pytree_dataclass
 class DecodeState:
     rows: RowState
+    seen: UInt32[Array, "rows 2 words"]  # see sampling.Seen
     cache: KVCache
 
 
@@ -73,11 +71,22 @@ class BurstOutput:
     logprobs: Float[Array | np.ndarray, "rows burst"]
     emitted: Int[Array | np.ndarray, " rows"]
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
+    top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
+    top_logprobs: Float[Array | np.ndarray, "rows burst top"]
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
     rows = RowState.empty(rows_per_group * layout.split.dp)
     return jax.tree.map(lambda x: _as_shape(x, layout.sharding("batch")), rows)
+
+
+def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> Any:
+    shape = seen_shape(config, rows_per_group * layout.split.dp)
+    return jax.ShapeDtypeStruct(shape, jnp.uint32, sharding=layout.sharding("batch"))
+
+
+def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:
+    return rows, 2, num_words(config.padded_vocab_size)
 
 
 def abstract_cache(

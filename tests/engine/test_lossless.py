@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,7 @@ from benchmarks.lossless import (
 )
 from benchmarks.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.types import Sampling
 
 TOLERANCE = 1e-4  # of log-probabilities, nats
 
@@ -104,6 +106,9 @@ class TestJudge:
     REQUEST = Request(tokens=(1,), key=np.zeros(2, np.uint32), max_new_tokens=3)
     STATIC = Completion(np.array([5, 6, 7]), np.array([-1.0, -2.0, -3.0]), True)
 
+    def request(self, **sampling: Any) -> Request:
+        return replace(self.REQUEST, sampling=Sampling(**sampling))
+
     def decisions(self, margins, filter_margins=(1.0, 1.0, 1.0)) -> Decisions:
         logprobs = self.STATIC.logprobs
         return Decisions(self.STATIC.tokens, logprobs, np.array(margins), np.array(filter_margins))
@@ -135,12 +140,12 @@ class TestJudge:
     def test_margins_of_a_known_distribution(self):
         logits = np.log([[0.5, 0.3, 0.15, 0.05]])
         taken = np.array([1])
-        greedy = decide(logits, np.array([0.9]), replace(self.REQUEST, temperature=0.0), taken)
+        greedy = decide(logits, np.array([0.9]), self.request(temperature=0.0), taken)
         np.testing.assert_allclose(greedy.margins, np.log(0.5 / 0.3))
         sampled = decide(logits, np.array([0.77]), self.REQUEST, taken)
         np.testing.assert_allclose(sampled.margins, 0.03)
         np.testing.assert_allclose(sampled.logprobs, np.log(0.3))
-        filtered = decide(logits, np.array([0.7]), replace(self.REQUEST, top_k=3, top_p=0.8), taken)
+        filtered = decide(logits, np.array([0.7]), self.request(top_k=3, top_p=0.8), taken)
         np.testing.assert_allclose(filtered.margins, 0.7 - 0.5 / 0.8)
         np.testing.assert_allclose(filtered.logprobs, np.log(0.3 / 0.8))
         # Cut to three, the likeliest two have the mass 0.8 / 0.95, the likeliest alone 0.5 / 0.95.

@@ -1,38 +1,74 @@
 """Sampling against float64 in NumPy: by inversion, a grid of numbers must give the distribution."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.engine.sampling import sample, sequence_key, uniform
+from pat_jax.engine.sampling import likeliest, sample, sequence_key, uniform
+from pat_jax.engine.types import RowSampling, Sampling, token_set
 
 VOCAB, PADDED, ROWS = 61, 64, 4096
 LOGITS = np.random.default_rng(0).normal(0, 2, PADDED).astype(np.float32)
 LOGITS[VOCAB:] = 50.0  # padding would win, were it not masked
 GRID = (np.arange(ROWS) + 0.5) / ROWS
+PROMPT, RESPONSE = [3, 7, 7, 50, int(LOGITS[:VOCAB].argmax())], [7, 9, 60, 33]
+ENDINGS = [0, 9]
 
 
 @jax.jit
-def draw(logits, numbers, temperature, top_k, top_p):
-    return sample(logits, numbers, temperature, top_k, top_p, vocab_size=VOCAB)
+def draw(logits, numbers, options, seen, forbidden):
+    return sample(logits, numbers, options, seen, forbidden, vocab_size=VOCAB)
 
 
-def drawn(temperature=1.0, top_k=0, top_p=1.0, *, logits=LOGITS, numbers=GRID):
+def rows_of(options: Sequence[Sampling]) -> RowSampling:
+    rows = RowSampling.empty(len(options))
+    for row, each in enumerate(options):
+        rows.put(row, each, prompt_length=0)
+    return rows
+
+
+def seen_in(rows: int, prompt: Sequence[int] = PROMPT, response: Sequence[int] = RESPONSE):
+    sets = [token_set([*prompt, *response], PADDED), token_set(response, PADDED)]
+    return np.broadcast_to(np.stack(sets)[None], (rows, 2, 2))
+
+
+def drawn(*, logits=LOGITS, numbers=GRID, is_early=False, **options):
     """Tokens and log-probabilities of one distribution for every number."""
+    rows = len(numbers)
     tokens, logprobs = draw(
-        np.broadcast_to(logits, (ROWS, PADDED)),
+        np.broadcast_to(logits, (rows, PADDED)),
         np.asarray(numbers, np.float32),
-        np.full(ROWS, temperature, np.float32),
-        np.full(ROWS, top_k, np.int32),
-        np.full(ROWS, top_p, np.float32),
+        rows_of([Sampling(**options)] * rows),
+        seen_in(rows),
+        np.broadcast_to(np.array(ENDINGS if is_early else [-1, -1], np.int32), (rows, 2)),
     )
     return np.asarray(tokens), np.asarray(logprobs)
 
 
-def reference(temperature=1.0, top_k=0, top_p=1.0, logits=LOGITS) -> np.ndarray:
-    """Probabilities, float64[vocab], by sorting and cutting in the plainest way."""
-    scaled = logits[:VOCAB].astype(np.float64) / temperature
+def reference(
+    *,
+    logits=LOGITS,
+    is_early=False,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+) -> np.ndarray:
+    """Probabilities, float64[vocab], by counting, sorting and cutting in the plainest way."""
+    changed = logits[:VOCAB].astype(np.float64)
+    for token in set(PROMPT) | set(RESPONSE):
+        is_likely = changed[token] > 0
+        changed[token] *= 1 / repetition_penalty if is_likely else repetition_penalty
+    for token in set(RESPONSE):
+        changed[token] -= presence_penalty
+    if is_early:
+        changed[ENDINGS] = -np.inf
+    scaled = changed / temperature
     probs = np.exp(scaled - scaled.max())
     if top_k:
         probs[np.argsort(-probs)[top_k:]] = 0.0
@@ -42,6 +78,7 @@ def reference(temperature=1.0, top_k=0, top_p=1.0, logits=LOGITS) -> np.ndarray:
         if mass < top_p:
             kept[token] = probs[token]
             mass += probs[token]
+    kept[kept < min_p * kept.max()] = 0.0
     return kept / kept.sum()
 
 
@@ -54,8 +91,26 @@ OPTIONS = [
     {"top_k": 1000},
     {"top_p": 0.9},
     {"top_p": 0.01},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"temperature": 2.0, "min_p": 0.02},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7},
+    {"presence_penalty": 2.5},
+    {"presence_penalty": -1.0},
+    {"is_early": True},
+    {"is_early": True, "top_k": 4},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
     {"temperature": 2.0, "top_k": 10, "top_p": 0.95},
+    {
+        "temperature": 1.5,
+        "top_k": 30,
+        "top_p": 0.97,
+        "min_p": 0.05,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "is_early": True,
+    },
 ]
 
 
@@ -84,7 +139,18 @@ def test_random_numbers_pass_a_chi_square_test():
     assert abs(statistic - freedom) < 4 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 50.0}, {"top_k": 63}, {"top_p": 0.9999}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 50.0},
+        {"top_k": 63},
+        {"top_p": 0.9999},
+        {"min_p": 1e-9},
+        {"repetition_penalty": 100.0},
+        {"presence_penalty": -100.0},
+    ],
+)
 def test_padding_is_never_drawn(options):
     edge = 1 - 2.0**-23  # the largest number that `uniform` gives
     tokens, logprobs = drawn(**options, numbers=np.where(np.arange(ROWS) % 2, edge, 0.0))
@@ -94,26 +160,34 @@ def test_padding_is_never_drawn(options):
 
 
 def test_greedy_takes_the_likeliest_and_says_its_full_probability():
-    tokens, logprobs = drawn(temperature=0.0, top_k=3, top_p=0.1)
+    tokens, logprobs = drawn(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9)
     best = LOGITS[:VOCAB].argmax()
     assert set(tokens) == {best}
     np.testing.assert_allclose(logprobs, np.log(reference()[best]), atol=1e-5)
 
 
+def test_greedy_heeds_penalties_and_what_is_forbidden():
+    asked = {"repetition_penalty": 8.0, "presence_penalty": 3.0, "is_early": True}
+    tokens, logprobs = drawn(temperature=0.0, **asked)
+    expected = reference(**asked)
+    assert set(tokens) == {expected.argmax()} != {LOGITS[:VOCAB].argmax()}
+    np.testing.assert_allclose(logprobs, np.log(expected.max()), atol=1e-5)
+
+
 def test_rows_have_their_own_options():
-    each = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.5, 4, 1.0), (1.0, 0, 0.7)]
-    columns = [np.array([each[i % 4][j] for i in range(ROWS)]) for j in range(3)]
+    each = [options for options in OPTIONS if "is_early" not in options] + [{"temperature": 0.0}]
+    count = len(each)
     tokens, logprobs = draw(
         np.broadcast_to(LOGITS, (ROWS, PADDED)),
         GRID.astype(np.float32),
-        columns[0].astype(np.float32),
-        columns[1].astype(np.int32),
-        columns[2].astype(np.float32),
+        rows_of([Sampling(**each[i % count]) for i in range(ROWS)]),
+        seen_in(ROWS),
+        np.full((ROWS, 2), -1, np.int32),
     )
-    for i, (temperature, top_k, top_p) in enumerate(each):
-        alone, alone_logprobs = drawn(temperature, top_k, top_p)
-        np.testing.assert_array_equal(tokens[i::4], alone[i::4])
-        np.testing.assert_allclose(logprobs[i::4], alone_logprobs[i::4], atol=1e-6)
+    for i, options in enumerate(each):
+        alone, alone_logprobs = drawn(**options)
+        np.testing.assert_array_equal(tokens[i::count], alone[i::count])
+        np.testing.assert_allclose(logprobs[i::count], alone_logprobs[i::count], atol=1e-6)
 
 
 def test_a_filtered_token_is_not_drawn_between_two_kept_ones():
@@ -128,12 +202,63 @@ def test_a_filtered_token_is_not_drawn_between_two_kept_ones():
     tokens, logprobs = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
         np.broadcast_to(logits, (rows, vocab)),
         numbers.reshape(-1).astype(np.float32),
-        np.ones(rows, np.float32),
-        np.full(rows, top_k, np.int32),
-        np.ones(rows, np.float32),
+        rows_of([Sampling(top_k=top_k)] * rows),
+        np.zeros((rows, 2, vocab // 32), np.uint32),
+        np.full((rows, 1), -1, np.int32),
     )
     assert set(np.asarray(tokens).tolist()) <= set(kept.tolist())
     assert np.min(logprobs) > -20
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_logit_that_is_no_number_shows_whatever_the_options_are(options, bad):
+    for where in (0, 9, 33):
+        logits = np.where(np.arange(PADDED) == where, bad, LOGITS).astype(np.float32)
+        tokens, logprobs = drawn(logits=logits, numbers=GRID[:8], **options)
+        is_forbidden = options.get("is_early", False) and where in ENDINGS and bad == np.inf
+        assert np.isnan(logprobs).all() != is_forbidden
+        assert tokens.max() < VOCAB
+
+
+@jax.jit
+def three_likeliest(logits, wanted):
+    return likeliest(logits, wanted, count=3, vocab_size=VOCAB)
+
+
+def test_the_likeliest_tokens_are_those_of_the_model_alone():
+    logits = np.stack([LOGITS, np.append(LOGITS[:VOCAB][::-1], LOGITS[VOCAB:])])
+    tokens, logprobs = three_likeliest(logits, np.array([False, True]))
+    for row in (0, 1):
+        expected = np.log(reference(logits=logits[row]))
+        order = np.argsort(-expected)[:3]
+        np.testing.assert_array_equal(tokens[row], order)
+        np.testing.assert_allclose(logprobs[row], expected[order], atol=1e-5)
+    tokens, logprobs = three_likeliest(logits, np.array([False, False]))
+    assert not np.any(tokens) and not np.any(logprobs)
+
+
+@pytest.mark.parametrize("vocab", [7, 509, 3 * 512, 5 * 8 * 101])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 60.0])
+def test_large_vocabularies_are_drawn_from_block_by_block(vocab, spread):
+    rng = np.random.default_rng(vocab)
+    logits = rng.normal(0, spread, vocab).astype(np.float32)
+    logits[vocab // 3 : vocab // 2] = -1e30  # whole blocks may be empty
+    numbers = np.concatenate([rng.random(2000), [0.0, 1 - 2.0**-23]]).astype(np.float32)
+    rows = len(numbers)
+    tokens, logprobs = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
+        np.broadcast_to(logits, (rows, vocab)),
+        numbers,
+        RowSampling.empty(rows),
+        np.zeros((rows, 2, -(-vocab // 32)), np.uint32),
+        np.full((rows, 1), -1, np.int32),
+    )
+    probs = np.exp(logits.astype(np.float64) - logits.max())
+    probs /= probs.sum()
+    ends = np.cumsum(probs)
+    assert (ends[tokens] >= numbers - 2e-6).all() and (probs[tokens] > 0).all()
+    assert (ends[tokens] - probs[tokens] <= numbers + 2e-6).all()
+    np.testing.assert_allclose(logprobs, np.log(probs[tokens]), atol=1e-4)
 
 
 def test_a_number_depends_on_key_and_position_alone():

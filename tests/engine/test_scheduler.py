@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pat_jax.engine.scheduler import NO_ROW, Request, Scheduler
 from pat_jax.engine.state import BurstOutput
+from pat_jax.engine.types import Sampling
 
 EMPTY, BURST = -1, 4
 
@@ -22,11 +23,16 @@ def make_request(number: int, prompt_length: int, max_new_tokens: int) -> Reques
         tokens,
         key,
         max_new_tokens,
-        temperature=number / 4,
-        top_k=number,
-        top_p=0.5,
+        sampling=Sampling(temperature=number / 4, top_k=number, top_p=0.5),
         prompt_id=90 - number // 2,
     )
+
+
+def burst_output(tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray) -> BurstOutput:
+    """The likeliest tokens are made up from those sampled, three of each."""
+    top = tokens[:, :, None] + np.arange(3)[None, None, :]
+    steps = np.int32(tokens.shape[1])
+    return BurstOutput(tokens, logprobs, emitted, steps, top, -top.astype(np.float32))
 
 
 class Moves(RuleBasedStateMachine):
@@ -70,7 +76,7 @@ class Moves(RuleBasedStateMachine):
             emitted[row] = data.draw(st.integers(1, min(BURST, left)))
             live[row] = emitted[row] < left and data.draw(st.booleans())
             self.said[i] += tokens[row, : emitted[row]].tolist()
-        output = BurstOutput(tokens, -tokens.astype(np.float32), emitted, np.int32(BURST))
+        output = burst_output(tokens, -tokens.astype(np.float32), emitted)
         assert self.scheduler.retire(output, live) == emitted.sum()
 
     @has_work
@@ -144,7 +150,8 @@ class Moves(RuleBasedStateMachine):
             assert load.generated[n] == len(self.said[i])
             assert load.budget[n] == request.max_new_tokens - len(self.said[i])
             assert rows.key[row].tolist() == request.key.tolist()
-            assert (rows.temperature[row], rows.top_k[row]) == (request.temperature, request.top_k)
+            drawn, asked = rows.sampling, request.sampling
+            assert (drawn.temperature[row], drawn.top_k[row]) == (asked.temperature, asked.top_k)
             assert load.group[n] == row // self.scheduler.rows_per_group
             assert siblings.prompt[siblings.of_live[n]] == request.prompt_id
         done = np.flatnonzero(self.scheduler.is_done)
@@ -206,7 +213,7 @@ def test_a_completion_says_how_it_ended(case):
     request = Request((1,), np.zeros(2, np.uint32), 2, ignore_eos=case.ignore_eos)
     scheduler = Scheduler([request], num_groups=1, rows_per_group=1)
     tokens = np.array([case.tokens], np.int32)
-    output = BurstOutput(tokens, np.zeros((1, 2), np.float32), np.array([2]), np.int32(2))
+    output = burst_output(tokens, np.zeros((1, 2), np.float32), np.array([2]))
     scheduler.retire(output, np.array([False]))
     (done,) = scheduler.completions(eos_ids=(0,))
     assert done.is_truncated == case.is_truncated

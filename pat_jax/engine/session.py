@@ -1,0 +1,165 @@
+"""Any number of requests through one engine: each checked, generated, and yielded as it ends.
+
+A request that cannot be generated gets one sentence in its own completion; the others go on. Today
+the engine is given batches of its capacity; what comes out does not depend on how they are cut,
+because sampling keys belong to requests.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pat_jax.engine.nan_search import where_nans_start
+from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.types import PLAIN, Sampling
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.types import Load
+
+Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it has said enough
+
+
+class Session:
+    """What a user asks of an engine that has its weights."""
+
+    def __init__(self, engine: RolloutEngine, planner: Planner, *, debug_nans: bool = False):
+        """
+        Args:
+          debug_nans: look for the layer in which NaN logits start; compiles a program each time.
+        """
+        self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence, prompt and response, that can be generated."""
+        config = self.engine.policy.config
+        return min(self.engine.catalogue.buckets.lengths[-1], config.max_position)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] = PLAIN,
+        *,
+        max_tokens: int,
+        num_samples: int = 1,
+        seed: int = 0,
+    ) -> list[list[Completion]]:
+        """The completions of each prompt, `num_samples` of it; see `stream` for errors.
+
+        Args:
+          prompts: token ids.
+          sampling: one for all prompts, or one for each.
+          max_tokens: a response is cut there.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        requests = [
+            Request(tuple(prompt), sequence_key(seed, i, sample), max_tokens, options)
+            for i, (prompt, options) in enumerate(zip(prompts, each, strict=True))
+            for sample in range(num_samples)
+        ]
+        done = dict(self.stream(requests))
+        return [
+            [done[i * num_samples + sample] for sample in range(num_samples)]
+            for i in range(len(prompts))
+        ]
+
+    def stream(
+        self,
+        requests: Iterable[Request],
+        *,
+        watch: Watch | None = None,
+        name: Callable[[int], str] = "request {}".format,
+    ) -> Generator[tuple[int, Completion], None, None]:
+        """Yields (index, completion) as requests end, those that are wrong at once.
+
+        Closed before its end, it drops what is not done and frees the cache.
+
+        Args:
+          requests: read as they are needed.
+          watch: asked after every burst of each request that goes on; True ends it there.
+          name: what the error of a request calls it.
+        """
+        batch: dict[int, Request] = {}
+        for i, request in enumerate(requests):
+            if complaint := self.complaint(request):
+                yield i, failed(f"{name(i)}: {complaint}")
+                continue
+            batch[i] = request
+            if len(batch) == self.engine.capacity:
+                yield from self._run(batch, watch, name)
+                batch = {}
+        if batch:
+            yield from self._run(batch, watch, name)
+
+    def complaint(self, request: Request) -> str:
+        """What is wrong with a request, in one sentence; empty where nothing is."""
+        config, sampling = self.engine.policy.config, request.sampling
+        length, most, vocab = len(request.tokens), self.max_length, config.vocab_size
+        max_logprobs = self.engine.catalogue.functions.max_logprobs
+        if not length:
+            return "the prompt is empty: expected at least one token."
+        if unknown := [t for t in request.tokens if not 0 <= t < vocab]:
+            return f"the prompt has the token id {unknown[0]}: expected ids from 0 to {vocab - 1}."
+        if request.max_new_tokens < 1:
+            return f"max_tokens is {request.max_new_tokens}: expected an integer of at least 1."
+        if length >= config.max_position:
+            return (
+                f"the prompt has {length} tokens, but the model's context is {config.max_position}: "
+                f"expected at most {config.max_position - 1}; shorten it."
+            )
+        if length + request.max_new_tokens > most:
+            return (
+                f"{length} tokens of prompt and up to {request.max_new_tokens} of response are more "
+                f"than the {most} that fit: shorten the prompt or lower max_tokens."
+            )
+        if sampling.min_tokens > request.max_new_tokens:
+            return (
+                f"min_tokens is {sampling.min_tokens}: expected at most max_tokens, which is "
+                f"{request.max_new_tokens}."
+            )
+        if unknown := [t for t in sampling.stop_token_ids if t >= vocab]:
+            return f"stop_token_ids has {unknown[0]}: expected ids from 0 to {vocab - 1}."
+        if sampling.logprobs > max_logprobs:
+            return (
+                f"logprobs is {sampling.logprobs}: expected at most {max_logprobs}, which were "
+                "compiled in; raise max_logprobs."
+            )
+        return ""
+
+    def _run(
+        self, batch: dict[int, Request], watch: Watch | None, name: Callable[[int], str]
+    ) -> Iterator[tuple[int, Completion]]:
+        index, requests = list(batch), list(batch.values())
+        self._to_first_layout(requests)
+        stops = None if watch is None else lambda i, tokens: watch(index[i], tokens)
+        for i, done in self.engine.stream(requests, self.planner, RolloutReport(), stops):
+            if done.error:
+                done = replace(
+                    done, error=f"{name(index[i])}: {done.error}{self._where(requests[i], done)}."
+                )
+            yield index[i], done
+
+    def _to_first_layout(self, requests: Sequence[Request]) -> None:
+        none = np.zeros(len(requests), int)
+        lengths = np.array([len(request.tokens) for request in requests])
+        budgets = np.array([request.max_new_tokens for request in requests])
+        first = self.engine.layouts[self.planner.start(Load(none, none, lengths, budgets))]
+        if first is not self.engine.layout:
+            self.engine.reslice(first)
+
+    def _where(self, request: Request, done: Completion) -> str:
+        if not self.debug_nans:
+            return ""
+        engine, tokens = self.engine, np.array([*request.tokens, *done.tokens])
+        assert engine.params is not None  # it has just generated
+        found = where_nans_start(engine.policy, engine.params, tokens, engine.dtype)
+        if found is None:
+            return "; computed again layer by layer and without a cache, they are"
+        return f"; they start in {found}"
+
+
+def failed(error: str) -> Completion:
+    """The completion of a request that was not generated."""
+    return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), True, error=error)

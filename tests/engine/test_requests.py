@@ -1,0 +1,120 @@
+"""What a request asks for, in the compiled engine: limits, stop tokens, likeliest tokens, penalties."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from fakes import SETTINGS, subject
+
+from benchmarks.lossless import EOS_IDS, make_requests
+from pat_jax.engine.scheduler import Completion
+from pat_jax.engine.types import Sampling
+
+SUBJECT, LENGTH = "kv2", 40
+PATH = (1, 4, 8)
+
+
+def generate(*samplings: Sampling, path=(1,), ignore_eos=False) -> list[Completion]:
+    """One prompt and key for all, so that only the options make a difference."""
+    first = make_requests(SETTINGS[SUBJECT], 0)[1]
+    requests = [
+        replace(first, sampling=each, max_new_tokens=LENGTH, ignore_eos=ignore_eos)
+        for each in samplings
+    ]
+    planner = subject(SUBJECT).adaptive(path, "migrate", len(requests))
+    return subject(SUBJECT).run(requests, planner)[0]
+
+
+@pytest.fixture(scope="module")
+def plain() -> np.ndarray:
+    return generate(Sampling(), ignore_eos=True)[0].tokens
+
+
+def test_a_stop_token_ends_a_response_and_belongs_to_it(plain):
+    stops = [(int(plain[7]),), (60, int(plain[5]), 59), ()]
+    done = generate(*(Sampling(stop_token_ids=ids) for ids in stops), ignore_eos=True)
+    for each, ids in zip(done, stops, strict=True):
+        ends = np.flatnonzero(np.isin(plain, ids))
+        length = ends[0] + 1 if len(ends) else LENGTH
+        np.testing.assert_array_equal(each.tokens, plain[:length])
+        assert each.is_truncated == (len(ends) == 0)
+
+
+def test_nothing_ends_a_response_before_its_least_length():
+    often = Sampling(temperature=30.0)  # three of sixty-one tokens end it: soon
+    soon, late, never = generate(
+        often, replace(often, min_tokens=20), replace(often, min_tokens=LENGTH)
+    )
+    assert len(soon.tokens) < 20 <= len(late.tokens)
+    assert not np.isin(late.tokens[:20], EOS_IDS).any()
+    assert len(never.tokens) == LENGTH and never.is_truncated
+    assert not np.isin(never.tokens, EOS_IDS).any()
+
+
+def test_stop_tokens_wait_for_the_least_length(plain):
+    (done,) = generate(Sampling(min_tokens=12, stop_token_ids=tuple({*plain[:8].tolist()})))
+    assert len(done.tokens) >= 12 and not np.isin(done.tokens[:12], plain[:8]).any()
+
+
+@pytest.mark.parametrize("path", [(1,), PATH])
+def test_the_likeliest_tokens_come_with_each_token(path):
+    asked = [0, 1, 3, 2]
+    done = generate(*(Sampling(0.0, logprobs=n) for n in asked), path=path)
+    assert done[0].top_tokens is done[0].top_logprobs is None
+    for each, count in zip(done[1:], asked[1:], strict=True):
+        assert each.top_tokens is not None and each.top_logprobs is not None
+        assert each.top_tokens.shape == each.top_logprobs.shape == (len(each.tokens), count)
+        # Greedy and without penalties, the token drawn is the likeliest one.
+        np.testing.assert_array_equal(each.top_tokens[:, 0], each.tokens)
+        np.testing.assert_allclose(each.top_logprobs[:, 0], each.logprobs, atol=1e-5)
+        assert (np.diff(each.top_logprobs, axis=1) <= 0).all()
+
+
+def test_a_strong_presence_penalty_says_every_token_once():
+    """61 tokens, 40 to say: over bursts, compactions and switches none is forgotten."""
+    some = [Sampling(presence_penalty=1e4), Sampling(0.0, presence_penalty=1e4)] * 2
+    short = replace(Sampling(), stop_token_ids=tuple(range(8)))  # ends early: rows are compacted
+    done = generate(*some, *[short] * 4, path=PATH, ignore_eos=True)
+    for each in done[:4]:
+        assert len(set(each.tokens.tolist())) == len(each.tokens) == LENGTH
+
+
+def test_options_of_every_kind_compile_nothing():
+    generate(Sampling())
+    each = [
+        Sampling(0.0),
+        Sampling(0.7, top_k=5, top_p=0.9),
+        Sampling(min_p=0.1, repetition_penalty=1.2),
+        Sampling(presence_penalty=0.5, min_tokens=9, stop_token_ids=(5, 6)),
+        Sampling(logprobs=3),
+    ]
+    with counted_compilations() as events:
+        for i in range(len(each)):
+            generate(*each[i:], path=PATH)
+    assert events == []
+
+
+def test_logits_that_are_no_numbers_end_their_request_and_no_other():
+    """The embedding of token 7 is damaged: the request that reads it fails, the others do not."""
+    bench, request = subject(SUBJECT), make_requests(SETTINGS[SUBJECT], 0)[1]
+    sound = replace(request, tokens=(3, 4, 5), max_new_tokens=4, ignore_eos=True)
+    sound = replace(sound, sampling=Sampling(stop_token_ids=(7,)))
+    requests = [sound, replace(sound, tokens=(3, 7, 5)), sound]
+    expected, *_ = bench.run([sound], bench.static(1))[0]
+    whole = bench.params
+
+    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
+        is_embedding = "embedding" in jax.tree_util.keystr(path)
+        return np.where((np.arange(len(x)) == 7)[:, None], np.nan, x) if is_embedding else x
+
+    try:
+        bench.params = jax.tree_util.tree_map_with_path(damage, whole)
+        first, failed, last = bench.run(requests, bench.static(1))[0]
+    finally:
+        bench.params = whole
+    assert failed.error and "token 1 of the response" in failed.error
+    assert len(failed.tokens) == len(failed.logprobs) == 0
+    for done in (first, last):
+        assert done.error == "" and done.tokens.tolist() == expected.tokens.tolist()

@@ -1,0 +1,165 @@
+"""Requests of all kinds through a session: batches, streams, and errors that stay with their own."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from fakes import SETTINGS, subject
+
+from benchmarks.lossless import make_requests
+from pat_jax.engine.nan_search import where_nans_start
+from pat_jax.engine.session import Session
+from pat_jax.engine.types import Sampling
+from pat_jax.planning.scripts import FixedLayout
+
+BENCH = "kv2"
+
+
+@pytest.fixture
+def session() -> Session:
+    bench = subject(BENCH)
+    planner = bench.static(1)
+    layout = bench.engine.layouts[planner.split]
+    bench.engine.set_weights(bench.weights(layout), layout)
+    return Session(bench.engine, planner)
+
+
+def test_more_requests_than_rows_say_what_they_say_alone(session: Session):
+    requests = make_requests(SETTINGS[BENCH], 0)
+    three_batches = [*requests, *requests[::-1], *requests[:5]]
+    with counted_compilations() as compiled:
+        done = dict(session.stream(iter(three_batches)))
+    assert sorted(done) == list(range(len(three_batches))) and compiled == []
+    for i, twin in [(i, 2 * len(requests) - 1 - i) for i in range(len(requests))]:
+        assert done[i].tokens.tolist() == done[twin].tokens.tolist()
+    for i in range(5):
+        assert done[i].tokens.tolist() == done[2 * len(requests) + i].tokens.tolist()
+
+
+def test_what_ends_early_comes_early(session: Session):
+    request = make_requests(SETTINGS[BENCH], 0)[0]
+    lengths = [40, 3, 20, 8]
+    each = [replace(request, max_new_tokens=length, ignore_eos=True) for length in lengths]
+    assert [i for i, _ in session.stream(each)] == [1, 3, 2, 0]
+
+
+def test_nothing_is_read_before_it_is_needed(session: Session):
+    request = replace(make_requests(SETTINGS[BENCH], 0)[0], max_new_tokens=2)
+    taken = []
+
+    def requests():
+        for i in range(100):
+            taken.append(i)
+            yield request
+
+    stream = session.stream(requests())
+    next(stream)
+    stream.close()  # the rest is not wanted: the cache is freed
+    assert len(taken) == session.engine.capacity
+    assert len(dict(session.stream([request] * 3))) == 3
+
+
+def test_samples_of_a_prompt_differ_and_come_back_with_the_seed(session: Session):
+    prompts, hot = [(3, 4), (5,)], Sampling(temperature=2.0)
+    first = session.generate(prompts, hot, max_tokens=20, num_samples=3, seed=5)
+    again = session.generate(prompts, [hot, hot], max_tokens=20, num_samples=3, seed=5)
+    other = session.generate(prompts, hot, max_tokens=20, num_samples=3, seed=6)
+
+    def said(groups):
+        return [[done.tokens.tolist() for done in group] for group in groups]
+
+    assert said(first) == said(again) != said(other)
+    assert [len(group) for group in first] == [3, 3]
+    assert len({tuple(tokens) for group in said(first) for tokens in group}) == 6
+
+
+def test_who_has_said_enough_stops_there(session: Session):
+    request = make_requests(SETTINGS[BENCH], 0)[0]
+    request = replace(request, max_new_tokens=40, ignore_eos=True)
+    burst = session.engine.catalogue.functions.burst_steps
+    heard: dict[int, int] = {}
+
+    def watch(i: int, tokens: np.ndarray) -> bool:
+        heard[i] = len(tokens)
+        return i == 1 and len(tokens) >= 10
+
+    done = dict(session.stream([request] * 3, watch=watch))
+    assert len(done[0].tokens) == len(done[2].tokens) == 40
+    assert 10 <= len(done[1].tokens) == heard[1] < 10 + burst
+    assert done[1].tokens.tolist() == done[0].tokens[: len(done[1].tokens)].tolist()
+
+
+BAD = [
+    ({"tokens": ()}, "the prompt is empty: expected at least one token."),
+    ({"tokens": (3, 61)}, "token id 61: expected ids from 0 to 60."),
+    ({"tokens": (3, -1)}, "token id -1: expected"),
+    ({"tokens": (3,) * 40_000}, "40000 tokens, but the model's context is 32768"),
+    ({"tokens": (3,) * 60, "max_new_tokens": 9}, "60 tokens of prompt and up to 9 of response"),
+    ({"max_new_tokens": 0}, "max_tokens is 0: expected an integer of at least 1."),
+    ({"sampling": Sampling(min_tokens=99)}, "min_tokens is 99: expected at most max_tokens"),
+    ({"sampling": Sampling(stop_token_ids=(61,))}, "stop_token_ids has 61: expected ids"),
+    ({"sampling": Sampling(logprobs=4)}, "logprobs is 4: expected at most 3"),
+]
+
+
+def test_a_bad_request_gets_a_sentence_and_the_others_go_on(session: Session):
+    good = make_requests(SETTINGS[BENCH], 0)[1]
+    requests = [good]
+    for wrong, _ in BAD:
+        requests += [replace(good, **wrong), good]
+    done = dict(session.stream(requests))
+    assert sorted(done) == list(range(len(requests)))
+    expected = done[0].tokens.tolist()
+    assert expected
+    for i, (_, words) in enumerate(BAD):
+        failed, sound = done[2 * i + 1], done[2 * i + 2]
+        assert failed.error.startswith(f"request {2 * i + 1}: ") and words in failed.error
+        assert failed.error.endswith(".") and "\n" not in failed.error
+        assert len(failed.tokens) == len(failed.logprobs) == 0
+        assert sound.error == "" and sound.tokens.tolist() == expected
+
+
+def damaged(name: str, value: float):
+    """The weights with one number of the parameter whose path has `name` replaced."""
+
+    def change(path: tuple, x: np.ndarray) -> np.ndarray:
+        x = np.array(x)
+        if name in jax.tree_util.keystr(path):
+            x.flat[0] = value
+        return x
+
+    return jax.tree_util.tree_map_with_path(change, subject(BENCH).params)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("['layers'][0]['mlp']['down']", np.nan, "layer 0"),
+        ("['layers'][1]['attention']['query']", np.inf, "layer 1"),
+        ("['final_norm']", np.nan, "the final norm"),
+        ("['lm_head']", np.nan, "the output head"),
+    ],
+)
+def test_logits_that_are_no_numbers_name_the_request_and_the_layer(name, value, part):
+    bench = subject(BENCH)
+    planner = FixedLayout(bench.static(1).split)
+    layout = bench.engine.layouts[planner.split]
+    params = jax.device_put(damaged(name, value), layout.param_shardings(bench.policy))
+    bench.engine.set_weights(params, layout)
+    request = make_requests(SETTINGS[BENCH], 0)[1]
+    (_, quiet), *_ = Session(bench.engine, planner).stream([request])
+    assert quiet.error == (
+        "request 0: the logits of token 1 of the response are not numbers (NaN)."
+    )
+    (_, done), *_ = Session(bench.engine, planner, debug_nans=True).stream([request])
+    assert done.error == quiet.error[:-1] + f"; they start in {part}."
+    assert part in str(
+        where_nans_start(bench.policy, params, np.array(request.tokens), bench.engine.dtype)
+    )
+
+
+def test_sound_weights_have_no_such_layer(session: Session):
+    bench = subject(BENCH)
+    assert where_nans_start(bench.policy, bench.params, np.array([3, 4]), bench.dtype) is None

@@ -1,0 +1,254 @@
+"""The generate command: end to end, resumed, with bad input, and against transformers."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from compilations import counted_compilations
+from runs import finish, start, write_checkpoint
+
+from pat_jax import generate
+from pat_jax.cli import run_command
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+
+COMMAND = ("-m", "pat_jax.generate")
+SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("generate") / "model")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(*lines: dict | str, name: str = "prompts.jsonl") -> Path:
+        path = tmp_path / name
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+        path.write_text("".join(f"{text}\n" for text in texts))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[dict[str, Any]]]:
+    """Runs the command in this process; returns its results."""
+
+    def run(prompts: Path, *options: str, out: str = "out.jsonl") -> list[dict[str, Any]]:
+        names = ["--model", str(model), "--prompts", str(prompts), "--out", str(tmp_path / out)]
+        monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *options])
+        monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
+        run_command(generate.main)
+        return [json.loads(line) for line in (tmp_path / out).read_text().splitlines()]
+
+    return run
+
+
+def test_lines_become_results_in_their_order(model: Path, write, run):
+    tokenizer = HuggingFaceTokenizer(model)
+    prompts = write(
+        {"prompt": "the cat", "id": "first", "max_tokens": 30, "metadata": {"a": [1]}},
+        {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "logprobs": 2},
+        {"token_ids": [5, 6, 7], "n": 3, "seed": 9, "max_tokens": 3},
+        {"token_ids": [5, 6, 7], "n": 2, "seed": 9, "max_tokens": 3, "logprobs": 0},
+        {"token_ids": [5, 6, 7], "temperature": 0, "min_tokens": 6, "max_tokens": 6},
+        {"prompt": "x", "temperature": 50, "max_tokens": 100, "stop_token_ids": [*range(10, 18)]},
+    )
+    results = run(prompts, "--max_tokens", "8")
+    places = [(result["line"], result["sample"]) for result in results]
+    assert places == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (5, 0), (6, 0)]
+    assert (results[0]["id"], results[0]["metadata"]) == ("first", {"a": [1]})
+    for result in results:
+        tokens = result["token_ids"]
+        assert result["text"] == tokenizer.decode(tokens)
+        assert result["usage"]["completion_tokens"] == len(tokens) > 0
+        assert result["finish_reason"] in ("stop", "length") and "error" not in result
+    assert results[0]["usage"]["prompt_tokens"] == len(tokenizer.encode("the cat"))
+    # A seed makes samples their own, wherever they stand.
+    assert [r["token_ids"] for r in results[2:4]] == [r["token_ids"] for r in results[5:7]]
+    assert len({tuple(r["token_ids"]) for r in results[2:5]}) == 3
+    assert len(results[7]["token_ids"]) == 6
+    ends = [token in {*tokenizer.eos_ids, *range(10, 18)} for token in results[8]["token_ids"]]
+    assert not any(ends[:-1]) and ends[-1] == (results[8]["finish_reason"] == "stop")
+    for i, top in ((1, 2), (5, 0), (6, 0)):
+        entries = results[i]["logprobs"]
+        assert [entry["token_id"] for entry in entries] == results[i]["token_ids"]
+        assert all(entry["logprob"] <= 0 and len(entry.get("top", ())) == top for entry in entries)
+    assert all(entry["top"][0][0] == entry["token_id"] for entry in results[1]["logprobs"])
+    assert all("logprobs" not in results[i] for i in (0, 2, 3, 4, 7))
+
+
+def test_a_stop_string_cuts_text_and_tokens(model: Path, write, run):
+    tokenizer = HuggingFaceTokenizer(model)
+    line = {"prompt": "more", "seed": 1, "max_tokens": 60, "min_tokens": 60}
+    (whole,) = run(write(line))
+    stop = whole["text"][20:22]
+    cut, again = run(write({**line, "stop": ["never such", stop]}, line), out="cut.jsonl")
+    assert again["token_ids"] == whole["token_ids"] and again["finish_reason"] == "length"
+    assert cut["finish_reason"] == "stop"
+    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+    tokens = cut["token_ids"]
+    assert tokens == whole["token_ids"][: len(tokens)] and len(tokens) < 60
+    assert stop in tokenizer.decode(tokens) and stop not in tokenizer.decode(tokens[:-1])
+
+
+def test_what_the_checkpoint_recommends_holds_where_nobody_says_otherwise(
+    model: Path, write, run, tmp_path: Path
+):
+    file = model / "generation_config.json"
+    prompts = write({"token_ids": [5, 6]}, {"token_ids": [5, 6], "temperature": 3, "seed": 1})
+    file.write_text(json.dumps({"do_sample": False, "max_new_tokens": 11, "eos_token_id": 0}))
+    try:
+        greedy, hot = run(prompts)
+        other, _ = run(prompts, "--temperature", "0", "--max_tokens", "11", out="other.jsonl")
+        warm, _ = run(prompts, "--temperature", "9", out="warm.jsonl")
+    finally:
+        file.unlink()
+    assert greedy["token_ids"] == other["token_ids"] != hot["token_ids"]
+    assert warm["token_ids"] != greedy["token_ids"]
+    assert max(len(result["token_ids"]) for result in (greedy, hot, warm)) <= 11
+
+
+BAD_LINES = [
+    ({"prompt": ""}, "the prompt is empty: expected at least one token."),
+    ({"promt": "x"}, "unknown field 'promt': did you mean 'prompt'?"),
+    ({"token_ids": [5], "top_p": 2}, "top_p is 2: expected a number above 0"),
+    ('{"prompt": "the', "broken JSON at column"),
+    ("[5]", "a JSON list: expected one object a line."),
+    ({"token_ids": [300]}, "token id 300: expected ids from 0 to 299."),
+    ({"token_ids": [5] * 600}, "600 tokens, but the model's context is 512"),
+    ({"token_ids": [5] * 100, "max_tokens": 29}, "100 tokens of prompt and up to 29 of response"),
+    ({"token_ids": [5], "logprobs": 9}, "logprobs is 9: expected at most 5"),
+]
+
+
+def test_a_bad_line_gets_one_sentence_and_the_others_go_on(write, run):
+    good = {"token_ids": [5, 6], "seed": 1, "max_tokens": 4}
+    lines = [line for wrong, _ in BAD_LINES for line in (wrong, good)]
+    path = write(*lines, "", "  ")
+    results = run(path)
+    assert [result["line"] for result in results] == list(range(1, 2 * len(BAD_LINES) + 1))
+    assert len({tuple(result["token_ids"]) for result in results[1::2]}) == 1
+    for i, (_, words) in enumerate(BAD_LINES):
+        failed = results[2 * i]
+        assert failed["error"].startswith(f"{path}, line {2 * i + 1}: ")
+        assert words in failed["error"] and "\n" not in failed["error"]
+        assert failed["finish_reason"] == "error" and failed["token_ids"] == []
+        assert "error" not in results[2 * i + 1]
+
+
+def test_a_file_cut_anywhere_is_completed_to_the_same(write, run, tmp_path: Path):
+    lines = [{"token_ids": [5, i], "n": 1 + i % 3, "max_tokens": 3 + i % 9} for i in range(12)]
+    lines[4] = {"token_ids": []}
+    prompts, out = write(*lines), tmp_path / "out.jsonl"
+    run(prompts)
+    whole = out.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == 10]
+    for size in (0, 5, ends[0], ends[3] + 20, ends[9] - 1, ends[-2] + 1, len(whole)):
+        out.write_bytes(whole[:size])
+        run(prompts, "--resume")
+        assert out.read_bytes() == whole
+    shorter = write(*lines[:3], name="shorter.jsonl")
+    for other, words in (
+        (shorter, "has 23 results, but"),
+        (
+            write(*lines[1:], name="other.jsonl"),
+            "out.jsonl, line 2, is the result of line 2, sample 0",
+        ),
+    ):
+        with pytest.raises(SystemExit):
+            run(other, "--resume")
+        assert out.read_bytes() == whole, words
+
+
+def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
+    prompts = write(*({"token_ids": [5 + i % 9], "max_tokens": 100} for i in range(120)))
+    names = ["--model", str(model), "--prompts", str(prompts)]
+
+    def begin(out: Path, *options: str):
+        return start(*names, "--out", str(out), *SMALL, *options, program=COMMAND)
+
+    killed, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
+    finish(begin(whole, "--min_tokens", "80"))
+    process = begin(killed, "--min_tokens", "80")
+    deadline = time.monotonic() + 200
+    while not (killed.exists() and killed.read_bytes().count(b"\n") >= 10):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = killed.read_bytes()
+    assert 10 <= before.count(b"\n") < 120
+    finish(begin(killed, "--min_tokens", "80", "--resume"))
+    after = killed.read_bytes()
+    assert after.startswith(before[: before.rfind(b"\n") + 1])
+    assert after == whole.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--prompts", "{folder}/none.jsonl"), ["--prompts", "none.jsonl", "cannot be read"]),
+        (("--out", "{folder}/prompts.jsonl/x"), ["--out", "prompts.jsonl/x", "cannot be written"]),
+        (("--out", "{folder}/prompts.jsonl"), ["has 2 results", "--resume, or choose another"]),
+        (("--out", "{folder}/prompts.jsonl", "--resume"), ["line 1, is no result of this command"]),
+        (("--temperature", "-1"), ["option: sampling option temperature is -1.0"]),
+        (("--temperature", "hot"), ["--temperature is 'hot': expected a number"]),
+        (("--n", "0"), ["option: n is 0: expected"]),
+        (("--model", "{folder}/none"), ["--model", "there is no such directory"]),
+        (("--model", "tinny"), ["model 'tinny'", "the nearest is 'tiny'"]),
+        (("--max_length", "1"), ["--max_length is 1"]),
+        (("--layout", "dp3tp1"), ["--layout is 'dp3tp1'"]),
+    ],
+    ids=str,
+)
+def test_mistakes_in_the_options(write, run, tmp_path: Path, capsys, options, words):
+    prompts = write({"token_ids": [5]}, {"token_ids": [6]})
+    before = prompts.read_bytes()
+    with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
+        run(prompts, *(option.format(folder=tmp_path) for option in options))
+    assert (caught.value.code, compiled, prompts.read_bytes()) == (2, [], before)
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert all(word in message for word in words), message
+
+
+def test_a_built_in_shape_takes_token_ids(write, run):
+    prompts = write({"token_ids": [5, 6], "max_tokens": 4}, {"prompt": "a"})
+    bare, text = run(prompts, "--model", "tiny", "--logprobs", "7")
+    assert len(bare["token_ids"]) in range(1, 5) and bare["text"] is None
+    assert {len(entry["top"]) for entry in bare["logprobs"]} == {7}
+    assert "the model has no tokenizer: expected token_ids" in text["error"]
+
+
+def test_the_layout_is_planned_where_none_is_pinned(write, run):
+    results = run(write({"token_ids": [5], "max_tokens": 6}), "--layout", "auto")
+    assert len(results) == 1 and "error" not in results[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"repetition_penalty": 1.5}, {"min_tokens": 12}, {"stop_token_ids": [5, 100]}]
+)
+def test_greedy_agrees_with_transformers(model: Path, write, run, options: dict[str, Any]):
+    torch = pytest.importorskip("torch", reason="needs the `parity` extra")
+    from transformers import AutoModelForCausalLM
+
+    theirs: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    prompts = [[5, 6, 7], [100, 3], [200, 201, 202, 203, 204, 9, 9]]
+    lines = [{"token_ids": tokens, "temperature": 0, **options} for tokens in prompts]
+    results = run(write(*lines), "--max_tokens", "40")
+    names = {"repetition_penalty": "repetition_penalty", "min_tokens": "min_new_tokens"}
+    asked = {names[name]: value for name, value in options.items() if name in names}
+    ends = [*HuggingFaceTokenizer(model).eos_ids, *options.get("stop_token_ids", ())]
+    for tokens, result in zip(prompts, results, strict=True):
+        said = theirs.generate(
+            torch.tensor([tokens]), do_sample=False, max_new_tokens=40, eos_token_id=ends, **asked
+        )
+        assert result["token_ids"] == said[0, len(tokens) :].tolist()

@@ -1,0 +1,142 @@
+"""What a line of a prompts file may say, and text that grows token by token."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import write_checkpoint
+
+from pat_jax.answers import StopFinder, TextStream
+from pat_jax.engine.types import MAX_STOP_IDS, Sampling
+from pat_jax.prompt_lines import Wishes, parse_ask, parse_object
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+
+VOCAB = 263
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(write_checkpoint(tmp_path_factory.mktemp("checkpoint")))
+
+
+def ask(line: dict, tokenizer: HuggingFaceTokenizer | None, defaults: Wishes = Wishes()):  # noqa: B008
+    return parse_ask(parse_object(json.dumps(line)), defaults, tokenizer, max_length=100)
+
+
+def test_a_prompt_is_text_a_chat_or_token_ids(tokenizer: HuggingFaceTokenizer):
+    messages = [{"role": "user", "content": "the"}]
+    assert ask({"prompt": "the"}, tokenizer).tokens == tuple(tokenizer.encode("the"))
+    assert ask({"messages": messages}, tokenizer).tokens == tuple(tokenizer.encode_prompt(messages))
+    assert ask({"token_ids": [5, 6]}, None).tokens == (5, 6)
+
+
+def test_a_line_wins_over_the_defaults():
+    defaults = Wishes(temperature=0.5, top_p=0.9, n=2, max_tokens=7, logprobs=0)
+    line = {"token_ids": [5], "temperature": 0, "stop_token_ids": [8], "seed": 3, "min_p": None}
+    found = ask(line, None, defaults)
+    assert found.sampling == Sampling(temperature=0, top_p=0.9, stop_token_ids=(8,))
+    assert (found.num_samples, found.max_tokens, found.seed) == (2, 7, 3)
+    assert found.wants_logprobs and not ask({"token_ids": [5]}, None).wants_logprobs
+    assert ask({"token_ids": [5] * 30}, None).max_tokens == 70  # what is left
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({}, "expected one of prompt, messages, token_ids in each line, found none"),
+        ({"prompt": "a", "token_ids": [3]}, "found prompt and token_ids"),
+        ({"prompt": 3}, "prompt is a JSON int: expected text"),
+        ({"token_ids": [1.5]}, "token_ids is no list of integers"),
+        ({"token_ids": 5}, "token_ids is no list of integers"),
+        ({"messages": "hello"}, "expected a list of chat messages"),
+        ({"messages": []}, "expected a list of chat messages"),
+        ({"messages": [{"role": "user"}]}, "each with role and content"),
+        (
+            {"prompt": "a", "temprature": 1},
+            "unknown field 'temprature': did you mean 'temperature'?",
+        ),
+        ({"prompt": "a", "xyzzy": 1}, "put fields of your own in 'metadata'"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot': expected 0 (greedy)"),
+        ({"prompt": "a", "top_p": 0}, "top_p is 0: expected a number above 0"),
+        ({"prompt": "a", "n": 0}, "n is 0: expected an integer of at least 1"),
+        ({"prompt": "a", "n": True}, "n is True: expected"),
+        ({"prompt": "a", "max_tokens": 2.5}, "max_tokens is 2.5: expected"),
+        ({"prompt": "a", "seed": -1}, "seed is -1: expected"),
+        ({"prompt": "a", "stop": [""]}, "stop is ['']: expected text"),
+        ({"prompt": "a", "stop": 3}, "stop is 3: expected text"),
+        ({"prompt": "a", "stop_token_ids": 3}, "stop_token_ids is 3: expected"),
+        ({"prompt": "a", "stop_token_ids": ["a"]}, "stop_token_ids is ('a',): expected"),
+        (
+            {"prompt": "a", "stop_token_ids": list(range(MAX_STOP_IDS + 1))},
+            "stop_token_ids has 9 entries: expected up to 8",
+        ),
+        ({"prompt": "a\ud800"}, "prompt has half of a character at 1"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages has half of a character"),
+    ],
+    ids=str,
+)
+def test_a_wrong_line_is_refused_in_one_sentence(tokenizer, line: dict, words: str):
+    with pytest.raises(ValueError) as caught:
+        ask(line, tokenizer)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).endswith((".", "?"))
+
+
+@pytest.mark.parametrize("line", ["", "[1]", "3", '{"prompt": ', "null"])
+def test_a_line_that_is_no_object_is_refused(line: str):
+    with pytest.raises(ValueError, match="expected one object a line"):
+        parse_object(line)
+
+
+def test_text_needs_a_tokenizer():
+    for line in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
+        with pytest.raises(ValueError, match="no tokenizer: expected token_ids"):
+            ask(line, None)
+    with pytest.raises(ValueError, match="expected stop_token_ids"):
+        ask({"token_ids": [3], "stop": "x"}, None)
+
+
+@given(text=st.text(max_size=30), stops=st.lists(st.text(min_size=1, max_size=3), min_size=1))
+def test_text_grows_to_what_is_decoded_at_once(tokenizer, text: str, stops: list[str]):
+    """Characters of several tokens included: the tokenizer has one token a byte."""
+    tokens = tokenizer.encode(text)
+    stream, finder = TextStream(tokenizer), StopFinder(tokenizer, stops)
+    for i, token in enumerate(tokens):
+        stream.add(token)
+        assert text.startswith(stream.text)
+        assert finder.has_stopped(tokens[: i + 1]) == any(stop in stream.text for stop in stops)
+        assert StopFinder(tokenizer, stops).has_stopped(tokens[: i + 1]) == finder.has_stopped(
+            tokens[: i + 1]
+        )
+    assert stream.text == text == tokenizer.decode(tokens)
+    first = min((text.find(stop) for stop in stops if stop in text), default=None)
+    if first is not None:
+        assert text.startswith(finder.text) and len(finder.text) >= first
+        assert tokenizer.decode(tokens[: finder.num_tokens])[len(finder.text) :] in stops
+
+
+def test_a_stop_string_may_lie_across_tokens(tokenizer):
+    tokens = tokenizer.encode("a cat sat")
+    finder = StopFinder(tokenizer, ["at s", "zzz"])
+    assert not finder.has_stopped(tokens[:4])
+    assert finder.has_stopped(tokens) and finder.text == "a c"
+    assert finder.num_tokens == len(tokenizer.encode("a cat s"))
+
+
+def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):
+    from pat_jax.errors import UserError
+    from pat_jax.generate import checkpoint_wishes
+
+    assert checkpoint_wishes(tmp_path) == Wishes()
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "x": 1}))
+    assert checkpoint_wishes(tmp_path) == Wishes(temperature=0.6, top_k=20, max_tokens=9)
+    file.write_text(json.dumps({"temperature": 0.6, "do_sample": False, "top_p": None}))
+    assert checkpoint_wishes(tmp_path) == Wishes(temperature=0.0)
+    for bad, words in (('{"top_p": 7}', "top_p is 7"), ("[]", "expected one JSON object")):
+        file.write_text(bad)
+        with pytest.raises(UserError) as caught:
+            checkpoint_wishes(tmp_path)
+        assert str(file) in str(caught.value) and words in str(caught.value)
