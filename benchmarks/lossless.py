@@ -80,7 +80,8 @@ class Settings:
     max_completion_length: int = 52
     min_rows: int = 4
     min_length: int = 32
-    prefill_chunk: int = 16
+    page_size: int = 8
+    prefill_blocks: int = 4
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
 
     @property
@@ -90,15 +91,15 @@ class Settings:
             max_completion_length=self.max_completion_length,
             check_every=2,
             burst_steps=4,
-            prefill_chunk=self.prefill_chunk,
-            prefill_rows=2,
+            page_size=self.page_size,
+            prefill_blocks=self.prefill_blocks,
             min_rows=self.min_rows,
             min_length=self.min_length,
         )
 
 
 THOROUGH = Settings(
-    sequences=32, max_completion_length=116, min_rows=8, min_length=64, prefill_chunk=32
+    sequences=32, max_completion_length=116, min_rows=8, min_length=64, page_size=16
 )
 SEEDS = (0, 1)
 

@@ -17,7 +17,7 @@ from pat_jax.profiling.simulator import Machine
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice
     "kv2": Settings(min_rows=8),  # lengthens its cache
-    "kv1": Settings(min_rows=16, min_length=64, prefill_chunk=40),  # 64 is no multiple of 40
+    "kv1": Settings(min_rows=16, min_length=64, page_size=4),
 }
 
 

@@ -18,7 +18,7 @@ from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine import switch
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue
+from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, pages_per_group
 from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
@@ -126,8 +126,9 @@ class RolloutEngine:
             functions,
             layouts,
             buckets,
-            config.prefill_rows,
-            config.prefill_chunk,
+            config.page_size,
+            pages_per_group(layouts, buckets, config.page_size, config.kv_pages),
+            config.prefill_blocks,
             reslice_chunk_bytes,
         )
         self.programs = ProgramTable()
