@@ -44,6 +44,7 @@ class Flight:
         split, buckets = layout.split, catalogue.buckets
         rows = buckets.rows_for(split, -(-len(requests) // split.dp))
         self.scheduler = Scheduler(requests, num_groups=split.dp, rows_per_group=rows)
+        self.scheduler.deal()
         self.length = buckets.length_for(max(len(r.tokens) for r in requests))
         self.cache: KVCache = programs[Key("allocate", split, rows, self.length)]()
         self._rows: RowState | None = None  # None: the host's copy is newer
