@@ -1,6 +1,6 @@
 """A rollout on a simulated clock: the planner that ships, the engine's rules, known response lengths.
 
-Real are the planner, the buckets and the accounts of the sequences (`engine/scheduler.py`); the loop
+Real are the planner, the buckets and the accounts of the sequences (`engine/accounts.py`); the loop
 follows `engine/rollout.py` and `engine/flight.py` move by move. Every duration is looked up in a
 latency model, the truth; the planner may believe in another one. Free of charge are what no latency
 model knows: compacting rows, lengthening the cache, and the host's work between two bursts.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.config import RolloutConfig
+from pat_jax.engine.accounts import Accounts
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.scheduler import Accounts
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.carry import carry_seconds
 from pat_jax.planning.latency import LatencyModel
@@ -137,6 +137,7 @@ class _Flight:
             num_groups=split.dp,
             rows_per_group=self.buckets.rows_for(split, per_group),
         )
+        self.accounts.deal()
         self.longest_first = np.argsort(-workload.responses, kind="stable")
         self.responses = workload.responses
         self.length = self.buckets.length_for(int(workload.prompts.max()))

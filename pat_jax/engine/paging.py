@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pat_jax.engine.accounts import NO_SEQUENCE
+
 NULL_PAGE = 0  # of every pool: empty rows read and write it
-NO_SEQUENCE = -1
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:
@@ -106,6 +107,43 @@ class PagePool:
         taken = self._hold([], more)
         return None if taken is None else np.concatenate([pages, np.array(taken, np.int32)])
 
+    def adopt(
+        self, pages: np.ndarray, origin: "PagePool", moved: dict[int, int]
+    ) -> tuple[np.ndarray, int] | None:
+        """Pages for what a sequence has in another pool, in a switch.
+
+        Pages that are shared there are shared here, and found by the same tokens.
+
+        Args:
+          pages: int32[pages], those of the sequence that hold tokens, in `origin`.
+          moved: where pages of `origin` have come to in this pool so far; updated.
+
+        Returns:
+          int32[pages], and how many of them, the first, need no move; None, and nothing is changed,
+          if there are too few.
+        """
+        old, found, before = pages.tolist(), [], NULL_PAGE
+        for page in old:
+            new = moved.get(page)
+            key = origin._key[page]
+            if new is None and key is not None and len(key[1]) == 4 * self.page_size:
+                new = self._index.get((before, key[1]))
+            if new is None:
+                break
+            found.append(new)
+            before = new
+        num_found = len(found)
+        new_pages = self._hold(found, len(old))
+        if new_pages is None:
+            return None
+        for page, new in zip(old[num_found:], new_pages[num_found:], strict=True):
+            moved[page] = new
+            key = origin._key[page]
+            if key is not None and (before, key[1]) not in self._index:
+                self._index[before, key[1]], self._key[new] = new, (before, key[1])
+            before = new
+        return np.array(new_pages, np.int32), num_found
+
     def release(self, pages: np.ndarray) -> None:
         """All pages of a sequence, in order of position."""
         for page in reversed(pages.tolist()):
@@ -167,6 +205,14 @@ class PagePool:
         assert key is not None, "pages without a key are blank"
         del self._index[key]
         return page
+
+
+class Copies(NamedTuple):
+    """Pages to be copied within their group, when all is prefilled."""
+
+    group: np.ndarray  # int32[copies]
+    source: np.ndarray  # int32[copies], page
+    target: np.ndarray  # int32[copies], page
 
 
 class Spans(NamedTuple):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.paging import (
-    NO_SEQUENCE,
     NULL_PAGE,
     PagePool,
     Spans,

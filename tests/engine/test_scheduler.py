@@ -9,7 +9,8 @@ from fakes import SPLITS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.scheduler import NO_ROW, Request, Scheduler
+from pat_jax.engine.accounts import NO_ROW
+from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.state import BurstOutput
 
 EMPTY, BURST = -1, 4
@@ -41,6 +42,7 @@ class Moves(RuleBasedStateMachine):
         self.split = split
         rows = -(-len(lengths) // split.dp)
         self.scheduler = Scheduler(self.requests, num_groups=split.dp, rows_per_group=rows)
+        self.scheduler.deal()
         self.said = [[] for _ in lengths]
         self.rng = np.random.default_rng(len(lengths))
         self.prefill()
@@ -160,7 +162,9 @@ TestMoves = Moves.TestCase
 
 def make_scheduler(count: int, num_groups: int, rows: int) -> Scheduler:
     requests = [make_request(i, 2, 5) for i in range(count)]
-    return Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+    scheduler = Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+    scheduler.deal()
+    return scheduler
 
 
 def test_a_request_of_no_known_prompt_leaves_all_strangers():
@@ -205,6 +209,7 @@ class Case:
 def test_a_completion_says_how_it_ended(case):
     request = Request((1,), np.zeros(2, np.uint32), 2, ignore_eos=case.ignore_eos)
     scheduler = Scheduler([request], num_groups=1, rows_per_group=1)
+    scheduler.deal()
     tokens = np.array([case.tokens], np.int32)
     output = BurstOutput(tokens, np.zeros((1, 2), np.float32), np.array([2]), np.int32(2))
     scheduler.retire(output, np.array([False]))
@@ -217,6 +222,7 @@ def test_a_completion_says_how_it_ended(case):
 def test_the_longest_sequences_go_to_different_groups(is_recomputed):
     requests = [make_request(i, prompt_length=1 + i, max_new_tokens=5) for i in range(4)]
     scheduler = Scheduler(requests, num_groups=1, rows_per_group=4)
+    scheduler.deal()
     group = scheduler.regroup(2, np.full(4, is_recomputed))
     assert group.tolist() == [1, 0, 1, 0]  # longest first: 3, 2, 1, 0 in turns
 
