@@ -101,7 +101,7 @@ class RolloutEngine:
     ):
         """
         Args:
-          capacity: the most sequences of one rollout.
+          capacity: the most sequences that run at once; others wait.
           layouts: the layouts to prepare; every one that divides the model where not given.
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
         """
@@ -180,23 +180,15 @@ class RolloutEngine:
     def rollout(
         self, requests: Sequence[Request], planner: Planner
     ) -> tuple[list[Completion], RolloutReport]:
-        """Generates every request to its end.
-
-        Raises:
-          ValueError: more requests than the engine's capacity.
-        """
-        if len(requests) > self.capacity:
-            raise ValueError(
-                f"{len(requests)} requests exceed the engine's capacity of {self.capacity}."
-            )
+        """Generates every request to its end; those that find no row or pages wait for them."""
         report = RolloutReport()
         clock = Stopwatch()
-        with clock("prefill"):
-            params, layout = self._weights
-            flight = Flight(self.catalogue, self.programs, layout, requests)
-            report.prefill_tokens += flight.prefill(params)
+        with clock("schedule"):
+            flight = Flight(self.catalogue, self.programs, self._weights[1], requests)
 
         while flight.scheduler.has_work:
+            with clock("prefill"):
+                report.prefill_tokens += flight.admit(self._weights[0])
             with clock("plan"):
                 plan = planner.plan(flight.scheduler.load(), flight.split)
             if not report.bursts:
@@ -248,9 +240,7 @@ class RolloutEngine:
         live = len(flight.scheduler.live)
         carried = flight.carry(target, plan.recompute_below)
         weight_bytes, chunk_bytes = self.reslice(target)
-        if len(carried.recomputed):
-            report.prefill_tokens += flight.prefill(self._weights[0], carried.recomputed)
-        flight.settle()
+        report.prefill_tokens += flight.compute(self._weights[0], carried.due)
         seconds = time.perf_counter() - start
         log.info("switch: %s; took %.3f s", plan.reason, seconds)
         return Switch(
@@ -258,7 +248,7 @@ class RolloutEngine:
             live=live,
             source=str(source),
             target=str(target),
-            kv=way(len(carried.recomputed), live),
+            kv=way(carried.num_recomputed, live),
             bytes_moved=weight_bytes + carried.traffic.num_bytes,
             least_bytes=weight_bytes + carried.traffic.least_bytes,
             extra_bytes=carried.extra_bytes + chunk_bytes,
