@@ -20,7 +20,7 @@ def warm_up(
 ) -> Warmup:
     """Runs every program of these layouts; what the profile lacks is measured on the way."""
     known = setup.profile and setup.profile.latency
-    warmup = Warmup(setup.engine, known=known, memory=setup.memory)
+    warmup = Warmup(setup.engine, known=known)
     warmup.measure(load_weights, splits)
     return warmup
 

@@ -3,7 +3,7 @@
 Real are the planner, the buckets and the accounts of the sequences (`engine/accounts.py`); the loop
 follows `engine/rollout.py` and `engine/flight.py` move by move. Every duration is looked up in a
 latency model, the truth; the planner may believe in another one. Free of charge are what no latency
-model knows: compacting rows, lengthening the cache, and the host's work between two bursts.
+model knows: the host's work between two bursts. Its pool holds every sequence.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ class _Flight:
         self.accounts.deal()
         self.longest_first = np.argsort(-workload.responses, kind="stable")
         self.responses = workload.responses
-        self.length = self.buckets.length_for(int(workload.prompts.max()))
+        self.length = self.buckets.lengths[0]
         self.prefill_s = machine.truth.recompute(split, per_group, int(workload.prompts.max()))
         self.clock_s, self.switch_s, self.step = self.prefill_s, 0.0, 0
         self.starts_s: list[float] = []
@@ -148,14 +148,13 @@ class _Flight:
         self.switches: list[Switch] = []
 
     def fit(self) -> None:
-        """The smallest row bucket that holds the live sequences; a longer cache where it is full."""
+        """The smallest buckets that hold the live sequences and a few more steps of them."""
         accounts = self.accounts
         rows = self.buckets.rows_for(self.split, accounts.fullest)
         if rows != accounts.rows_per_group:
             accounts.compact(rows)
-        if self._steps_possible() < self.machine.check_every:
-            needed = min(self._last_end() - 1, accounts.max_context + self.machine.check_every)
-            self.length = max(self.length, self.buckets.length_for(needed))
+        ahead = accounts.max_context + self.machine.check_every
+        self.length = self.buckets.length_for(min(self._last_end() - 1, ahead))
 
     def burst(self, plan_threshold: int) -> Burst:
         machine, accounts, live = self.machine, self.accounts, self.accounts.live
@@ -223,7 +222,7 @@ class _Flight:
         return int(self.accounts.end[self.accounts.live].max())
 
     def _steps_possible(self) -> int:
-        """Decode steps before a live sequence would outgrow the cache."""
+        """Decode steps before a live sequence would outgrow the length bucket."""
         if self._last_end() - 1 <= self.length:
             return self.machine.burst_steps
         return self.length - self.accounts.max_context

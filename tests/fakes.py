@@ -68,8 +68,8 @@ def made_up_latency(
             )
         },
         prefill_table={(split, length): prefill for split in step for length in lengths},
-        prefill_rows=4,
-        prefill_chunk=32,
+        prefill_blocks=8,
+        page_size=16,
         round_tokens=1,
     )
 

@@ -1,7 +1,9 @@
 """Which programs a rollout needs: every function, for every layout and bucket it can meet."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import jax
@@ -16,6 +18,8 @@ from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import SIZES
 from pat_jax.engine.state import DecodeState, Pool, Until, abstract_pool, abstract_rows
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
@@ -64,6 +68,13 @@ class Catalogue:
         return abstract_pool(
             functions.policy.config, layout, pages, self.page_size, functions.dtype
         )
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of one device, at most, for pages on their way between any two layouts."""
+        exchanges = [Exchange.between(a, b) for a, b in permutations(self.layouts.values(), 2)]
+        sizes = (x.staged * x.part_bytes(self.pool(x.wide)) for x in exchanges)
+        return SIZES[0] * max(sizes, default=0)
 
     def width(self, length: int) -> int:
         """Pages of a row of `length` tokens."""
@@ -171,7 +182,12 @@ class Catalogue:
 
 
 def pages_per_group(
-    layouts: Mapping[Split, Layout], buckets: Buckets, page_size: int, unsplit: int = 0
+    layouts: Mapping[Split, Layout],
+    buckets: Buckets,
+    page_size: int,
+    *,
+    unsplit: int = 0,
+    most: float = math.inf,
 ) -> dict[Split, int]:
     """Pages of each layout's pools, NULL_PAGE among them.
 
@@ -180,10 +196,32 @@ def pages_per_group(
 
     Args:
       unsplit: pages of a group whose KV heads are not split; 0: as many as let every row of every
-        layout's largest bucket grow to its full length.
+        layout's largest bucket grow to its full length, but no more than `most`.
+
+    Returns:
+      At least what the longest sequence needs alone.
+
+    Raises:
+      UserError: `unsplit` is less than that.
     """
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
     per_row = num_pages_for(buckets.lengths[-1], page_size)
-    full = {split: buckets.rows[split][-1] * per_row + 1 for split in layouts}
-    unsplit = unsplit or max(-(-full[split] // ways[split]) for split in layouts)
+
+    def enough(rows: Mapping[Split, int]) -> int:
+        return max(-(-(rows[split] * per_row + 1) // ways[split]) for split in layouts)
+
+    least = enough(dict.fromkeys(layouts, 1))
+    if unsplit and unsplit < least:
+        raise UserError(
+            f"option --rollout.kv_pages is {unsplit}: expected at least {least}, so that a sequence "
+            f"of {buckets.lengths[-1]} tokens fits alone in pages of {page_size}."
+        )
+    full = enough({split: buckets.rows[split][-1] for split in layouts})
+    unsplit = unsplit or max(least, int(min(full, most)))
     return {split: unsplit * ways[split] for split in layouts}
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
+    """Of one page with all KV heads, in all layers."""
+    tokens = 2 * config.num_layers * page_size
+    return tokens * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

@@ -21,7 +21,7 @@ from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
 
-Caches = tuple[PagedLayer, ...] | tuple[BurstLayer, ...]
+Caches = tuple[PagedLayer | BurstLayer, ...]
 _Step = tuple[RowState, Caches, BurstOutput]
 
 
@@ -143,14 +143,14 @@ class DecodeFunctions:
         output: BurstOutput,
     ) -> _Step:
         model, partition = self.policy.bind(params), ManualPartition(layout)
-        hidden, caches = model(
+        hidden, written = model(
             rows.last_token[:, None],
             rows.position[:, None],
             caches,
             partition=partition,
             dtype=self.dtype,
         )
-        assert caches is not None  # caches went in
+        assert written is not None  # caches went in
         logits = model.logits(hidden[:, 0], partition)
         with jax.named_scope("sample"):
             numbers = uniform(rows.key, rows.position + 1)
@@ -166,7 +166,7 @@ class DecodeFunctions:
             emitted=output.emitted + rows.live,
             steps=output.steps + 1,
         )
-        return self._advance(rows, tokens), caches, output
+        return self._advance(rows, tokens), written, output
 
     def _advance(self, rows: RowState, tokens: Int[Array, " rows"]) -> RowState:
         """Rows that are not live stand still: they decode, but nothing reads what they write."""

@@ -144,9 +144,7 @@ class Flight:
             self.pool, traffic = migration.run(old, allocate(), Moves(*(moves[k] for k in order)))
             _delete(old)  # the devices free it when they have packed its last page
         extra_bytes = sum(map(shard_bytes, jax.tree.leaves(self.catalogue.pool(target))))
-        return Carried(
-            int(is_recomputed.sum()), due, traffic, extra_bytes + traffic.staging_bytes
-        )
+        return Carried(int(is_recomputed.sum()), due, traffic, extra_bytes + traffic.staging_bytes)
 
     def settle(self) -> None:
         """Waits until the pool is there."""

@@ -3,7 +3,6 @@
 Knows the programs and in which order they run. Which sequences go where is the scheduler's to say.
 """
 
-import math
 from dataclasses import dataclass
 
 import jax
@@ -51,12 +50,10 @@ class Migration:
             sent += shipment.round.slots(num_groups)
             count += 1
             largest = max(largest, shipment.round.size)
-        part = self._part_bytes(old)
-        # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
-        buffers = self.exchange.num_heads + 2 * self.members.shape[1]
+        part = self.exchange.part_bytes(old)
         due = len(moves.narrow_group)
         sent, due = (part * self.exchange.copies_sent * pages for pages in (sent, due))
-        return new, Traffic(sent, due, count, part * buffers * largest)
+        return new, Traffic(sent, due, count, part * self.exchange.staged * largest)
 
     def _ship(self, shipment: Shipment, old: Pool, new: Pool) -> Pool:
         size, group = shipment.round.size, shipment.round.group
@@ -82,11 +79,6 @@ class Migration:
             return [pages[groups] for groups in self.members.T]
         home = (self.members == group).any(axis=1)[:, None]
         return [np.where(home, pages[group], NULL_PAGE)]
-
-    def _part_bytes(self, pool: Pool) -> int:
-        """Of what one wide device holds of a page."""
-        ways = self.exchange.wide.size(self.exchange.wide.kv_axes)
-        return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ of small programs carry any pages between any two layouts, and nothing but live 
 The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,6 +58,12 @@ class Exchange:
         return groups.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
 
     @property
+    def staged(self) -> int:
+        """Parts of a page that a device holds while it moves, a part being a wide device's heads."""
+        # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
+        return self.num_heads + 2 * self.members.shape[1]
+
+    @property
     def copies_sent(self) -> int:
         """How often each part of a page, a wide device's KV heads of it, goes to another device.
 
@@ -64,6 +71,11 @@ class Exchange:
         """
         sent = self.members.shape[1] if self.is_up else self.num_heads
         return (sent - 1) * self.narrow.split.tp
+
+    def part_bytes(self, pool: Pool) -> int:
+        """Of what one wide device holds of a page."""
+        ways = self.wide.size(self.wide.kv_axes)
+        return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """A round in which every narrow group takes part.

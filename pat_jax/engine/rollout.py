@@ -4,6 +4,7 @@ Knows devices, programs and the loop. Knows nothing about text, rewards or how a
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +19,7 @@ from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine import switch
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, pages_per_group
+from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, pages_per_group
 from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
@@ -98,12 +99,14 @@ class RolloutEngine:
         dtype: jnp.dtype = jnp.float32,
         layouts: dict[Split, Layout] | None = None,
         reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
+        kv_bytes: float = math.inf,
     ):
         """
         Args:
           capacity: the most sequences that run at once; others wait.
           layouts: the layouts to prepare; every one that divides the model where not given.
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
+          kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.mesh: Mesh = factored_mesh(devices)
@@ -127,7 +130,13 @@ class RolloutEngine:
             layouts,
             buckets,
             config.page_size,
-            pages_per_group(layouts, buckets, config.page_size, config.kv_pages),
+            pages_per_group(
+                layouts,
+                buckets,
+                config.page_size,
+                unsplit=config.kv_pages,
+                most=kv_bytes // page_bytes(policy.config, config.page_size, dtype),
+            ),
             config.prefill_blocks,
             reslice_chunk_bytes,
         )

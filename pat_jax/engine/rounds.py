@@ -13,7 +13,7 @@ import numpy as np
 
 from pat_jax.engine.paging import NULL_PAGE
 
-SIZES = (16, 1)  # pages of a staging buffer, largest first
+SIZES = (32, 1)  # pages of a staging buffer, largest first
 ALL = -1
 MOST_EMPTY = 0.04  # of the pages that have to move
 

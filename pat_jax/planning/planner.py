@@ -113,8 +113,6 @@ class CostModelPlanner(Planner):
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
             return
-        if self.memory and not self.memory.holds(split, rows, length):
-            return  # it was taken not to fit, and so was never measured
         self.latency = self.latency.observed(split, rows, length, seconds)
 
     def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
@@ -136,7 +134,7 @@ class CostModelPlanner(Planner):
         return Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs)
 
     def _within_memory(self, costs: Costs, forecast: Forecast, load: Load) -> Costs:
-        if self.memory is None or not self.memory.is_limited:
+        if self.memory is None:
             return costs
         last = int((load.context + load.budget).max())
         return costs.where(self.memory.fits(self.splits, forecast, last))
