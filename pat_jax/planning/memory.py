@@ -85,9 +85,10 @@ class MemoryModel:
         ahead = forecast.context + np.maximum(forecast.steps, self.ahead)
         pages = np.array([self.pages[split] for split in splits])[:, None]
         free = pages - 1 - self.needed(fullest, np.minimum(ahead, last))
-        run = free >= 0
+        has_room = np.array([self.held(split) <= self.usable for split in splits])[:, None]
+        run = has_room & (free >= 0)
         run[free.argmax(axis=0), np.arange(free.shape[1])] |= ~run.any(axis=0)
-        arrives = self.needed(fullest, now) < pages
+        arrives = has_room & (self.needed(fullest, now) < pages)
         reslice, migrate = (peak <= self.usable for peak in self._switches(splits))
         return Fits(run, reslice[:, :, None] & arrives, migrate[:, :, None] & arrives, arrives)
 

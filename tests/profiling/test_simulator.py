@@ -71,7 +71,6 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
     per_group = -(-workload.size // split.dp)
     group = np.arange(workload.size) // per_group
     total = latency.recompute(split, per_group, int(workload.prompts.max()))
-    length = 0
     for step in range(0, int(workload.responses.max()), machine.check_every):
         is_live = workload.responses > step
         fullest = int(np.bincount(group[is_live]).max())
@@ -79,7 +78,7 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
             int((workload.prompts + workload.cap)[is_live].max()) - 1,
             int(workload.prompts[is_live].max()) + step - 1 + machine.check_every,
         )
-        length = max(length, buckets.length_for(needed))
+        length = buckets.length_for(needed)
         rows = buckets.rows_for(split, fullest)
         total += machine.check_every * latency.decode_step(split, rows, length)
     return total
