@@ -1,4 +1,4 @@
-"""The mathematics of a decoder layer: RMS norm, rotary positions, attention over keys and values."""
+"""The mathematics of a decoder layer: products with weights, RMS norm, rotary positions, attention."""
 
 import math
 
@@ -11,6 +11,52 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 
 QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
+FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
+
+
+def linear(
+    x: Float[Array, "*batch in"],
+    weight: Float[Array, "out in"],
+    *,
+    contracted: int = 1,
+    dtype: jnp.dtype | None = None,
+) -> Float[Array, "*batch out"]:
+    """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
+
+    Args:
+      weight: [*out, *in], so that what one output sums over lies together in memory.
+      dtype: of the sums and the result; x's where not given.
+    """
+    dtype = dtype or x.dtype
+    batch = x.shape[: x.ndim - contracted]
+
+    def plain(x: Array, weight: Array) -> Array:
+        dims = tuple(range(-contracted, 0))
+        return _dot(x, weight, (dims, dims), dtype)
+
+    def streamed(x: Array, weight: Array) -> Array:
+        # XLA:CPU reads a left operand as it lies but copies a right one into another order first: so
+        # the weight goes left. Without the barriers XLA would turn the product round again.
+        few = jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :]))
+        turned = jax.lax.optimization_barrier(jnp.moveaxis(few, 0, -1))
+        dims = tuple(range(-contracted, 0)), tuple(range(contracted))
+        out = jax.lax.optimization_barrier(_dot(weight, turned, dims, dtype))
+        return jnp.reshape(jnp.moveaxis(out, -1, 0), (*batch, *out.shape[:-1]))
+
+    weight = weight.astype(x.dtype)
+    if math.prod(batch) > FEW_TOKENS:
+        return plain(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=streamed, default=plain)
+
+
+def _dot(
+    x: Array, y: Array, contracted: tuple[tuple[int, ...], tuple[int, ...]], dtype: jnp.dtype
+) -> Array:
+    of_x, of_y = (
+        tuple(dim % array.ndim for dim in dims)
+        for array, dims in zip((x, y), contracted, strict=True)
+    )
+    return jax.lax.dot_general(x, y, ((of_x, of_y), ((), ())), preferred_element_type=dtype)
 
 
 def rms_norm(x: Float[Array, "... dim"], scale: Float[Array, " dim"], eps: float) -> Array:
