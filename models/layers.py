@@ -1,6 +1,7 @@
 """The mathematics of a decoder layer: products with weights, RMS norm, rotary positions, attention."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,13 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
+
+
+class Rotation(NamedTuple):
+    """The angles of the rotary pairs of some tokens."""
+
+    cos: Float[Array, "rows length head_dim/2"]
+    sin: Float[Array, "rows length head_dim/2"]
 
 
 def linear(
@@ -88,18 +96,25 @@ def _stretch_low_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> n
     return blend * frequencies + (1.0 - blend) * frequencies / scaling.factor
 
 
-def rotate(
-    x: Float[Array, "rows length *heads head_dim"],
-    positions: Int[Array, "rows length"],
-    frequencies: np.ndarray,
-) -> Array:
-    """Rotary position embedding, first half paired with second half (the Hugging Face order)."""
-    angles = (
+def angles(positions: Int[Array, "rows length"], frequencies: np.ndarray) -> Rotation:
+    """The angle of each rotary pair at each position: the same in all layers, so taken once."""
+    radians = (
         positions[..., None].astype(jnp.float32)
         * jnp.asarray(frequencies, jnp.float32)[None, None, :]
     )
-    angles = jnp.reshape(angles, angles.shape[:2] + (1,) * (x.ndim - 3) + angles.shape[-1:])
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    # Else XLA:CPU takes sine and cosine anew in each layer and head, fused into what uses them.
+    return Rotation(*jax.lax.optimization_barrier((jnp.cos(radians), jnp.sin(radians))))
+
+
+def rotate(
+    x: Float[Array, "rows length *heads head_dim"],
+    rotation: Rotation,
+) -> Array:
+    """Rotary position embedding, first half paired with second half (the Hugging Face order)."""
+    cos, sin = (
+        jnp.reshape(part, part.shape[:2] + (1,) * (x.ndim - 3) + part.shape[-1:])
+        for part in rotation
+    )
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

@@ -16,7 +16,15 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import LayerCache
-from pat_jax.models.layers import attend, linear, rms_norm, rope_frequencies, rotate
+from pat_jax.models.layers import (
+    Rotation,
+    angles,
+    attend,
+    linear,
+    rms_norm,
+    rope_frequencies,
+    rotate,
+)
 from pat_jax.models.partition import Partition, Whole
 
 Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
@@ -88,15 +96,12 @@ class Attention(nnx.Module):
         self,
         x: Float[Array, "rows length embed"],
         positions: Int[Array, "rows length"],
+        rotation: Rotation,
         cache: Cache | None,
         partition: Partition,
     ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
         queries, keys, values = self._project(x)
-        frequencies = rope_frequencies(self.config)
-        queries, keys = (
-            rotate(queries, positions, frequencies),
-            rotate(keys, positions, frequencies),
-        )
+        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         queries = partition.constrain(queries, "batch", None, "kv_heads", "queries_per_kv", None)
         if cache is None:
             attended = attend(
@@ -147,12 +152,16 @@ class Layer(nnx.Module):
         self.eps = config.norm_eps
 
     def __call__(
-        self, x: Array, positions: Array, cache: Cache | None, partition: Partition
+        self,
+        x: Array,
+        positions: Array,
+        rotation: Rotation,
+        cache: Cache | None,
+        partition: Partition,
     ) -> tuple[Array, Cache | None]:
         with jax.named_scope("attention"):
-            attended, cache = self.attention(
-                rms_norm(x, self.attention_norm[...], self.eps), positions, cache, partition
-            )
+            normed = rms_norm(x, self.attention_norm[...], self.eps)
+            attended, cache = self.attention(normed, positions, rotation, cache, partition)
             x = partition.constrain(x + attended, "batch", None, None)
         with jax.named_scope("mlp"):
             x = x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps), partition)
@@ -188,11 +197,12 @@ class Transformer(nnx.Module):
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
-        run = nnx.remat(_run_layer, static_argnums=(4,)) if remat else _run_layer
+        rotation = angles(positions, rope_frequencies(self.config))
+        run = nnx.remat(_run_layer, static_argnums=(5,)) if remat else _run_layer
         layer_caches: list[Cache] = []
         for i, layer in enumerate(self.layers):
             x, layer_cache = run(
-                layer, x, positions, None if cache is None else cache[i], partition
+                layer, x, positions, rotation, None if cache is None else cache[i], partition
             )
             if layer_cache is not None:
                 layer_caches.append(layer_cache)
@@ -219,6 +229,11 @@ class Transformer(nnx.Module):
 
 
 def _run_layer(
-    layer: Layer, x: Array, positions: Array, cache: Cache | None, partition: Partition
+    layer: Layer,
+    x: Array,
+    positions: Array,
+    rotation: Rotation,
+    cache: Cache | None,
+    partition: Partition,
 ) -> tuple[Array, Cache | None]:
-    return layer(x, positions, cache, partition)
+    return layer(x, positions, rotation, cache, partition)
