@@ -1,12 +1,14 @@
-"""The KV cache during one decode burst: what was there before in one piece, what is new in a tail.
+"""The KV cache during one decode burst: dense rows, the burst's own tokens first.
 
-Gathering a row's pages costs about as much as attending over them, and a scatter into the pool may
-copy it. So a burst gathers the pages once, writes its own tokens to a tail, whose column c holds
-every row's token of step c, and copies the tail to the pages when it ends. For back ends without a
-kernel that reads pages where they lie.
+Gathering a row's pages costs as much as attending over them, and its tokens would go to another
+column in each row. So a burst gathers the pages once, behind a tail of as many columns as it has
+steps: column c is for every row's token of step c, one update for all rows. Softmax does not ask in
+which order the keys come. When the burst ends the tail is copied to the pages. For back ends without
+a kernel that reads pages where they lie.
 """
 
-from typing import NamedTuple
+import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +18,27 @@ from pat_jax.models.layers import MASKED
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 
 
-class BurstLayer(NamedTuple):
-    context_keys: Float[Array, "rows kv_heads length head_dim"]
-    context_values: Float[Array, "rows kv_heads length head_dim"]
-    tail_keys: Float[Array, "rows kv_heads steps head_dim"]
-    tail_values: Float[Array, "rows kv_heads steps head_dim"]
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("keys", "values", "start"),
+    meta_fields=("steps",),
+)
+@dataclass(frozen=True)
+class BurstLayer:
+    keys: Float[Array, "rows kv_heads steps+length head_dim"]
+    values: Float[Array, "rows kv_heads steps+length head_dim"]
     start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
+    steps: int  # columns of the tail
 
     @classmethod
     def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
-        """Before the first of at most `steps` steps; row r's first query will be at `start[r]`."""
-        keys, values = layer.gather()
-        tail = jnp.zeros((*keys.shape[:2], steps, keys.shape[3]), keys.dtype)
-        return cls(keys, values, tail, tail, start)
+        """Before the first of at most `steps` steps; row r's first query will be at `start[r]`.
+
+        The layer's table need not reach farther than the longest row's `start`.
+        """
+        room = ((0, 0), (0, 0), (steps, 0), (0, 0))
+        keys, values = (jnp.pad(x, room) for x in layer.gather())
+        return cls(keys, values, start, steps)
 
     def attend(
         self,
@@ -37,46 +47,52 @@ class BurstLayer(NamedTuple):
         values: Float[Array, "rows 1 kv_heads head_dim"],
         positions: Int[Array, "rows 1"],
     ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
-        """As `LayerCache.attend`, for one token a row: one softmax over context and tail.
+        """As `LayerCache.attend`, for one token a row.
 
         Rows that have ended keep their position, and their output means nothing; the others have
         all gone the same number of steps since `begin`, and write at the same column.
         """
-        column = jnp.max(positions[:, 0] - self.start)
-        cache = self._replace(
-            tail_keys=_put(self.tail_keys, keys, column),
-            tail_values=_put(self.tail_values, values, column),
+        step = jnp.max(positions[:, 0] - self.start)
+        cache = BurstLayer(
+            _put(self.keys, keys, step), _put(self.values, values, step), self.start, self.steps
         )
-        return cache._attend(queries[:, 0], column)[:, None], cache
+        return cache._attend(queries[:, 0], step)[:, None], cache
 
-    def _attend(self, queries: Array, column: Array) -> Array:
-        scale = queries.shape[-1] ** -0.5
-
-        def scores(keys: Array, is_visible: Array) -> Array:
-            dots = jnp.einsum("bkgd,bksd->bkgs", queries, keys, preferred_element_type=jnp.float32)
-            return jnp.where(is_visible[:, None, None, :], dots * scale, MASKED)
-
-        length, steps = self.context_keys.shape[2], self.tail_keys.shape[2]
-        in_context = jnp.arange(length)[None] < self.start[:, None]
-        in_tail = jnp.arange(steps)[None] <= column
-        context = scores(self.context_keys, in_context)
-        tail = scores(self.tail_keys, in_tail)
-        weights = jax.nn.softmax(jnp.concatenate([context, tail], axis=-1), axis=-1)
-        of_context, of_tail = jnp.split(weights.astype(self.tail_values.dtype), [length], axis=-1)
-        return jnp.einsum("bkgs,bksd->bkgd", of_context, self.context_values) + jnp.einsum(
-            "bkgs,bksd->bkgd", of_tail, self.tail_values
+    def _attend(self, queries: Array, step: Array) -> Array:
+        # As in `layers.linear`: the keys go left, where XLA:CPU reads them as they lie.
+        scores = jax.lax.optimization_barrier(
+            jnp.einsum("bksd,bkgd->bksg", self.keys, queries, preferred_element_type=jnp.float32)
         )
+        scores = jnp.swapaxes(scores, 2, 3) * queries.shape[-1] ** -0.5
+        column = jnp.arange(self.keys.shape[2])[None]
+        in_context = (column >= self.steps) & (column < self.steps + self.start[:, None])
+        is_visible = in_context | (column <= step)
+        scores = jnp.where(is_visible[:, None, None], scores, MASKED)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        # The sum divides the few outputs rather than the many weights.
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        out = jnp.einsum(
+            "bkgs,bksd->bkgd",
+            weights.astype(self.values.dtype),
+            self.values,
+            preferred_element_type=jnp.float32,
+        )
+        return (out / total).astype(queries.dtype)
 
     def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
         """Copies the tail to the pages: tokens `start[r]` … `positions[r] - 1` of each row r."""
-        keys = _write_tail(layer.keys, self.tail_keys, layer.table, self.start, positions)
-        values = _write_tail(layer.values, self.tail_values, layer.table, self.start, positions)
-        return PagedLayer(keys, values, layer.table)
+
+        def write(pool: Array, rows: Array) -> Array:
+            return _write_tail(pool, rows[:, :, : self.steps], layer.table, self.start, positions)
+
+        return PagedLayer(
+            write(layer.keys, self.keys), write(layer.values, self.values), layer.table
+        )
 
 
-def _put(tail: Array, new: Array, column: Array) -> Array:
-    new = jnp.swapaxes(new, 1, 2).astype(tail.dtype)
-    return jax.lax.dynamic_update_slice(tail, new, (0, 0, column, 0))
+def _put(rows: Array, new: Array, column: Array) -> Array:
+    new = jnp.swapaxes(new, 1, 2).astype(rows.dtype)
+    return jax.lax.dynamic_update_slice(rows, new, (0, 0, column, 0))
 
 
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
