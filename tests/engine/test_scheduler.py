@@ -199,7 +199,9 @@ def test_too_many_sequences_are_refused(rows):
     scheduler = make_scheduler(9, num_groups=4, rows=3)
     with pytest.raises(ValueError, match=f"3 sequences do not fit a group of {rows} rows"):
         scheduler.seat(np.arange(9) % 4, num_groups=4, rows_per_group=rows)
-    waiting = Scheduler([make_request(i, 2, 5) for i in range(4)], num_groups=2, rows_per_group=rows)
+    waiting = Scheduler(
+        [make_request(i, 2, 5) for i in range(4)], num_groups=2, rows_per_group=rows
+    )
     with pytest.raises(ValueError, match=f"4 sequences do not fit the {rows} free rows"):
         waiting.enter(np.arange(4), np.ones(4, int))
 
