@@ -93,7 +93,7 @@ class _AsTaken(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del current
-        step = int(load.generated.max()) + self.slack
+        step = load.step + self.slack
         done = [load.live <= switch.live and switch.step <= step for _, switch in self.path]
         to_come = [
             switch.live for (_, switch), is_done in zip(self.path, done, strict=True) if not is_done

@@ -104,6 +104,7 @@ def make_load(
         generated=np.full(num_live, generated),
         context=np.full(num_live, prompt + generated - 1),
         budget=np.full(num_live, budget),
+        step=generated,
     )
 
 

@@ -39,17 +39,18 @@ class Accounts:
         self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
         self.row = np.full(len(self.length), NO_ROW, np.int64)
 
-    def deal(self) -> None:
-        """Gives every sequence a row: equal runs to the groups, so that siblings are neighbours."""
-        count = len(self.length)
-        per_group = -(-count // self.num_groups)
-        if per_group > self.rows_per_group:
-            raise ValueError(
-                f"{count} sequences do not fit {self.num_groups} groups of "
-                f"{self.rows_per_group} rows."
-            )
-        turn = np.arange(count)
-        self.row = (turn // max(per_group, 1)) * self.rows_per_group + turn % max(per_group, 1)
+    def deal(self) -> np.ndarray:
+        """Free rows to those that wait, in order; returns who got one, int[sequences].
+
+        Groups are kept even and get equal runs: siblings are neighbours.
+        """
+        waiting, live = self.waiting, self.live
+        even = min(self.rows_per_group, -(-(len(live) + len(waiting)) // self.num_groups))
+        room = np.maximum(even - np.bincount(self.group(live), minlength=self.num_groups), 0)
+        group = np.repeat(np.arange(self.num_groups), room)[: len(waiting)]
+        seated = waiting[: len(group)]
+        self.enter(seated, group)
+        return seated
 
     @property
     def live(self) -> np.ndarray:

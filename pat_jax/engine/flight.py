@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.catalogue import COPIES, Catalogue
 from pat_jax.engine.layout import Layout, shard_bytes
@@ -107,9 +106,8 @@ class Flight:
             self._rows = self._put_rows(self.scheduler.row_state())
         until = Until(np.int32(max_steps), np.int32(threshold))
         program = self.programs[Key("decode", self.split, self.num_rows, self.length)]
-        in_row = np.full(self.split.dp * self.num_rows, NO_SEQUENCE)
-        in_row[self.scheduler.row[self.scheduler.live]] = self.scheduler.live
-        tables = self.admission.table(in_row, self.catalogue.width(self.length))
+        width = self.catalogue.width(self.length)
+        tables = self.admission.table(self.scheduler.occupants, width)
         state, output = program(params, DecodeState(self._rows, self.pool), tables, until)
         self._rows, self.pool = state.rows, state.pool
         output, still_live = jax.device_get((output, state.rows.live))

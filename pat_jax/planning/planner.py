@@ -60,7 +60,7 @@ class CostModelPlanner(Planner):
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     _account: Account | None = field(default=None, init=False, repr=False)  # of this rollout
-    # Profile seconds of a step in each layout when the last burst began, and the tokens then.
+    # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
     _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
     _tables: CostTables | None = field(default=None, init=False, repr=False)
@@ -148,14 +148,13 @@ class CostModelPlanner(Planner):
         """Books the burst since the last plan, and notes what the next one will cost in each layout."""
         if self._account is None:
             self._account = Account(costs.prefill, here)
-        generated = int(load.generated.max())
         if self._burst is None:
             self.switch_costs = self.switch_costs.aged()  # a rollout begins
         else:
             step_s, before = self._burst
-            steps = max(0, generated - before)
+            steps = max(0, load.step - before)
             self._account.burst(here, steps * step_s, sober(self.latency, self.splits))
-        self._burst = costs.profile_step_s, generated
+        self._burst = costs.profile_step_s, load.step
 
     def _may_switch(self, costs: Costs, here: int, there: int, remaining_s: float) -> bool:
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""

@@ -60,6 +60,10 @@ class Load:
     def live(self) -> int:
         return len(self.group)
 
+    @property
+    def unfinished(self) -> int:
+        return self.live + self.waiting
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -180,13 +180,30 @@ def test_sequences_are_dealt_out_evenly():
     assert scheduler.fullest == 3
 
 
+def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
+    scheduler = make_scheduler(9, num_groups=2, rows=3)
+    assert scheduler.live.tolist() == [0, 1, 2, 3, 4, 5] and scheduler.load().waiting == 3
+    ended = np.array([0, 1, 5])
+    rows = scheduler.row[ended]
+    output = BurstOutput(
+        np.zeros((6, 1), np.int32), np.zeros((6, 1), np.float32), np.ones(6, int), np.int32(1)
+    )
+    scheduler.retire(output, ~np.isin(np.arange(6), rows))
+    assert scheduler.deal().tolist() == [6, 7, 8]
+    assert sorted(scheduler.row[[6, 7, 8]]) == sorted(rows)
+    assert scheduler.deal().tolist() == [] and scheduler.load().step == 1
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 def test_too_many_sequences_are_refused(rows):
-    with pytest.raises(ValueError, match="9 sequences do not fit 4 groups"):
-        make_scheduler(9, num_groups=4, rows=rows)
     scheduler = make_scheduler(9, num_groups=4, rows=3)
     with pytest.raises(ValueError, match=f"3 sequences do not fit a group of {rows} rows"):
         scheduler.seat(np.arange(9) % 4, num_groups=4, rows_per_group=rows)
+    waiting = Scheduler(
+        [make_request(i, 2, 5) for i in range(4)], num_groups=2, rows_per_group=rows
+    )
+    with pytest.raises(ValueError, match=f"4 sequences do not fit the {rows} free rows"):
+        waiting.enter(np.arange(4), np.ones(4, int))
 
 
 @dataclass(frozen=True)
