@@ -3,7 +3,6 @@
 Knows bytes, buckets and the engine's order of moves. Does not know arrays or where a limit is from.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,10 +42,6 @@ class MemoryModel:
     chunk: int  # bytes, over all devices, of the weights that are re-sliced at once
     staging: int  # of pages on their way from one pool to the other, at most
     ahead: int  # tokens that a context needs room for beside its own
-
-    @property
-    def is_limited(self) -> bool:
-        return self.limit < math.inf
 
     @property
     def usable(self) -> float:

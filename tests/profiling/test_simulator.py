@@ -86,10 +86,13 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
 
 @given(workloads, st.sampled_from(SPLITS))
 def test_a_static_replay_is_the_sum_of_table_entries(workload, split):
-    done = replay(workload, FixedLayout(split), MACHINE)
+    """In bursts of one check; longer ones stay in their buckets until they end."""
+    done = replay(workload, FixedLayout(split), in_short_bursts(MACHINE))
     assert done.total_s == pytest.approx(static_seconds(workload, split))
-    assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
-    assert (done.switch_s, done.path) == (0.0, [(0, str(split))])
+    for done in (done, replay(workload, FixedLayout(split), MACHINE)):
+        assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
+        assert done.total_s >= static_seconds(workload, split) * (1 - 1e-9)
+        assert (done.switch_s, done.path) == (0.0, [(0, str(split))])
 
 
 @given(workloads, st.sampled_from(SPLITS))
