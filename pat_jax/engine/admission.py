@@ -65,7 +65,6 @@ class Admission:
         prompts: dict[tuple[int, ...], int] = {}
         self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in scheduler.requests]
         self._home = [NO_GROUP] * len(prompts)  # where a sample of each was admitted last
-        self._pressed: set[int] = set()  # groups where pages ran out since the last admission
 
     def _new_pools(self, num_groups: int, num_pages: int) -> list[PagePool]:
         longest = int(self.scheduler.end.max(initial=1)) - 1
@@ -126,7 +125,6 @@ class Admission:
         return int(members[self._turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        self._pressed.add(int(self._group[sequence]))
         self._release(sequence)
         self.scheduler.leave(np.array([sequence]))
         self._queue.appendleft(sequence)
@@ -137,13 +135,12 @@ class Admission:
         Groups are kept even, and samples of a prompt together as far as that allows. If anybody
         waits, all rows are dealt out anew, `rows_per_group` to each group.
         """
-        pressed, self._pressed = self._pressed, set()
         if not self._queue:
             return self._round([])
         scheduler = self.scheduler
         scheduler.compact(rows_per_group)
         even = -(-int((~scheduler.is_done).sum()) // scheduler.num_groups)
-        filling = _Filling(self, min(rows_per_group, even), steps, pressed)
+        filling = _Filling(self, min(rows_per_group, even), steps)
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
@@ -188,6 +185,7 @@ class Admission:
         live, old_pools = scheduler.live, self.pools
         group = scheduler.regroup(num_groups, is_recomputed)
         self.pools = self._new_pools(num_groups, num_pages)
+        self._home = [NO_GROUP] * len(self._home)
         moved: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         moves, admitted, is_left = [], [], np.zeros(len(live), bool)
         # What migrates can be found by what is recomputed. The oldest first.
@@ -236,19 +234,19 @@ class Admission:
 class _Filling:
     """One round of admissions: which groups have room left, and who was admitted."""
 
-    def __init__(self, admission: Admission, most: int, steps: int, closed: set[int]):
-        """At most `most` live sequences to a group, and none more to those that are `closed`."""
+    def __init__(self, admission: Admission, most: int, steps: int):
+        """At most `most` live sequences to a group."""
         scheduler = admission.scheduler
         live = scheduler.group(scheduler.live)
         self.admission, self.most, self.steps = admission, most, steps
         self.count = np.bincount(live, minlength=scheduler.num_groups).tolist()
-        self.open = {g for g, count in enumerate(self.count) if count < most} - closed
+        self.open = {g for g, count in enumerate(self.count) if count < most}
         self.admitted: list[tuple[int, Admitted]] = []
 
     def take(self, sequence: int, groups: set[int]) -> bool:
-        """Admits it to the emptiest of some open groups where its pages are to be had."""
+        """Admits it to the one of some open groups that has most pages left, if it has enough."""
         pools = self.admission.pools
-        for group in sorted(groups, key=lambda g: (self.count[g], -pools[g].num_free)):
+        for group in sorted(groups, key=lambda g: -pools[g].num_free):
             given = self.admission.admit_one(sequence, group, self.steps)
             if given is None:
                 # Nobody overtakes who needs more pages.

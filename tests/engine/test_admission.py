@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from bursts import burst
 
+from pat_jax.engine.accounts import NO_ROW
 from pat_jax.engine.admission import Admission
+from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.scheduler import Request, Scheduler
 
 BURST = 4
@@ -65,7 +67,7 @@ def test_the_youngest_gives_way_and_comes_back_first():
     assert scheduler.live.tolist() == [0, 1]
     assert scheduler.length[2] == 18 + 1  # what it said is kept
     assert admission.pages_held == 3 + 3
-    # Nobody is let in where somebody just had to leave, though 3 would fit.
+    # It does not fit, and 3, which would, does not overtake it.
     assert len(admission.admit(3, steps=5).spans.sequence) == 0
     burst(scheduler, np.array([5, 5]), np.array([True, False]), steps=5)
     admission.release_ended()
@@ -94,6 +96,39 @@ def test_pages_that_are_shared_move_once():
     assert len(moves.old_page) == 3 and len(round.spans.sequence) == 0
     assert (admission.table(np.arange(3), 3) == moves.new_page).all()
     assert admission.pages_held == 3 + 1  # and room for its next burst
+
+
+def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
+    admission = make_admission(plain(5, prompt=8, most=5), num_groups=2, num_pages=100)
+    admission.admit(2, BURST)  # the fifth waits
+    moves, _ = admission.carry(
+        1, num_pages=6, is_recomputed=np.array([False, True, False, True]), steps=BURST
+    )
+    assert admission.scheduler.live.tolist() == [0, 2] and len(moves.new_page) == 4
+    assert (admission.table(np.arange(4), 2)[[1, 3]] == NULL_PAGE).all()
+    assert admission.most_pages == 2
+    assert admission.grow(5) == 1, "one more each, and one is left"
+    admission.scheduler.is_done[0], admission.scheduler.row[0] = True, NO_ROW
+    admission.release_ended()
+    assert admission.admit(5, 1).spans.sequence.tolist() == [1]
+    assert admission.scheduler.live.tolist() == [1, 2], "what 2 had was still there"
+
+
+@pytest.mark.parametrize("is_recomputed", [True, False])
+def test_in_a_switch_the_oldest_get_their_pages_first(is_recomputed):
+    admission = make_admission(plain(3, prompt=8, most=5), expected=np.array([1.0, 3.0, 2.0]))
+    admission.admit(3, BURST)
+    admission.carry(1, num_pages=6, is_recomputed=np.full(3, is_recomputed), steps=1)
+    assert admission.scheduler.live.tolist() == [1, 2]
+
+
+def test_groups_get_alike_numbers_and_pages():
+    long, short = plain(2, prompt=17), plain(2, prompt=17)
+    requests = [*long, *(replace(request, tokens=request.tokens[:3]) for request in short)]
+    admission = make_admission(requests, num_groups=2)
+    admission.admit(4, BURST)
+    group = admission.scheduler.group(np.arange(4))
+    assert sorted(group[:2]) == sorted(group[2:]) == [0, 1]
 
 
 def test_groups_that_merge_share_what_they_have_in_common():
