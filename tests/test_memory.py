@@ -6,7 +6,6 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from fakes import SPLITS
 from runs import TINY

@@ -51,6 +51,7 @@ class Flight:
         )
         self.length = buckets.lengths[0]
         self.pool: Pool = programs[Key("allocate", split)]()
+        self.num_preempted = 0
         self._rows: RowState | None = None  # None: the host's copy is newer
 
     @property
@@ -75,7 +76,8 @@ class Flight:
         return self.compute(params, due)
 
     def _grow(self) -> None:
-        if self.admission.grow(self._burst_steps):
+        if count := self.admission.grow(self._burst_steps):
+            self.num_preempted += count
             self._rows = None
 
     def fit(self) -> None:

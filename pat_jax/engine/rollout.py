@@ -44,6 +44,7 @@ class RolloutReport:
     busy_rows: int = 0  # rows x steps that sampled a token
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
+    preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     seconds: dict[str, float] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)
     total_s: float = 0.0
@@ -213,6 +214,7 @@ class RolloutEngine:
             planner.observe(*report.bursts[-1])
 
         flight.release()
+        report.preempted = flight.num_preempted
         report.total_s, report.seconds = clock.elapsed, clock.seconds
         for done in report.switches:
             log.info("%s", describe_switch(done, report.total_s))

@@ -89,10 +89,10 @@ def test_a_static_replay_is_the_sum_of_table_entries(workload, split):
     """In bursts of one check; longer ones stay in their buckets until they end."""
     done = replay(workload, FixedLayout(split), in_short_bursts(MACHINE))
     assert done.total_s == pytest.approx(static_seconds(workload, split))
-    for done in (done, replay(workload, FixedLayout(split), MACHINE)):
-        assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
-        assert done.total_s >= static_seconds(workload, split) * (1 - 1e-9)
-        assert (done.switch_s, done.path) == (0.0, [(0, str(split))])
+    for one in (done, replay(workload, FixedLayout(split), MACHINE)):
+        assert one.total_s == pytest.approx(one.prefill_s + one.decode_s)
+        assert one.total_s >= static_seconds(workload, split) * (1 - 1e-9)
+        assert (one.switch_s, one.path) == (0.0, [(0, str(split))])
 
 
 @given(workloads, st.sampled_from(SPLITS))
