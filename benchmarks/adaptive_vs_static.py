@@ -209,7 +209,6 @@ def main() -> None:
     config = replace(
         RolloutConfig(),
         max_prompt_length=32,
-        prefill_chunk=32,
         max_completion_length=args.cap,
         min_rows=args.min_rows,
         min_length=args.min_length,

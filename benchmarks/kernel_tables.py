@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernel_files import GPUS, KernelTables, NoData
+from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import PAGE_COLUMNS
 from pat_jax.engine.rounds import SIZES
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
@@ -36,8 +36,10 @@ SPLITS = tuple(Split(NUM_DEVICES // tp, tp) for tp in (1, 2, 4, 8))
 MODELS = ("llama-3.1-8b", "qwen3-14b")
 HOST_S_PER_ROW = 2e-5  # of a group, in each decode step
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
-PREFILL_ROWS, PREFILL_CHUNK = 16, 128
-ROUND_TOKENS = SIZES[0] * PAGE_COLUMNS
+PREFILL_BLOCKS = 128  # pages of a group in one call
+PREFILL_ROWS = 16  # prompts of the measured attention
+PAGE_SIZE = RolloutConfig().page_size
+ROUND_TOKENS = SIZES[0] * PAGE_SIZE
 BYTES = 2  # of a bf16 number
 
 
@@ -71,10 +73,14 @@ class Composer:
         return (model.num_layers * layer + lm_head) / 1e3 + HOST_S_PER_ROW * rows
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """One chunk of a few rows; attention as its share of a prefill of `length` tokens."""
-        model, tp, chunk = self.model, split.tp, min(PREFILL_CHUNK, length)
+        """One call of positions up to `length`; attention as its share of whole prompts' prefill.
+
+        A bucket holds the upper half of its positions: they see half as much again as the mean.
+        """
+        model, tp, tokens = self.model, split.tp, PREFILL_BLOCKS * PAGE_SIZE
         attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *self._heads(tp))
-        layer = self._matrices_ms(PREFILL_ROWS * chunk, tp) + attention * chunk / length
+        share = 1.5 * tokens / (PREFILL_ROWS * length)
+        layer = self._matrices_ms(tokens, tp) + attention * share
         return model.num_layers * layer / 1e3
 
     def reslice(self, source: Split, target: Split) -> float:
@@ -112,8 +118,8 @@ class Composer:
             prefill_table={
                 (split, m): self.prefill_call(split, m) for split in SPLITS for m in buckets.lengths
             },
-            prefill_rows=PREFILL_ROWS,
-            prefill_chunk=PREFILL_CHUNK,
+            prefill_blocks=PREFILL_BLOCKS,
+            page_size=PAGE_SIZE,
             round_tokens=ROUND_TOKENS,
         )
 

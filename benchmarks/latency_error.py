@@ -164,19 +164,18 @@ def build_engine(args: argparse.Namespace, devices: Sequence[Device]) -> Rollout
     )
     engine.programs = ProgramTable()
     engine.catalogue.declare(engine.programs)
-    few = engine.catalogue.prefill_rows
+    blocks = engine.catalogue.prefill_blocks
     keys = {
         Key(name, split, rows, length)
         for length in engine.catalogue.buckets.lengths
         for split, steps in engine.catalogue.buckets.rows.items()
         for name, buckets in (
-            ("allocate", (few, *steps)),
-            ("insert", steps),
             ("decode", steps),
-            ("prefill", (0,)),
+            ("prefill", (blocks,)),
         )
         for rows in buckets
     }
+    keys |= {Key("allocate", split) for split in engine.layouts}
     print(f"compiling {len(keys)} programs", file=sys.stderr)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(engine.programs.compile, keys))

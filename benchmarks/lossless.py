@@ -81,7 +81,8 @@ class Settings:
     max_completion_length: int = 52
     min_rows: int = 4
     min_length: int = 32
-    prefill_chunk: int = 16
+    page_size: int = 8
+    prefill_blocks: int = 4
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
     max_logprobs: int = 0
 
@@ -92,8 +93,8 @@ class Settings:
             max_completion_length=self.max_completion_length,
             check_every=2,
             burst_steps=4,
-            prefill_chunk=self.prefill_chunk,
-            prefill_rows=2,
+            page_size=self.page_size,
+            prefill_blocks=self.prefill_blocks,
             min_rows=self.min_rows,
             min_length=self.min_length,
             max_logprobs=self.max_logprobs,
@@ -101,7 +102,7 @@ class Settings:
 
 
 THOROUGH = Settings(
-    sequences=32, max_completion_length=116, min_rows=8, min_length=64, prefill_chunk=32
+    sequences=32, max_completion_length=116, min_rows=8, min_length=64, page_size=16
 )
 SEEDS = (0, 1)
 

@@ -220,7 +220,7 @@ def replan_ms(cell: Cell, live: int = 4096) -> dict[str, float]:
     """Milliseconds of one re-plan, alone on a core: synchronous, and with every sequence different."""
     machine = replace(cell, size=live).machine()
     planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, 0))
-    alike = _lengths(cell.data)[cell.lengths].sample(live, 0).load()
+    alike = _lengths(cell.data)[cell.lengths].sample(live, 0).load(live)
     group = np.arange(live) * SPLITS[0].dp // live
     generated = np.random.default_rng(0).integers(0, alike.budget)
     loads = {

@@ -23,12 +23,18 @@ import numpy as np
 
 from benchmarks.adaptive_vs_static import Lengths, Rig, describe_machine, requests
 from benchmarks.kernel_files import GPUS, KernelTables, NoData
-from benchmarks.kernel_tables import MODELS, ROUND_TOKENS, SPLITS, Composer, add_data_option
+from benchmarks.kernel_tables import (
+    MODELS,
+    PAGE_SIZE,
+    ROUND_TOKENS,
+    SPLITS,
+    Composer,
+    add_data_option,
+)
 from benchmarks.regret_cells import SIZES, TAILED, Cell, right
 from benchmarks.workloads import read
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
-from pat_jax.engine.catalogue import PAGE_COLUMNS
 from pat_jax.engine.rounds import rounds
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner import CostModelPlanner, Planner
@@ -113,10 +119,10 @@ def computed(cell: Cell, replays: int) -> dict | None:
                 down += 1
                 continue
             pages = np.bincount(
-                load.group, weights=-(-load.context // PAGE_COLUMNS), minlength=source.dp
+                load.group, weights=-(-load.context // PAGE_SIZE), minlength=source.dp
             ).astype(int)
             plan = rounds(pages)
-            page_s = composer.migrate(source, target) / (ROUND_TOKENS / PAGE_COLUMNS)
+            page_s = composer.migrate(source, target) / (ROUND_TOKENS / PAGE_SIZE)
             seconds = composer.reslice(source, target) + sum(r.size * page_s for r in plan)
             fullest = int(np.bincount(load.group).max())
             steps.append(seconds / composer.decode_step(source, fullest, int(load.context.max())))
@@ -159,8 +165,7 @@ def main() -> None:
         RolloutConfig(),
         max_prompt_length=32,
         max_completion_length=args.tokens,
-        prefill_chunk=32,
-        prefill_rows=4,
+        prefill_blocks=8,
         min_rows=1,
         burst_steps=16,
     )

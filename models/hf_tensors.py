@@ -1,8 +1,7 @@
 """How Hugging Face names and lays out each parameter: one table for reading and for writing.
 
-A linear layer is stored there as [out, in], with all heads in one dimension; here the embedding
-dimension of an input projection comes first and that of an output projection last, and heads are
-[kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
+A linear layer is stored as [out, in] in both, but with all heads in one dimension there; here heads
+are [kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
 merging them never moves a number.
 """
 
@@ -17,9 +16,8 @@ from pat_jax.models.policy import Params, Policy
 
 
 class _Form(Enum):
-    INPUT = auto()  # stored [*out, embed], here [embed, *out]
-    OUTPUT = auto()  # stored [embed, *in], here [*in, embed]
-    TABLE = auto()  # the embedding: the same in both
+    INPUT = auto()  # to heads or hidden units: [out, embed] there, [*out, embed] here
+    OUTPUT = auto()  # from them: [embed, in] there, [embed, *in] here
     VECTOR = auto()  # norms and biases: one dimension there
 
 
@@ -27,7 +25,7 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
 _MODEL_TENSORS: dict[str, tuple[str, _Form]] = {
-    "embedding": (EMBEDDING, _Form.TABLE),
+    "embedding": (EMBEDDING, _Form.INPUT),
     "final_norm": ("model.norm.weight", _Form.VECTOR),
     "lm_head": (LM_HEAD, _Form.INPUT),
 }
@@ -59,42 +57,23 @@ class HFTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        split = self._split_shape
+        shape = self.native_shape
         match self.form:
             case _Form.INPUT:
-                return (math.prod(split[:-1]), split[-1])
+                return (math.prod(shape[:-1]), shape[-1])
             case _Form.OUTPUT:
-                return (split[0], math.prod(split[1:]))
-            case _Form.TABLE:
-                return split
+                return (shape[0], math.prod(shape[1:]))
             case _Form.VECTOR:
-                return (math.prod(split),)
+                return (math.prod(shape),)
 
     def to_native(self, stored: np.ndarray) -> np.ndarray:
         """A view of the stored tensor in our shape; nothing is copied."""
-        return stored.reshape(self._split_shape).transpose(np.argsort(self._order))
+        return stored.reshape(self.native_shape)
 
     def to_stored(self, native: np.ndarray) -> np.ndarray:
         """An array of ours, padded or not, in the stored shape."""
         unpadded = native[tuple(slice(length) for length in self.native_shape)]
-        return unpadded.transpose(self._order).reshape(self.stored_shape)
-
-    @property
-    def _order(self) -> tuple[int, ...]:
-        """Our dimensions in stored order."""
-        dims = tuple(range(len(self.native_shape)))
-        match self.form:
-            case _Form.INPUT:
-                return (*dims[1:], dims[0])
-            case _Form.OUTPUT:
-                return (dims[-1], *dims[:-1])
-            case _Form.TABLE | _Form.VECTOR:
-                return dims
-
-    @property
-    def _split_shape(self) -> tuple[int, ...]:
-        """The stored tensor's shape with its heads split: a reshape that moves no number."""
-        return tuple(self.native_shape[dim] for dim in self._order)
+        return unpadded.reshape(self.stored_shape)
 
 
 def hf_tensors(policy: Policy) -> Params:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.layers import attend
 
-KV_AXES = ("batch", "kv_heads", None, None)
+KV_AXES = ("pages", "kv_heads", None, None)
 
 
 class LayerCache(Protocol):

@@ -1,6 +1,7 @@
-"""The mathematics of a decoder layer: RMS norm, rotary positions, attention over keys and values."""
+"""The mathematics of a decoder layer: products with weights, RMS norm, rotary positions, attention."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,59 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 
 QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
+FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
+
+
+class Rotation(NamedTuple):
+    """The angles of the rotary pairs of some tokens."""
+
+    cos: Float[Array, "rows length head_dim/2"]
+    sin: Float[Array, "rows length head_dim/2"]
+
+
+def linear(
+    x: Float[Array, "*batch in"],
+    weight: Float[Array, "out in"],
+    *,
+    contracted: int = 1,
+    dtype: jnp.dtype | None = None,
+) -> Float[Array, "*batch out"]:
+    """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
+
+    Args:
+      weight: [*out, *in], so that what one output sums over lies together in memory.
+      dtype: of the sums and the result; x's where not given.
+    """
+    dtype = dtype or x.dtype
+    batch = x.shape[: x.ndim - contracted]
+
+    def plain(x: Array, weight: Array) -> Array:
+        dims = tuple(range(-contracted, 0))
+        return _dot(x, weight, (dims, dims), dtype)
+
+    def streamed(x: Array, weight: Array) -> Array:
+        # XLA:CPU reads a left operand as it lies but copies a right one into another order first: so
+        # the weight goes left. Without the barriers XLA would turn the product round again.
+        few = jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :]))
+        turned = jax.lax.optimization_barrier(jnp.moveaxis(few, 0, -1))
+        dims = tuple(range(-contracted, 0)), tuple(range(contracted))
+        out = jax.lax.optimization_barrier(_dot(weight, turned, dims, dtype))
+        return jnp.reshape(jnp.moveaxis(out, -1, 0), (*batch, *out.shape[:-1]))
+
+    weight = weight.astype(x.dtype)
+    if math.prod(batch) > FEW_TOKENS:
+        return plain(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=streamed, default=plain)
+
+
+def _dot(
+    x: Array, y: Array, contracted: tuple[tuple[int, ...], tuple[int, ...]], dtype: jnp.dtype
+) -> Array:
+    of_x, of_y = (
+        tuple(dim % array.ndim for dim in dims)
+        for array, dims in zip((x, y), contracted, strict=True)
+    )
+    return jax.lax.dot_general(x, y, ((of_x, of_y), ((), ())), preferred_element_type=dtype)
 
 
 def rms_norm(x: Float[Array, "... dim"], scale: Float[Array, " dim"], eps: float) -> Array:
@@ -42,18 +96,25 @@ def _stretch_low_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> n
     return blend * frequencies + (1.0 - blend) * frequencies / scaling.factor
 
 
-def rotate(
-    x: Float[Array, "rows length *heads head_dim"],
-    positions: Int[Array, "rows length"],
-    frequencies: np.ndarray,
-) -> Array:
-    """Rotary position embedding, first half paired with second half (the Hugging Face order)."""
-    angles = (
+def angles(positions: Int[Array, "rows length"], frequencies: np.ndarray) -> Rotation:
+    """The angle of each rotary pair at each position: the same in all layers, so taken once."""
+    radians = (
         positions[..., None].astype(jnp.float32)
         * jnp.asarray(frequencies, jnp.float32)[None, None, :]
     )
-    angles = jnp.reshape(angles, angles.shape[:2] + (1,) * (x.ndim - 3) + angles.shape[-1:])
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    # Else XLA:CPU takes sine and cosine anew in each layer and head, fused into what uses them.
+    return Rotation(*jax.lax.optimization_barrier((jnp.cos(radians), jnp.sin(radians))))
+
+
+def rotate(
+    x: Float[Array, "rows length *heads head_dim"],
+    rotation: Rotation,
+) -> Array:
+    """Rotary position embedding, first half paired with second half (the Hugging Face order)."""
+    cos, sin = (
+        jnp.reshape(part, part.shape[:2] + (1,) * (x.ndim - 3) + part.shape[-1:])
+        for part in rotation
+    )
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

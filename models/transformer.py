@@ -1,7 +1,8 @@
 """The one transformer, in Flax NNX. Parameters and activations carry axis names, no mesh.
 
 Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
-a layout may split the two axes separately (KV heads first, then the queries that share one).
+a layout may split the two axes separately (KV heads first, then the queries that share one). Weights
+are stored [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,15 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import LayerCache
-from pat_jax.models.layers import attend, rms_norm, rope_frequencies, rotate
+from pat_jax.models.layers import (
+    Rotation,
+    angles,
+    attend,
+    linear,
+    rms_norm,
+    rope_frequencies,
+    rotate,
+)
 from pat_jax.models.partition import Partition, Whole
 
 Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
@@ -65,13 +74,13 @@ class Attention(nnx.Module):
             config.head_dim,
         )
         heads = ("kv_heads", "queries_per_kv", None)
-        self.query = _param(keys, (embed, kv, group, dim), ("embed", *heads), _normal(embed))
-        self.key = _param(keys, (embed, kv, dim), ("embed", "kv_heads", None), _normal(embed))
-        self.value = _param(keys, (embed, kv, dim), ("embed", "kv_heads", None), _normal(embed))
+        self.query = _param(keys, (kv, group, dim, embed), (*heads, "embed"), _normal(embed))
+        self.key = _param(keys, (kv, dim, embed), ("kv_heads", None, "embed"), _normal(embed))
+        self.value = _param(keys, (kv, dim, embed), ("kv_heads", None, "embed"), _normal(embed))
         self.out = _param(
             keys,
-            (kv, group, dim, embed),
-            (*heads, "embed"),
+            (embed, kv, group, dim),
+            ("embed", *heads),
             _normal(config.num_heads * dim, 2 * config.num_layers),
         )
         if config.attention_bias:
@@ -87,15 +96,12 @@ class Attention(nnx.Module):
         self,
         x: Float[Array, "rows length embed"],
         positions: Int[Array, "rows length"],
+        rotation: Rotation,
         cache: Cache | None,
         partition: Partition,
     ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
         queries, keys, values = self._project(x)
-        frequencies = rope_frequencies(self.config)
-        queries, keys = (
-            rotate(queries, positions, frequencies),
-            rotate(keys, positions, frequencies),
-        )
+        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         queries = partition.constrain(queries, "batch", None, "kv_heads", "queries_per_kv", None)
         if cache is None:
             attended = attend(
@@ -103,13 +109,13 @@ class Attention(nnx.Module):
             )
         else:
             attended, cache = cache.attend(queries, keys, values, positions)
-        out = jnp.einsum("btkgd,kgde->bte", attended, self.out[...].astype(x.dtype))
+        out = linear(attended, self.out[...], contracted=3)
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
 
     def _project(self, x: Array) -> tuple[Array, Array, Array]:
-        queries = jnp.einsum("bte,ekgd->btkgd", x, self.query[...].astype(x.dtype))
-        keys = jnp.einsum("bte,ekd->btkd", x, self.key[...].astype(x.dtype))
-        values = jnp.einsum("bte,ekd->btkd", x, self.value[...].astype(x.dtype))
+        queries = linear(x, self.query[...])
+        keys = linear(x, self.key[...])
+        values = linear(x, self.value[...])
         if self.config.attention_bias:
             queries += self.query_bias[...].astype(x.dtype)[None, None]
             keys += self.key_bias[...].astype(x.dtype)[None, None]
@@ -125,16 +131,16 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         embed, mlp = config.embed_dim, config.mlp_dim
-        self.gate = _param(keys, (embed, mlp), ("embed", "mlp"), _normal(embed))
-        self.up = _param(keys, (embed, mlp), ("embed", "mlp"), _normal(embed))
+        self.gate = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed))
+        self.up = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed))
         self.down = _param(
-            keys, (mlp, embed), ("mlp", "embed"), _normal(mlp, 2 * config.num_layers)
+            keys, (embed, mlp), ("embed", "mlp"), _normal(mlp, 2 * config.num_layers)
         )
 
     def __call__(self, x: Float[Array, "rows length embed"], partition: Partition) -> Array:
-        gated = jax.nn.silu(x @ self.gate[...].astype(x.dtype)) * (x @ self.up[...].astype(x.dtype))
+        gated = jax.nn.silu(linear(x, self.gate[...])) * linear(x, self.up[...])
         gated = partition.constrain(gated, "batch", None, "mlp")
-        return partition.sum(gated @ self.down[...].astype(x.dtype), "mlp")
+        return partition.sum(linear(gated, self.down[...]), "mlp")
 
 
 class Layer(nnx.Module):
@@ -146,12 +152,16 @@ class Layer(nnx.Module):
         self.eps = config.norm_eps
 
     def __call__(
-        self, x: Array, positions: Array, cache: Cache | None, partition: Partition
+        self,
+        x: Array,
+        positions: Array,
+        rotation: Rotation,
+        cache: Cache | None,
+        partition: Partition,
     ) -> tuple[Array, Cache | None]:
         with jax.named_scope("attention"):
-            attended, cache = self.attention(
-                rms_norm(x, self.attention_norm[...], self.eps), positions, cache, partition
-            )
+            normed = rms_norm(x, self.attention_norm[...], self.eps)
+            attended, cache = self.attention(normed, positions, rotation, cache, partition)
             x = partition.constrain(x + attended, "batch", None, None)
         with jax.named_scope("mlp"):
             x = x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps), partition)
@@ -167,7 +177,7 @@ class Transformer(nnx.Module):
         self.layers = nnx.List([Layer(config, keys=keys) for _ in range(config.num_layers)])
         self.final_norm = _param(keys, (embed,), (None,), _ones)
         if not config.tie_embeddings:
-            self.lm_head = _param(keys, (embed, vocab), ("embed", "vocab"), _normal(embed))
+            self.lm_head = _param(keys, (vocab, embed), ("vocab", "embed"), _normal(embed))
         self.config = config
 
     def __call__(
@@ -187,11 +197,12 @@ class Transformer(nnx.Module):
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
-        run = nnx.remat(_run_layer, static_argnums=(4,)) if remat else _run_layer
+        rotation = angles(positions, rope_frequencies(self.config))
+        run = nnx.remat(_run_layer, static_argnums=(5,)) if remat else _run_layer
         layer_caches: list[Cache] = []
         for i, layer in enumerate(self.layers):
             x, layer_cache = run(
-                layer, x, positions, None if cache is None else cache[i], partition
+                layer, x, positions, rotation, None if cache is None else cache[i], partition
             )
             if layer_cache is not None:
                 layer_caches.append(layer_cache)
@@ -213,20 +224,16 @@ class Transformer(nnx.Module):
         """Float32 logits over the padded vocabulary, whole on every device."""
         partition = partition or Whole()
         with jax.named_scope("lm_head"):
-            if self.config.tie_embeddings:
-                table = self.embedding[...].astype(hidden.dtype)
-                scores = jnp.einsum(
-                    "...e,ve->...v", hidden, table, preferred_element_type=jnp.float32
-                )
-            else:
-                table = self.lm_head[...].astype(hidden.dtype)
-                scores = jnp.einsum(
-                    "...e,ev->...v", hidden, table, preferred_element_type=jnp.float32
-                )
-            return partition.gather(scores, "vocab")
+            head = self.embedding if self.config.tie_embeddings else self.lm_head
+            return partition.gather(linear(hidden, head[...], dtype=jnp.float32), "vocab")
 
 
 def _run_layer(
-    layer: Layer, x: Array, positions: Array, cache: Cache | None, partition: Partition
+    layer: Layer,
+    x: Array,
+    positions: Array,
+    rotation: Rotation,
+    cache: Cache | None,
+    partition: Partition,
 ) -> tuple[Array, Cache | None]:
-    return layer(x, positions, cache, partition)
+    return layer(x, positions, rotation, cache, partition)

@@ -56,11 +56,11 @@ def worth_planning(
     Returns:
       The layouts, and why the others are left out.
     """
-    roomless = without_room(memory)
+    roomless = without_room(memory, config.rollout)
     dropped = [f"layout {split}: {reason}" for split, reason in roomless.items()]
     fitting = {split: layout for split, layout in layouts.items() if split not in roomless}
     inside = [split for split, layout in fitting.items() if not layout.crosses_hosts]
-    if not can_begin(memory, config.rollout, inside):
+    if not can_begin(memory, inside):
         return fitting, dropped  # only across hosts there is room
     kept, more = within_hosts(fitting, latency)
     return kept, dropped + more

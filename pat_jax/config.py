@@ -48,10 +48,14 @@ class RolloutConfig:
     """Decode steps between two tests of the stop condition on the device."""
     burst_steps: int = 64
     """Most decode steps in one on-device burst."""
-    prefill_chunk: int = 64
-    """Tokens of each row processed by one prefill call."""
-    prefill_rows: int = 16
-    """Rows of each data-parallel group processed by one prefill call."""
+    page_size: int = 16
+    """Tokens in one page of the KV cache."""
+    kv_pages: int = 0
+    """Pages in the KV cache of a data-parallel group where no KV heads are split (a layout that
+    splits them in f ways has f times as many, each of 1/f the bytes of a device); 0 takes what the
+    memory of a device allows, or what every sequence needs at full length if that is less."""
+    prefill_blocks: int = 64
+    """Pages of each data-parallel group computed by one prefill call."""
     min_rows: int = 4
     """Smallest row bucket of a data-parallel group, in sequences; smaller buckets follow the live
     batch further but compile more programs."""
@@ -66,16 +70,23 @@ class RolloutConfig:
     def __post_init__(self):
         check(self, "prompts_per_step num_generations", COUNT, "rollout.")
         check(self, "max_prompt_length max_completion_length", COUNT, "rollout.")
-        check(self, "check_every burst_steps prefill_chunk", COUNT, "rollout.")
+        check(self, "check_every burst_steps", COUNT, "rollout.")
+        check(self, "page_size prefill_blocks", COUNT, "rollout.")
         check(self, "min_rows min_length", COUNT, "rollout.")
         check(self, "temperature device_memory_gib", NOT_NEGATIVE, "rollout.")
-        check(self, "top_k max_logprobs", COUNT_OR_ZERO, "rollout.")
+        check(self, "top_k max_logprobs kv_pages", COUNT_OR_ZERO, "rollout.")
         check(self, "top_p", (lambda x: 0 < x <= 1, "a number in (0, 1]"), "rollout.")
         require(
             self.burst_steps % self.check_every == 0,
             "rollout.burst_steps",
             self.burst_steps,
             f"a multiple of --rollout.check_every ({self.check_every})",
+        )
+        require(
+            self.min_length % self.page_size == 0,
+            "rollout.min_length",
+            self.min_length,
+            f"a multiple of --rollout.page_size ({self.page_size})",
         )
 
 

@@ -218,7 +218,7 @@ def _planner(
     if len(engine.layouts) == 1:
         return pinned_planner(run, engine.layouts) or FixedLayout(next(iter(engine.layouts)))
     memory = engine_memory(engine, run.rollout)
-    warmup = Warmup(engine, known=profile and profile.latency, memory=memory)
+    warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
     latency, buckets = warmup.measure(weights_in), engine.catalogue.buckets
     return CostModelPlanner(
         tuple(engine.layouts),

@@ -5,19 +5,26 @@ Knows layouts, shardings and options. Does not know how a plan uses the answer.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
-from pat_jax.engine.catalogue import Catalogue
+from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes
+from pat_jax.engine.layout import Layout
+from pat_jax.engine.pages import Exchange
 from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.rounds import SIZES
 from pat_jax.errors import UserError
+from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
 from pat_jax.planning.types import Split
+from pat_jax.pytree import with_sharding
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +37,45 @@ def memory_limit(config: RolloutConfig, devices: Sequence[Device]) -> float:
     return min(limits)
 
 
+def kv_bytes(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    *,
+    limit: float,
+    resident: Any,
+) -> float:
+    """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+    """
+    if math.isinf(limit):
+        return math.inf
+    abstract = policy.abstract(dtype)
+    weights = max(
+        shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
+        for layout in layouts.values()
+    )
+    left = USABLE * limit - shard_bytes(resident) - weights
+    if len(layouts) == 1:
+        return max(0.0, left)
+    most_parts = max(
+        exchange.staged / exchange.num_heads
+        for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
+    )
+    staged = SIZES[0] * most_parts * page_bytes(policy.config, config.page_size, dtype)
+    # A switch holds two pools, a chunk of the weights, and pages on their way.
+    return max(0.0, left - _chunk(jax.tree.leaves(abstract), RESLICE_CHUNK_BYTES) - staged) / 2
+
+
+def _chunk(leaves: Sequence[Any], limit: int) -> int:
+    """Bytes, over all devices, of the largest chunk of the weights that is re-sliced at once."""
+    sizes = [x.size * x.dtype.itemsize for x in leaves]
+    return min(max(limit, *sizes), sum(sizes))
+
+
 def memory_model(
     catalogue: Catalogue, config: RolloutConfig, *, limit: float, resident: Any
 ) -> MemoryModel:
@@ -38,18 +84,19 @@ def memory_model(
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
     """
-    buckets, layouts = catalogue.buckets, catalogue.layouts.values()
+    layouts = catalogue.layouts.values()
     params = {layout.split: catalogue.params(layout) for layout in layouts}
-    leaves = [x.size * x.dtype.itemsize for x in jax.tree.leaves(next(iter(params.values())))]
+    leaves = jax.tree.leaves(next(iter(params.values())))
+    pools = {layout.split: shard_bytes(catalogue.pool(layout)) for layout in layouts}
     return MemoryModel(
         limit=limit,
         resident=shard_bytes(resident),
         weights={split: shard_bytes(tree) for split, tree in params.items()},
-        token={layout.split: shard_bytes(catalogue.cache(layout, 1, 1)) for layout in layouts},
-        rows=buckets.rows,
-        lengths=buckets.lengths,
-        prefill_rows=config.prefill_rows,
-        chunk=min(max(catalogue.reslice_chunk_bytes, *leaves), sum(leaves)),
+        page={split: pools[split] // catalogue.pages[split] for split in pools},
+        pages=catalogue.pages,
+        page_size=catalogue.page_size,
+        chunk=_chunk(leaves, catalogue.reslice_chunk_bytes),
+        staging=catalogue.staging_bytes,
         ahead=config.check_every,
     )
 
@@ -67,16 +114,13 @@ def shard_bytes(tree: Any) -> int:
     )
 
 
-def can_begin(memory: MemoryModel, config: RolloutConfig, starts: Sequence[Split]) -> bool:
-    """Whether a whole rollout can begin in one of these layouts."""
-    size = config.prompts_per_step * config.num_generations, config.max_prompt_length
-    return any(memory.starting(split, *size) <= memory.usable for split in starts)
+def can_begin(memory: MemoryModel, starts: Sequence[Split]) -> bool:
+    """Whether a rollout can begin in one of these layouts; sequences without pages wait."""
+    return any(memory.held(split) <= memory.usable for split in starts)
 
 
-def check_memory(
-    memory: MemoryModel, config: RolloutConfig, starts: Sequence[Split], options: str
-) -> None:
-    """One of the layouts that a rollout may start in has to hold its start.
+def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
+    """One of the layouts that a rollout may start in has to hold its weights and its pool.
 
     Args:
       options: what has led to these layouts, such as "option --layout is 'auto'".
@@ -84,60 +128,58 @@ def check_memory(
     Raises:
       UserError: none does.
     """
-    if not can_begin(memory, config, starts):
-        sequences, prompt = (
-            config.prompts_per_step * config.num_generations,
-            config.max_prompt_length,
-        )
-        needs = {split: memory.starting(split, sequences, prompt) for split in starts}
-        best = min(needs, key=needs.__getitem__)
-        need = needs[best]
-        weights, resident = memory.weights[best], memory.resident
+    if not can_begin(memory, starts):
+        best = min(starts, key=memory.held)
         raise UserError(
-            f"{options}: {sequences} sequences with prompts of {prompt} tokens need {_gib(need)} of "
-            f"a device in {best} (weights {_gib(weights)}, training state {_gib(resident)}, KV cache "
-            f"{_gib(need - weights - resident)}), but "
-            f"{_gib(memory.usable)} of its {_gib(memory.limit)} can be used; generate fewer "
-            "(--rollout.prompts_per_step, --rollout.num_generations), shorten "
-            "--rollout.max_prompt_length, or use more devices."
+            f"{options}: {best} needs {_gib(memory.held(best))} of a device (weights "
+            f"{_gib(memory.weights[best])}, training state {_gib(memory.resident)}, KV cache "
+            f"{_gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
+            f"tokens), but {_gib(memory.usable)} of its {_gib(memory.limit)} can be used; shorten "
+            "--rollout.max_prompt_length or --rollout.max_completion_length (the longest sequence "
+            "has to fit alone), lower --rollout.kv_pages if given, or use more devices."
         )
 
 
-def without_room(memory: MemoryModel) -> dict[Split, str]:
-    """Layouts that cannot hold the smallest KV cache beside the weights, and why."""
-    one = np.array(1)
-    smallest = {split: int(memory.running(split, one, one)) for split in memory.weights}
+def without_room(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
+    """Layouts that leave too little room for the KV cache beside the weights, and why.
+
+    All layouts get as large a pool as the heaviest of them leaves room for: one that could not hold
+    the prompts of a rollout is left out where another could.
+    """
+    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
+    begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
+    is_tight = {split: need > memory.usable for split, need in begin.items()}
+    some_begin = not all(is_tight.values())
     return {
-        split: f"its weights take {_gib(memory.weights[split])} of a device, {_gib(need)} with the "
-        f"training state and the smallest KV cache; {_gib(memory.usable)} can be used"
-        for split, need in smallest.items()
-        if need > memory.usable
+        split: f"its weights take {_gib(memory.weights[split])} of a device, "
+        f"{_gib(max(need, memory.held(split)))} with the training state and the smallest KV cache; "
+        f"{_gib(memory.usable)} can be used"
+        for split, need in begin.items()
+        if memory.held(split) > memory.usable or (some_begin and is_tight[split])
     }
 
 
 def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
     """What a run's log says of memory before the first step."""
     sequences = config.prompts_per_step * config.num_generations
-    if math.isinf(memory.limit):
-        return [
-            "memory: this backend names no limit, so every layout is taken to fit "
-            "(--rollout.device_memory_gib sets one)"
-        ]
     lines = [
-        f"memory of a device: {_gib(memory.limit)}, {USABLE:.0%} of it to be used, training state "
-        f"{_gib(memory.resident)}"
+        "memory: this backend names no limit, so every layout is taken to fit "
+        "(--rollout.device_memory_gib sets one)"
+        if math.isinf(memory.limit)
+        else f"memory of a device: {_gib(memory.limit)}, {USABLE:.0%} of it to be used, training "
+        f"state {_gib(memory.resident)}"
     ]
+    longest = np.array(config.max_prompt_length + config.max_completion_length - 1)
     for split, weights in memory.weights.items():
-        begin = memory.starting(split, sequences, config.max_prompt_length)
+        pages = split.dp * (memory.pages[split] - 1)
+        whole = int(pages // memory.needed(np.array(1), longest))
         lines.append(
-            f"memory in {split}: weights {_gib(weights)}, {_gib(begin)} at the start, "
-            f"{_gib(memory.ending(split, sequences))} if no sequence ended before its last token"
+            f"memory in {split}: weights {_gib(weights)}, KV cache {_gib(memory.pool(split))} "
+            f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
+            "sequences at full length)"
         )
-    if min(memory.ending(split, sequences) for split in memory.weights) > memory.usable:
-        lines.append(
-            f"memory: no layout holds all {sequences} sequences at their full length; the run "
-            "relies on most of them ending earlier"
-        )
+        if whole < sequences:
+            lines[-1] += "; others wait or are preempted while it is full"
     return lines
 
 

@@ -21,7 +21,6 @@ from pat_jax.devices import PROFILE_DIR, configure
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
-from pat_jax.memory import engine_memory
 from pat_jax.planning.profile import Profile, Subject, load_profile
 from pat_jax.profiling.collectives import all_reduce_seconds
 from pat_jax.profiling.measure import Warmup
@@ -118,7 +117,6 @@ def measure(
         warmup = Warmup(
             engine,
             known=known and known.latency,
-            memory=engine_memory(engine, config.rollout),
             runs=config.runs,
             progress=tick,
         )
@@ -144,7 +142,7 @@ def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, fl
         rows, length = buckets.rows[layout.split][0], buckets.lengths[0]
         for key in (
             Key("decode", layout.split, rows, length),
-            Key("prefill", layout.split, 0, length),
+            Key("prefill", layout.split, engine.catalogue.prefill_blocks, length),
         ):
             if str(layout) in names:
                 table.compile(key)

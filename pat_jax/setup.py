@@ -19,7 +19,14 @@ from pat_jax.engine.buckets import ladder
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
-from pat_jax.memory import check_memory, engine_memory, memory_limit, memory_model, without_room
+from pat_jax.memory import (
+    check_memory,
+    engine_memory,
+    kv_bytes,
+    memory_limit,
+    memory_model,
+    without_room,
+)
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_export import check_export
 from pat_jax.models.hf_load import check_checkpoint, load_params
@@ -87,9 +94,10 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     policy = Policy.from_config(model)
 
     def parts(layouts: dict[Split, Layout]) -> tuple[RolloutEngine, Trainer, MemoryModel]:
-        engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids)
         trainer = _trainer(config, policy, next(iter(chain.values())), layouts)
-        return engine, trainer, _memory(config, engine, trainer, devices)
+        resident = _resident(trainer)
+        engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
+        return engine, trainer, _memory(config, engine, resident, devices)
 
     engine, trainer, memory = parts(layouts)
     if config.is_planned:
@@ -123,12 +131,12 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     has_tokenizer = config.data == "arithmetic" or Path(config.model).is_dir()
     eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
-    engine = _engine(config, policy, devices, layouts, eos_ids)
-    if roomless := without_room(engine_memory(engine, config.rollout)):
+    engine = _engine(config, policy, devices, layouts, eos_ids, resident=())
+    if roomless := without_room(engine_memory(engine, config.rollout), config.rollout):
         for split, reason in roomless.items():
             log.info("layout dropped: %s: %s", split, reason)
         layouts = {split: layout for split, layout in layouts.items() if split not in roomless}
-        engine = _engine(config, policy, devices, layouts, eos_ids)
+        engine = _engine(config, policy, devices, layouts, eos_ids, resident=())
     return engine
 
 
@@ -138,25 +146,30 @@ def _engine(
     devices: Sequence[Device],
     layouts: dict[Split, Layout],
     eos_ids: Sequence[int],
+    resident: object,
 ) -> RolloutEngine:
+    dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
     return RolloutEngine(
         policy,
         devices,
         config.rollout,
         capacity=config.rollout.prompts_per_step * config.rollout.num_generations,
         eos_ids=eos_ids,
-        dtype=DTYPES[config.compute_dtype],
+        dtype=dtype,
         layouts=layouts,
+        kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
     )
 
 
+def _resident(trainer: Trainer) -> list[object]:
+    """What training keeps on the devices during a rollout."""
+    return [trainer.abstract_state, *([trainer.abstract_params] if trainer.has_reference else [])]
+
+
 def _memory(
-    config: RunConfig, engine: RolloutEngine, trainer: Trainer, devices: Sequence[Device]
+    config: RunConfig, engine: RolloutEngine, resident: object, devices: Sequence[Device]
 ) -> MemoryModel:
     """What the layouts take of a device, training's share included; one of them has to fit."""
-    resident: list[object] = [trainer.abstract_state]
-    if trainer.has_reference:
-        resident.append(trainer.abstract_params)
     memory = memory_model(
         engine.catalogue,
         config.rollout,
@@ -166,7 +179,7 @@ def _memory(
     starts = list(engine.layouts) if config.is_planned else list(engine.layouts)[:1]
     name = "switch_to" if config.switch_to else "layout"
     option = f"option --{name} is {getattr(config, name)!r}"
-    check_memory(memory, config.rollout, starts, option)
+    check_memory(memory, starts, option)
     return memory
 
 

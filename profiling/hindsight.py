@@ -93,7 +93,7 @@ class _AsTaken(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del current
-        step = int(load.generated.max()) + self.slack
+        step = load.step + self.slack
         done = [load.live <= switch.live and switch.step <= step for _, switch in self.path]
         to_come = [
             switch.live for (_, switch), is_done in zip(self.path, done, strict=True) if not is_done
@@ -182,7 +182,7 @@ class _World:
         seconds = np.full(len(rows), LARGE_S)  # where there is no room
         fits = np.ones(len(rows), bool)
         if memory is not None:
-            fits = memory.running(split, rows, length) <= memory.usable
+            fits = memory.holds(split, fullest, self.context + self.machine.check_every)
         if fits.any():
             step = _looked_up(
                 lambda n, m: self.truth.decode_step(split, n, m), rows[fits], length[fits]
@@ -210,10 +210,9 @@ class _World:
         of the rounds of groups that are alike; and there is one call.
         """
         truth, groups = self.truth, max(source.dp, target.dp)
-        one_call = _looked_up(
-            lambda n, m: truth.recompute(target, n, m), np.ones_like(self.live), self.least_context
-        )
-        calls = one_call * self.live / (target.dp * truth.prefill_rows)
+        one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
+        pages = self.live / target.dp * -(-self.least_context // truth.page_size)
+        calls = one_call * pages / truth.prefill_blocks
         even = self.live / groups
         rounds = truth.migrate(source, target, even, self.live, self.least_context)
         return np.maximum(one_call, np.minimum(calls, rounds))
@@ -228,12 +227,11 @@ class _World:
         return len(ends) - np.searchsorted(ends, self.moments, side="right")
 
     def _lengths(self, every: int) -> np.ndarray:
-        """The cache length bucket: it grows where fewer than `every` more tokens fit."""
+        """The length bucket of the longest context and `every` more tokens."""
         steps = np.array(self.machine.buckets.lengths)
         last_end = self.longest_prompt + self.workload.cap
         needed = np.searchsorted(steps, np.minimum(last_end - 1, self.context + every))
-        first = np.searchsorted(steps, self.workload.prompts.max())
-        return steps[np.maximum.accumulate(np.maximum(needed, first))]
+        return steps[needed]
 
     def _recompute(self, split: Split) -> np.ndarray:
         rows = -(-self.live // split.dp)

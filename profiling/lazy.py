@@ -39,9 +39,8 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     if rollout.compile == "all" or setup.pinned:
         return splits
     if profile is None:
-        size = engine.capacity, rollout.max_prompt_length
-        room = (s for s in splits if setup.memory.starting(s, *size) <= setup.memory.usable)
-        return (next(room),)
+        memory = setup.memory
+        return (next(split for split in splits if memory.held(split) <= memory.usable),)
     lengths = LengthModel.empty(rollout.max_completion_length)
     planner = cost_planner(config, setup, _filled(profile.latency, engine), lengths)
     load = full_load(rollout, engine.capacity)

@@ -13,23 +13,24 @@ from typing import Any
 import jax
 import numpy as np
 
+from pat_jax.engine.catalogue import COPIES
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.migration import Migration
 from pat_jax.engine.pages import Exchange
+from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.rounds import ALL, SIZES, Moves
-from pat_jax.engine.state import DecodeState, RowState, Until, seen_shape
-from pat_jax.models.kv_cache import KVCache
+from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
-from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.recheck import describe, rescaled
 
 log = logging.getLogger(__name__)
 
 ENOUGH_S = 1.0  # of timed runs of one program
+BURST_CHECKS = 4  # of a timed burst: what a burst does once counts for little, as in a rollout
 
 
 class Warmup:
@@ -41,7 +42,6 @@ class Warmup:
         *,
         known: LatencyModel | None = None,
         recheck: bool = False,
-        memory: MemoryModel | None = None,
         runs: int = 2,
         progress: Callable[[int, int], None] | None = None,
     ):
@@ -49,13 +49,11 @@ class Warmup:
         Args:
           known: times measured before; what they are of runs untimed.
           recheck: known times are measured once again, and put right where they have changed.
-          memory: what has no room is left out; no planner leads there.
           runs: timed runs of one program, fewer where they take longer than a second together.
           progress: told how many programs of how many have run.
         """
         self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
-        self.runs, self.progress, self.memory = runs, progress, memory
-        self.recheck = recheck
+        self.runs, self.progress, self.recheck = runs, progress, recheck
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         if known:
             self.known |= self._usable(known)
@@ -66,20 +64,20 @@ class Warmup:
         catalogue, names = self.catalogue, {"decode_table", "reslice_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
-        one_call = (catalogue.prefill_rows, catalogue.prefill_chunk)
-        if (known.prefill_rows, known.prefill_chunk) == one_call:
+        one_call = (catalogue.prefill_blocks, catalogue.page_size)
+        if (known.prefill_blocks, known.page_size) == one_call:
             names.add("prefill_table")
         return {name: dict(getattr(known, name)) for name in names}
 
     @property
     def _round_tokens(self) -> int:
-        return SIZES[0] * self.catalogue.page_columns
+        return SIZES[0] * self.catalogue.page_size
 
     @property
     def total(self) -> int:
         """Programs to run; a re-slice counts as one."""
         layouts = len(self.engine.layouts)
-        timed = ("decode", "prefill", "resize", "exchange")
+        timed = ("decode", "prefill", "exchange")
         return sum(len(list(self.programs.keys(name))) for name in timed) + layouts * (layouts - 1)
 
     @property
@@ -90,8 +88,8 @@ class Warmup:
         }
         return LatencyModel(
             **tables,
-            prefill_rows=self.catalogue.prefill_rows,
-            prefill_chunk=self.catalogue.prefill_chunk,
+            prefill_blocks=self.catalogue.prefill_blocks,
+            page_size=self.catalogue.page_size,
             round_tokens=self._round_tokens,
         )
 
@@ -115,9 +113,7 @@ class Warmup:
         pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
         for layout in new:
             self.engine.set_weights(load_weights(layout), layout)
-            self.decode_and_prefill(layout)
-            self._resize(layout)
-            self._pages(layout)
+            _delete(self._pages(layout, self.decode_and_prefill(layout)))
             self.engine.release_weights()
         for source, target in pairs:
             self._migrate(source, target)
@@ -149,106 +145,86 @@ class Warmup:
         if self.progress:
             self.progress(self.done, self.total)
 
-    def decode_and_prefill(self, layout: Layout) -> None:
-        split, few_rows = layout.split, self.catalogue.prefill_rows
+    def decode_and_prefill(self, layout: Layout) -> Pool:
+        """Times them in a pool of their own, which is returned."""
+        pool = self.programs[Key("allocate", layout.split)]()
         for length in self.catalogue.buckets.lengths:
-            few = self._prefill(layout, length)
-            for rows in self.catalogue.buckets.rows[split]:
-                if not self._fits(split, rows, length):
-                    self._count()
-                    continue
-                cache = self.programs[Key("allocate", split, rows, length)]()
-                insert = self.programs[Key("insert", split, rows, length)]
-                picks = np.full(split.dp * few_rows, rows, np.int32)
-                for _ in range(2):
-                    cache = jax.block_until_ready(insert(cache, few, picks))
-                _delete(self._decode(layout, rows, length, cache))
-            _delete(few)
+            pool = self._prefill(layout, length, pool)
+            for rows in self.catalogue.buckets.rows[layout.split]:
+                pool = self._decode(layout, rows, length, pool)
+        return pool
 
-    def _prefill(self, layout: Layout, length: int) -> KVCache:
-        """Times the last call of a prefill of `length` tokens; returns the cache it has filled."""
-        split, few_rows = layout.split, self.catalogue.prefill_rows
-        few = self.programs[Key("allocate", split, few_rows, length)]()
-        tokens = np.zeros((few_rows * split.dp, self.catalogue.chunk(length)), np.int32)
-        program = self.programs[Key("prefill", split, 0, length)]
-        begin = np.int32(length - tokens.shape[1])
+    def _tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
+        """Every row another page, as far as there are as many."""
+        width = self.catalogue.width(length)
+        pages = np.arange(rows * width) % (self.catalogue.pages[layout.split] - 1) + 1
+        return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
+
+    def _prefill(self, layout: Layout, length: int, pool: Pool) -> Pool:
+        """Times a call that ends sequences of `length` tokens."""
+        split, blocks, size = layout.split, self.catalogue.prefill_blocks, self.catalogue.page_size
+        tokens = np.zeros((blocks * split.dp, size), np.int32)
+        start = np.full(blocks * split.dp, length - size, np.int32)
+        tables = self._tables(layout, blocks, length)
+        program = self.programs[Key("prefill", split, blocks, length)]
 
         def once() -> float:
-            nonlocal few
-            start = time.perf_counter()
-            few = jax.block_until_ready(program(self.engine.params, few, tokens, begin))
-            return time.perf_counter() - start
+            nonlocal pool
+            start_s = time.perf_counter()
+            pool = jax.block_until_ready(program(self.engine.params, pool, tokens, start, tables))
+            return time.perf_counter() - start_s
 
         self._note("prefill_table", (split, length), once)
-        return few
+        return pool
 
-    def _decode(self, layout: Layout, rows: int, length: int, cache: KVCache) -> KVCache:
-        """Times steps with every row live and near the end of the cache, which it gives back."""
+    def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
+        """Times steps with every row live and near the end of its pages."""
         program = self.programs[Key("decode", layout.split, rows, length)]
-        steps = self.catalogue.functions.check_every
+        functions = self.catalogue.functions
+        steps = min(functions.burst_steps, BURST_CHECKS * functions.check_every)
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
-        state.position[:], state.end[:] = length - steps, length + steps
+        state.position[:], state.end[:] = max(0, length - steps), length + steps
         until = Until(np.int32(steps), np.int32(0))
+        tables = self._tables(layout, rows, length)
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
 
         def once() -> float:
-            # Positions go back to where they were: each run writes the same columns.
-            nonlocal cache
+            # Positions go back to where they were: each run writes the same tokens.
+            nonlocal pool
             rows_on_device, seen = jax.device_put((state, unseen), layout.sharding("batch"))
-            carried = DecodeState(jax.block_until_ready(rows_on_device), seen, cache)
+            carried = DecodeState(jax.block_until_ready(rows_on_device), seen, pool)
             start = time.perf_counter()
-            carried, _ = jax.block_until_ready(program(self.engine.params, carried, until))
-            cache = carried.cache
+            carried, _ = jax.block_until_ready(program(self.engine.params, carried, tables, until))
+            pool = carried.pool
             return time.perf_counter() - start
 
         self._note("decode_table", (layout.split, rows, length), once, per=steps)
-        return cache
+        return pool
 
-    def _resize(self, layout: Layout) -> None:
-        for key in self.programs.keys("resize"):
-            if key.split != layout.split:
-                continue
-            large = max(key.rows, key.to_rows), max(key.length, key.to_length)
-            if self._fits(key.split, *large):
-                cache = self.programs[Key("allocate", layout.split, key.rows, key.length)]()
-                picks = np.zeros(key.to_rows * layout.split.dp, np.int32)
-                for _ in range(2):
-                    _delete(jax.block_until_ready(self.programs[key](cache, picks)))
-                _delete(cache)
-            self._count()
-
-    def _fits(self, split: Split, rows: int, length: int) -> bool:
-        return self.memory is None or self.memory.holds(split, rows, length)
-
-    def _pages(self, layout: Layout) -> None:
-        """Packs and unpacks pages, as many as each staging buffer holds."""
+    def _pages(self, layout: Layout, pool: Pool) -> Pool:
+        """Copies pages, and packs and unpacks as many as each staging buffer holds; untimed."""
+        split = layout.split
+        none = np.full(COPIES * split.dp, NULL_PAGE, np.int32)
+        for _ in range(2):
+            pool = self.programs[Key("copy_pages", split)](pool, none, none)
         for key in self.programs.keys("pack"):
-            if key.split == layout.split and self._fits(key.split, key.rows, key.length):
-                cache = self.programs[Key("allocate", key.split, key.rows, key.length)]()
+            if key.split == split:
                 unpack = self.programs[key._replace(name="unpack")]
-                first = np.zeros(key.to_rows * key.split.dp, np.int32)
+                none = np.full(key.rows * split.dp, NULL_PAGE, np.int32)
                 for _ in range(2):
-                    cache = unpack(cache, self.programs[key](cache, first, first), first, first)
-                _delete(jax.block_until_ready(cache))
+                    pool = unpack(pool, self.programs[key](pool, none), none)
+        return jax.block_until_ready(pool)
 
     def _migrate(self, source: Layout, target: Layout) -> None:
-        """Times rounds of pages between the smallest buckets; what the caches hold besides stays."""
-        buckets, columns = self.catalogue.buckets, self.catalogue.page_columns
-        exchange, length = Exchange.between(source, target), buckets.lengths[0]
-        old, new = (
-            self.programs[Key("allocate", layout.split, buckets.rows[layout.split][0], length)]()
-            for layout in (source, target)
-        )
-        migration = Migration(self.catalogue, self.programs, source, target)
-        num_groups, most_pages = exchange.narrow.split.dp, length // columns
+        """Times rounds of pages; what the pools hold does not matter."""
+        num_groups = Exchange.between(source, target).narrow.split.dp
+        old, new = (self.programs[Key("allocate", x.split)]() for x in (source, target))
+        migration = Migration(self.programs, source, target)
         for size, kind in product(SIZES, (ALL, *range(num_groups))):
-            full, rest = divmod(size, most_pages)
-            # Rows that hold `size` pages, those of a group over one another: only time matters here.
-            pages = np.array([most_pages] * full + [rest] * (rest > 0))
-            groups = np.arange(num_groups) if kind == ALL else np.array([kind])
-            zeros = np.zeros(len(groups) * len(pages), int)
-            moves = Moves(np.repeat(groups, len(pages)), zeros, zeros, np.tile(pages, len(groups)))
+            groups = np.repeat(np.arange(num_groups) if kind == ALL else [kind], size)
+            pages = np.full(len(groups), NULL_PAGE)
+            moves = Moves(groups, pages, pages)
 
             def once(moves: Moves = moves) -> float:
                 nonlocal new
@@ -282,6 +258,6 @@ class Warmup:
         self._note("reslice_table", (source.split, target.split), once)
 
 
-def _delete(cache: KVCache) -> None:
-    for leaf in jax.tree.leaves(cache):
+def _delete(pool: Pool) -> None:
+    for leaf in jax.tree.leaves(pool):
         leaf.delete()

@@ -22,7 +22,7 @@ def warm_up(
     it says is checked: a machine changes, and a wrong profile costs more than these few runs.
     """
     known = setup.profile and setup.profile.latency
-    warmup = Warmup(setup.engine, known=known, recheck=True, memory=setup.memory)
+    warmup = Warmup(setup.engine, known=known, recheck=True)
     warmup.measure(load_weights, splits)
     return warmup
 

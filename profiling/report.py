@@ -12,13 +12,15 @@ def tables(profile: Profile) -> str:
     latency = profile.latency
     parts = [_decode_table(latency.decode_table)]
     parts += [
-        _list("prefill, one call of ", latency.prefill_table, latency.prefill_rows, _call),
-        _list("re-slice all weights", latency.reslice_table, None, _pair),
         _list(
-            f"migrate {latency.round_tokens} tokens a group", latency.migrate_table, None, _round
+            f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens",
+            latency.prefill_table,
+            _call,
         ),
-        _list("collectives", profile.collectives, None, _collective),
-        _list("compilation", profile.compile_s, None, str),
+        _list("re-slice all weights", latency.reslice_table, _pair),
+        _list(f"migrate {latency.round_tokens} tokens a group", latency.migrate_table, _round),
+        _list("collectives", profile.collectives, _collective),
+        _list("compilation", profile.compile_s, str),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -42,12 +44,11 @@ def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:
     return "\n".join([*lines, "* the quickest layout of the line"])
 
 
-def _list(title: str, table: Mapping, rows: int | None, name) -> str:
+def _list(title: str, table: Mapping, name) -> str:
     if not table:
         return ""
-    head = f"{title}{rows} rows" if rows else title
     return "\n".join(
-        [f"{head}, ms", *(f"{name(key):>34} {1e3 * s:10.2f}" for key, s in table.items())]
+        [f"{title}, ms", *(f"{name(key):>34} {1e3 * s:10.2f}" for key, s in table.items())]
     )
 
 

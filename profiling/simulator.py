@@ -1,9 +1,9 @@
 """A rollout on a simulated clock: the planner that ships, the engine's rules, known response lengths.
 
-Real are the planner, the buckets and the accounts of the sequences (`engine/scheduler.py`); the loop
+Real are the planner, the buckets and the accounts of the sequences (`engine/accounts.py`); the loop
 follows `engine/rollout.py` and `engine/flight.py` move by move. Every duration is looked up in a
 latency model, the truth; the planner may believe in another one. Free of charge are what no latency
-model knows: compacting rows, lengthening the cache, and the host's work between two bursts.
+model knows: the host's work between two bursts. Its pool holds every sequence.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.config import RolloutConfig
+from pat_jax.engine.accounts import Accounts
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.scheduler import Accounts
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.carry import carry_seconds
 from pat_jax.planning.latency import LatencyModel
@@ -38,10 +38,12 @@ class Workload:
     def size(self) -> int:
         return len(self.responses)
 
-    def load(self) -> Load:
-        """What is known before the first token."""
-        zeros = np.zeros(self.size, int)
-        return Load(zeros, zeros, self.prompts, np.full(self.size, self.cap))
+    def load(self, capacity: int) -> Load:
+        """What is known before the first token, when so many sequences have rows at once."""
+        live = min(self.size, capacity)
+        zeros = np.zeros(live, int)
+        budget = np.full(live, self.cap)
+        return Load(zeros, zeros, self.prompts[:live], budget, waiting=self.size - live)
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,17 @@ class Machine:
         )
         return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every, memory)
 
+    @property
+    def capacity(self) -> int:
+        """Sequences that have rows at once; others wait until one of them ends."""
+        return min(split.dp * self.buckets.rows[split][-1] for split in self.splits)
+
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     """Runs one rollout to its end under `planner`."""
-    flight = _Flight(workload, machine, planner.start(workload.load()))
+    flight = _Flight(workload, machine, planner.start(workload.load(machine.capacity)))
     while flight.accounts.has_work:
+        flight.refill()
         plan = planner.plan(flight.accounts.load(), flight.split)
         if plan.split != flight.split:
             source, seconds = flight.split, flight.switch(plan)
@@ -130,31 +138,42 @@ class _Flight:
 
     def __init__(self, workload: Workload, machine: Machine, split: Split):
         self.machine, self.split, self.buckets = machine, split, machine.buckets
-        per_group = -(-workload.size // split.dp)
         self.accounts = Accounts(
             workload.prompts,
             np.full(workload.size, workload.cap),
             num_groups=split.dp,
-            rows_per_group=self.buckets.rows_for(split, per_group),
+            rows_per_group=1,
         )
-        self.longest_first = np.argsort(-workload.responses, kind="stable")
         self.responses = workload.responses
-        self.length = self.buckets.length_for(int(workload.prompts.max()))
-        self.prefill_s = machine.truth.recompute(split, per_group, int(workload.prompts.max()))
-        self.clock_s, self.switch_s, self.step = self.prefill_s, 0.0, 0
+        self.length = self.buckets.lengths[0]
+        self.clock_s, self.prefill_s, self.switch_s, self.step = 0.0, 0.0, 0.0, 0
         self.starts_s: list[float] = []
         self.bursts: list[Burst] = []
         self.switches: list[Switch] = []
 
+    def refill(self) -> None:
+        """Free rows to sequences that wait, which are prefilled."""
+        accounts = self.accounts
+        if not len(accounts.waiting):
+            return
+        accounts.compact(self.machine.capacity // self.split.dp)
+        seated = accounts.deal()
+        if not len(seated):
+            return
+        most = int(np.bincount(accounts.group(seated)).max())
+        longest = int(accounts.length[seated].max())
+        seconds = self.machine.truth.recompute(self.split, most, longest)
+        self.prefill_s += seconds
+        self.clock_s += seconds
+
     def fit(self) -> None:
-        """The smallest row bucket that holds the live sequences; a longer cache where it is full."""
+        """The smallest buckets that hold the live sequences and a few more steps of them."""
         accounts = self.accounts
         rows = self.buckets.rows_for(self.split, accounts.fullest)
         if rows != accounts.rows_per_group:
             accounts.compact(rows)
-        if self._steps_possible() < self.machine.check_every:
-            needed = min(self._last_end() - 1, accounts.max_context + self.machine.check_every)
-            self.length = max(self.length, self.buckets.length_for(needed))
+        ahead = accounts.max_context + self.machine.check_every
+        self.length = self.buckets.length_for(min(self._last_end() - 1, ahead))
 
     def burst(self, plan_threshold: int) -> Burst:
         machine, accounts, live = self.machine, self.accounts, self.accounts.live
@@ -169,7 +188,7 @@ class _Flight:
         burst = Burst(self.split, rows, self.length, len(live), steps, seconds)
         self.starts_s.append(self.clock_s)
         self.bursts.append(burst)
-        left = self.responses[live] - self.step
+        left = self._left(live)
         accounts.advance(np.minimum(left, steps), left > steps, steps)
         self.step += steps
         self.clock_s += seconds
@@ -222,18 +241,22 @@ class _Flight:
         return int(self.accounts.end[self.accounts.live].max())
 
     def _steps_possible(self) -> int:
-        """Decode steps before a live sequence would outgrow the cache."""
+        """Decode steps before a live sequence would outgrow the length bucket."""
         if self._last_end() - 1 <= self.length:
             return self.machine.burst_steps
         return self.length - self.accounts.max_context
 
+    def _left(self, live: np.ndarray) -> np.ndarray:
+        """Tokens that each sequence will still say, int[live]: what no planner may see."""
+        return self.responses[live] - (self.accounts.length - self.accounts.prompt_length)[live]
+
     def _steps_until(self, threshold: int) -> int:
         """Decode steps until no group has more than `threshold` live sequences."""
-        live = self.longest_first[: len(self.accounts.live)]  # they end in this order, reversed
-        group = self.accounts.row[live] // self.accounts.rows_per_group
+        live = self.accounts.live
+        left, group = self._left(live), self.accounts.group(live)
         steps = 0
         for number in range(self.split.dp):
-            members = np.flatnonzero(group == number)
+            members = np.sort(left[group == number])
             if len(members) > threshold:
-                steps = max(steps, int(self.responses[live[members[threshold]]]) - self.step)
+                steps = max(steps, int(members[-1 - threshold]))
         return steps

@@ -17,7 +17,7 @@ from pat_jax.profiling.simulator import Machine
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice
     "kv2": Settings(min_rows=8, max_logprobs=3),  # lengthens its cache
-    "kv1": Settings(min_rows=16, min_length=64, prefill_chunk=40),  # 64 is no multiple of 40
+    "kv1": Settings(min_rows=16, min_length=64, page_size=4),
 }
 
 
@@ -68,8 +68,8 @@ def made_up_latency(
             )
         },
         prefill_table={(split, length): prefill for split in step for length in lengths},
-        prefill_rows=4,
-        prefill_chunk=32,
+        prefill_blocks=8,
+        page_size=16,
         round_tokens=1,
     )
 
@@ -104,6 +104,7 @@ def make_load(
         generated=np.full(num_live, generated),
         context=np.full(num_live, prompt + generated - 1),
         budget=np.full(num_live, budget),
+        step=generated,
     )
 
 

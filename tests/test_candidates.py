@@ -69,11 +69,11 @@ def test_a_layout_across_hosts_is_used_where_only_it_has_room(limit, kept):
         limit=limit / USABLE,
         resident=0,
         weights={split: 800 // split.tp for split in SPLITS},
-        token=dict.fromkeys(SPLITS, 0),
-        rows=dict.fromkeys(SPLITS, (8,)),
-        lengths=(128,),
-        prefill_rows=1,
+        page=dict.fromkeys(SPLITS, 0),
+        pages=dict.fromkeys(SPLITS, 100),
+        page_size=16,
         chunk=1,
+        staging=0,
         ahead=8,
     )
     layouts, dropped = worth_planning(config, chain_of(4, 4), memory, None)

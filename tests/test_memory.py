@@ -6,7 +6,6 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from fakes import SPLITS
 from runs import TINY
@@ -53,10 +52,11 @@ def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
     layout, policy = engine.layouts[split], engine.policy
     weights = policy.init(0, layout.param_shardings(policy), jnp.float32)
     assert memory.weights[split] == on_first_device(weights)
-    shape = engine.catalogue.cache(layout, 4, 128)
-    cache = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)
-    assert memory.token[split] * 4 * 128 == on_first_device(cache) == shard_bytes(shape)
-    assert not memory.is_limited
+    shape = engine.catalogue.pool(layout)
+    pool = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)
+    assert memory.pool(split) == on_first_device(pool) == shard_bytes(shape)
+    assert memory.pool(split) == memory.pool(SPLITS[0])  # the same in every layout
+    assert math.isinf(memory.limit)
 
 
 def test_training_state_stays_beside_the_rollout():
@@ -86,7 +86,7 @@ class TestTheCheck:
     def test_what_cannot_begin_is_refused_in_one_sentence(self):
         tight = ["--rollout.device_memory_gib", "1e-5"]
         for option in ("auto", "dp8tp1"):
-            with pytest.raises(UserError, match=f"--layout is '{option}'.*8 sequences") as error:
+            with pytest.raises(UserError, match=f"--layout is '{option}'.* pages of 16") as error:
                 setup(*tight, "--layout", option)
             assert "KV cache" in str(error.value) and "or use more devices." in str(error.value)
 
@@ -94,7 +94,7 @@ class TestTheCheck:
         """Weights that matter, and nothing is allocated."""
         large = ("--model", "demo")
         memory = setup(*large).memory
-        needs = [int(memory.running(split, np.array(1), np.array(1))) for split in SPLITS[:3]]
+        needs = [memory.starting(split, 8, 96) for split in SPLITS[:3]]
         assert needs == sorted(needs, reverse=True) and list(memory.weights) == list(SPLITS[:3])
         tight = (*large, "--rollout.device_memory_gib", str((needs[0] + needs[1]) / 1.8 / GIB))
         done = setup(*tight)
@@ -105,8 +105,12 @@ class TestTheCheck:
 
     def test_the_log_says_what_is_known(self):
         config = parse(OPTIONS).rollout
-        (line,) = describe_memory(setup().memory, config)
-        assert "names no limit" in line
-        lines = describe_memory(replace(setup().memory, limit=1.0), config)
-        assert len(lines) == 2 + len(SPLITS) and "no layout holds all 8" in lines[-1]
-        assert len(describe_memory(replace(setup().memory, limit=1e12), config)) == 1 + len(SPLITS)
+        memory = setup().memory
+        first, *lines = describe_memory(memory, config)
+        assert "names no limit" in first and len(lines) == len(SPLITS)
+        assert all("8 of 8 sequences at full length)" in line for line in lines)
+        (first, *_), few = describe_memory(replace(memory, limit=1e12), config), 2
+        assert "training state" in first
+        pages = {split: few * n // 8 for split, n in memory.pages.items()}
+        for line in describe_memory(replace(memory, pages=pages), config)[1:]:
+            assert " of 8 sequences" in line and "others wait or are preempted" in line

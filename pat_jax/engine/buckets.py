@@ -1,8 +1,7 @@
-"""The few shapes that programs are compiled for: row buckets of each layout, lengths of the cache."""
+"""The few shapes that programs are compiled for: row buckets of each layout, lengths of contexts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from pat_jax.planning.types import Split
 
@@ -26,7 +25,7 @@ def smallest_at_least(steps: Sequence[int], needed: int) -> int:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Row buckets (rows of one data-parallel group) by split, and cache lengths in tokens."""
+    """Row buckets (rows of one data-parallel group) by split, and context lengths in tokens."""
 
     rows: dict[Split, tuple[int, ...]]
     lengths: tuple[int, ...]
@@ -58,16 +57,3 @@ class Buckets:
 
     def length_for(self, needed: int) -> int:
         return smallest_at_least(self.lengths, needed)
-
-    def row_path(self, split: Split, source: int, target: int) -> list[int]:
-        """The buckets passed through from one to the other, both ends included."""
-        low, high = sorted((source, target))
-        path = [n for n in self.rows[split] if low <= n <= high]
-        return path if source <= target else path[::-1]
-
-    def length_path(self, source: int, target: int) -> list[int]:
-        return [n for n in self.lengths if source <= n <= target]
-
-    def row_steps(self, split: Split) -> list[tuple[int, int]]:
-        up = list(pairwise(self.rows[split]))
-        return up + [(b, a) for a, b in up]

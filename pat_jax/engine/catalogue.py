@@ -1,7 +1,9 @@
 """Which programs a rollout needs: every function, for every layout and bucket it can meet."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import jax
@@ -12,21 +14,25 @@ from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.layout import Layout, shard_bytes
 from pat_jax.engine.pages import PAGE_AXES, Exchange
+from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import SIZES
 from pat_jax.engine.state import (
     DecodeState,
+    Pool,
     Until,
-    abstract_cache,
+    abstract_pool,
     abstract_rows,
     abstract_seen,
 )
-from pat_jax.models.kv_cache import KV_AXES, KVCache
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
 from pat_jax.pytree import with_sharding
 
-PAGE_COLUMNS = 64  # tokens; few enough that a half-empty last page of a sequence is little
+COPIES = 16  # pages of a group that one program copies
 RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
 
 
@@ -45,8 +51,9 @@ class Catalogue:
     functions: DecodeFunctions
     layouts: dict[Split, Layout]
     buckets: Buckets
-    prefill_rows: int
-    prefill_chunk: int
+    page_size: int  # tokens
+    pages: dict[Split, int]  # of one group, NULL_PAGE among them
+    prefill_blocks: int  # pages of a group that one call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
     gathers_on_host: bool = False  # weights, when TP falls: best where devices share its memory
     _reslices: dict[tuple[Split, Split], Reslice] = field(
@@ -56,7 +63,7 @@ class Catalogue:
     def declare(self, table: ProgramTable) -> None:
         for layout in self.layouts.values():
             self._declare_decode(table, layout)
-            self._declare_moves(table, layout)
+            self._declare_pages(table, layout)
             for target in self.layouts.values():
                 if target is not layout:
                     self._declare_switch(table, layout, target)
@@ -65,116 +72,79 @@ class Catalogue:
         policy = self.functions.policy
         return with_sharding(policy.abstract(self.functions.dtype), layout.param_shardings(policy))
 
-    def cache(self, layout: Layout, rows: int, length: int) -> KVCache:
-        functions = self.functions
-        return abstract_cache(functions.policy.config, layout, rows, length, functions.dtype)
-
-    def chunk(self, length: int) -> int:
-        """Tokens of one prefill call: they must divide the cache, or the last call would overshoot."""
-        return math.gcd(self.prefill_chunk, length)
+    def pool(self, layout: Layout) -> Pool:
+        functions, pages = self.functions, self.pages[layout.split]
+        return abstract_pool(
+            functions.policy.config, layout, pages, self.page_size, functions.dtype
+        )
 
     @property
-    def page_columns(self) -> int:
-        """Tokens of a page; whole pages fill a cache of any length bucket."""
-        common = math.gcd(*self.buckets.lengths)
-        return max(n for n in range(1, PAGE_COLUMNS + 1) if common % n == 0)
+    def staging_bytes(self) -> int:
+        """Of one device, at most, for pages on their way between any two layouts."""
+        exchanges = [Exchange.between(a, b) for a, b in permutations(self.layouts.values(), 2)]
+        sizes = (x.staged * x.part_bytes(self.pool(x.wide)) for x in exchanges)
+        return SIZES[0] * max(sizes, default=0)
+
+    def width(self, length: int) -> int:
+        """Pages of a row of `length` tokens."""
+        return num_pages_for(length, self.page_size)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
-        split, params = layout.split, self.params(layout)
+        split, params, pool = layout.split, self.params(layout), self.pool(layout)
         scalar: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
-                cache = self.cache(layout, rows, length)
                 seen = abstract_seen(self.functions.policy.config, layout, rows)
-                state = DecodeState(abstract_rows(layout, rows), seen, cache)
-                key = Key("decode", split, rows, length)
-                until = Until(scalar, scalar)
                 table.declare(
-                    key, self.functions.burst(layout), params, state, until, donate_argnums=1
+                    Key("decode", split, rows, length),
+                    self.functions.burst(layout),
+                    params,
+                    DecodeState(abstract_rows(layout, rows), seen, pool),
+                    self._index(layout, rows, self.width(length)),
+                    Until(scalar, scalar),
+                    donate_argnums=1,
                 )
-                self._declare_allocate(table, layout, rows, length)
-                picks = self._row_index(layout, self.prefill_rows)
-                few = self.cache(layout, self.prefill_rows, length)
-                insert = decode.insert_rows(layout)
-                table.declare(
-                    Key("insert", split, rows, length), insert, cache, few, picks, donate_argnums=0
-                )
-                self._declare_pages(table, layout, rows, length)
-            self._declare_allocate(table, layout, self.prefill_rows, length)
-            few = self.cache(layout, self.prefill_rows, length)
-            shape = (self.prefill_rows * split.dp, self.chunk(length))
-            tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
-            prefill = self.functions.prefill(layout)
+            blocks = self.prefill_blocks
             table.declare(
-                Key("prefill", split, 0, length),
-                prefill,
+                Key("prefill", split, blocks, length),
+                self.functions.prefill(layout),
                 params,
-                few,
-                tokens,
-                scalar,
+                pool,
+                self._index(layout, blocks, self.page_size),
+                self._index(layout, blocks),
+                self._index(layout, blocks, self.width(length)),
                 donate_argnums=1,
             )
 
-    def _declare_pages(self, table: ProgramTable, layout: Layout, rows: int, length: int) -> None:
-        cache, columns = self.cache(layout, rows, length), self.page_columns
+    def _declare_pages(self, table: ProgramTable, layout: Layout) -> None:
+        split, pool = layout.split, self.pool(layout)
+        table.declare(
+            Key("allocate", split),
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool),
+            out_shardings=layout.sharding(*KV_AXES),
+        )
+        picks = self._index(layout, COPIES)
+        copy = decode.copy_pages(layout)
+        table.declare(Key("copy_pages", split), copy, pool, picks, picks, donate_argnums=0)
         for size in SIZES if len(self.layouts) > 1 else ():
-            picks, key = self._row_index(layout, size), Key("pack", layout.split, rows, length)
-            key = key._replace(to_rows=size)
-            table.declare(key, pages.pack(layout, columns), cache, picks, picks)
-            table.declare(
-                key._replace(name="unpack"),
-                pages.unpack(layout, columns),
-                cache,
-                self.buffer(layout, size),
-                picks,
-                picks,
-                donate_argnums=0,
-            )
+            picks, buffer = self._index(layout, size), self.buffer(layout, size)
+            table.declare(Key("pack", split, size), pages.pack(layout), pool, picks)
+            unpack = pages.unpack(layout)
+            table.declare(Key("unpack", split, size), unpack, pool, buffer, picks, donate_argnums=0)
 
     def buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
         """Staged pages of each group."""
         config = self.functions.policy.config
         shape = (size * layout.split.dp, config.num_kv_heads, 2 * config.num_layers)
         return jax.ShapeDtypeStruct(
-            (*shape, self.page_columns, config.head_dim),
+            (*shape, self.page_size, config.head_dim),
             self.functions.dtype,
             sharding=layout.sharding(*PAGE_AXES),
         )
 
-    def _declare_allocate(
-        self, table: ProgramTable, layout: Layout, rows: int, length: int
-    ) -> None:
-        shape = self.cache(layout, rows, length)
-        table.declare(
-            Key("allocate", layout.split, rows, length),
-            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape),
-            out_shardings=layout.sharding(*KV_AXES),
-        )
-
-    def _declare_moves(self, table: ProgramTable, layout: Layout) -> None:
-        split = layout.split
-        for length in self.buckets.lengths:
-            for rows, to_rows in self.buckets.row_steps(split):
-                self._declare_resize(table, layout, rows, length, to_rows, length)
-        for length, to_length in zip(self.buckets.lengths, self.buckets.lengths[1:], strict=False):
-            for rows in self.buckets.rows[split]:
-                self._declare_resize(table, layout, rows, length, rows, to_length)
-
-    def _declare_resize(
-        self,
-        table: ProgramTable,
-        layout: Layout,
-        rows: int,
-        length: int,
-        to_rows: int,
-        to_length: int,
-    ) -> None:
-        key = Key("resize", layout.split, rows, length, to_rows=to_rows, to_length=to_length)
-        cache, picks = self.cache(layout, rows, length), self._row_index(layout, to_rows)
-        table.declare(key, decode.resize(layout, to_length), cache, picks)
-
-    def _row_index(self, layout: Layout, rows: int) -> jax.ShapeDtypeStruct:
-        shape = (rows * layout.split.dp,)
+    @staticmethod
+    def _index(layout: Layout, rows: int, *columns: int) -> jax.ShapeDtypeStruct:
+        shape = (rows * layout.split.dp, *columns)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
     def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
@@ -231,3 +201,49 @@ class Catalogue:
             sent_bytes=sum(max(needed[i] - held[i], 0) for i in moving) * source.mesh.size,
             extra_bytes=max((sum(extra[i] for i in run) for run in runs), default=0),
         )
+
+
+def pages_per_group(
+    layouts: Mapping[Split, Layout],
+    buckets: Buckets,
+    page_size: int,
+    *,
+    unsplit: int = 0,
+    most: float = math.inf,
+) -> dict[Split, int]:
+    """Pages of each layout's pools, NULL_PAGE among them.
+
+    A device has the same bytes of them in every layout: one that splits the KV heads in f ways has f
+    times as many pages in a group.
+
+    Args:
+      unsplit: pages of a group whose KV heads are not split; 0: as many as let every row of every
+        layout's largest bucket grow to its full length, but no more than `most`.
+
+    Returns:
+      At least what the longest sequence needs alone.
+
+    Raises:
+      UserError: `unsplit` is less than that.
+    """
+    ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
+    per_row = num_pages_for(buckets.lengths[-1], page_size)
+
+    def enough(rows: Mapping[Split, int]) -> int:
+        return max(-(-(rows[split] * per_row + 1) // ways[split]) for split in layouts)
+
+    least = enough(dict.fromkeys(layouts, 1))
+    if unsplit and unsplit < least:
+        raise UserError(
+            f"option --rollout.kv_pages is {unsplit}: expected at least {least}, so that a sequence "
+            f"of {buckets.lengths[-1]} tokens fits alone in pages of {page_size}."
+        )
+    full = enough({split: buckets.rows[split][-1] for split in layouts})
+    unsplit = unsplit or max(least, int(min(full, most)))
+    return {split: unsplit * ways[split] for split in layouts}
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
+    """Of one page with all KV heads, in all layers."""
+    tokens = 2 * config.num_layers * page_size
+    return tokens * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

@@ -14,11 +14,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from pat_jax.engine.layout import Layout, ManualPartition
-from pat_jax.engine.sampling import likeliest, remember, sample, uniform
-from pat_jax.engine.state import BurstOutput, DecodeState, RowState, Until
+from pat_jax.engine.sampling import Seen, likeliest, remember, sample, uniform
+from pat_jax.engine.state import BurstOutput, DecodeState, LayerPages, Pool, RowState, Until
 from pat_jax.engine.types import NO_TOKEN
-from pat_jax.models.kv_cache import KV_AXES, KVCache
+from pat_jax.models.burst_layer import BurstLayer
+from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
+
+Caches = tuple[PagedLayer | BurstLayer, ...]
+_Step = tuple[RowState, Seen, Caches, BurstOutput]
 
 
 @dataclass(frozen=True)
@@ -34,42 +39,53 @@ class DecodeFunctions:
 
     def burst(
         self, layout: Layout
-    ) -> Callable[[Params, DecodeState, Until], tuple[DecodeState, BurstOutput]]:
-        """Decodes until `until`; the state is to be donated."""
+    ) -> Callable[[Params, DecodeState, Array, Until], tuple[DecodeState, BurstOutput]]:
+        """Decodes until `until`, with the rows' pages in `tables[rows, width]`.
+
+        The state is to be donated.
+        """
         # A spec stands for all arrays below its place in the tree.
         rows: Any = layout.spec("batch")
-        cache: Any = layout.spec(*KV_AXES)
+        pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        state = DecodeState(rows, rows, cache)
+        state = DecodeState(rows, rows, pool)
         return jax.shard_map(
-            lambda params, state, until: self._burst(layout, params, state, until),
+            lambda *args: self._burst(layout, *args),
             mesh=layout.mesh,
-            in_specs=(layout.param_specs(self.policy), state, scalar),
+            in_specs=(layout.param_specs(self.policy), state, rows, scalar),
             out_specs=(state, BurstOutput(rows, rows, rows, scalar, rows, rows)),
             check_vma=False,
         )
 
-    def prefill(self, layout: Layout) -> Callable[[Params, KVCache, Array, Array], KVCache]:
-        """Writes a chunk of known tokens into the cache: `tokens[rows, chunk]` from column `start`."""
-        spec = layout.spec(*KV_AXES)
+    def prefill(self, layout: Layout) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
+        """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
 
-        def run(params: Params, cache: KVCache, tokens: Array, start: Int[Array, ""]) -> KVCache:
-            positions = jnp.broadcast_to(start + jnp.arange(tokens.shape[1])[None, :], tokens.shape)
+        Block i begins at position `start[i]`, a multiple of the page size, of the sequence whose pages
+        are `tables[i]`. All blocks are in their pages before any of them attends: those of one
+        sequence may be in the same call. A block of NULL_PAGE alone is empty. The pool is to be
+        donated.
+        """
+        pool: Any = layout.spec(*KV_AXES)
+        batch = layout.spec("batch")
+
+        def run(params: Params, pool: Pool, tokens: Array, start: Array, tables: Array) -> Pool:
+            positions = start[:, None] + jnp.arange(tokens.shape[1])[None, :]
             model, partition = self.policy.bind(params), ManualPartition(layout)
-            _, written = model(tokens, positions, cache, partition=partition, dtype=self.dtype)
-            assert written is not None  # a cache went in
-            return written
+            caches = tuple(PagedLayer(*pages, tables) for pages in pool)
+            _, written = model(tokens, positions, caches, partition=partition, dtype=self.dtype)
+            assert written is not None  # caches went in
+            return tuple(LayerPages(cache.keys, cache.values) for cache in written)
 
         return jax.shard_map(
             run,
             mesh=layout.mesh,
-            in_specs=(layout.param_specs(self.policy), spec, layout.spec("batch"), layout.spec()),
-            out_specs=spec,
+            in_specs=(layout.param_specs(self.policy), pool, batch, batch, batch),
+            out_specs=pool,
             check_vma=False,
         )
 
     def _burst(
-        self, layout: Layout, params: Params, state: DecodeState, until: Until
+        self, layout: Layout, params: Params, state: DecodeState, tables: Array, until: Until
     ) -> tuple[DecodeState, BurstOutput]:
         rows = state.rows.position.shape[0]
         output = BurstOutput(
@@ -85,34 +101,61 @@ class DecodeFunctions:
             count = jnp.sum(live, dtype=jnp.int32)
             return jax.lax.pmax(count, layout.dp_axes) if layout.dp_axes else count
 
-        def keep_going(carry: tuple[DecodeState, BurstOutput, Array]) -> Array:
-            _, output, live = carry
+        def keep_going(carry: tuple[_Step, Array]) -> Array:
+            (*_, output), live = carry
             return (live > until.threshold) & (output.steps < until.steps)
 
-        def several_steps(carry: tuple[DecodeState, BurstOutput, Array]) -> tuple:
+        def several_steps(carry: tuple[_Step, Array]) -> tuple[_Step, Array]:
             # A fixed trip count: only this outer loop has a condition for the host side to wait on.
-            state, output = jax.lax.fori_loop(
-                0, self.check_every, lambda _, c: self._step(layout, params, *c), carry[:2]
+            done = jax.lax.fori_loop(
+                0, self.check_every, lambda _, c: self._step(layout, params, *c), carry[0]
             )
-            return state, output, fullest_group(state.rows.live)
+            return done, fullest_group(done[0].live)
 
-        carry = (state, output, fullest_group(state.rows.live))
-        state, output, _ = jax.lax.while_loop(keep_going, several_steps, carry)
-        return state, output
+        pages = tuple(PagedLayer(*layer, tables) for layer in state.pool)
+        caches = self._begin(layout, pages, state.rows.position)
+        carry = (state.rows, state.seen, caches, output), fullest_group(state.rows.live)
+        (after, seen, caches, output), _ = jax.lax.while_loop(keep_going, several_steps, carry)
+        return DecodeState(after, seen, self._end(caches, pages, after.position)), output
+
+    def _begin(
+        self, layout: Layout, pages: tuple[PagedLayer, ...], start: Int[Array, " rows"]
+    ) -> Caches:
+        """The caches to decode with: pages where a kernel reads them, else a copy in one piece."""
+        if layout.mesh.devices.flat[0].platform == "cpu":
+            return tuple(BurstLayer.begin(layer, start, self.burst_steps) for layer in pages)
+        return pages
+
+    @staticmethod
+    def _end(
+        caches: Caches,
+        pages: tuple[PagedLayer, ...],
+        stop: Int[Array, " rows"],
+    ) -> Pool:
+        written = (
+            cache.end(layer, stop) if isinstance(cache, BurstLayer) else cache
+            for cache, layer in zip(caches, pages, strict=True)
+        )
+        return tuple(LayerPages(layer.keys, layer.values) for layer in written)
 
     def _step(
-        self, layout: Layout, params: Params, state: DecodeState, output: BurstOutput
-    ) -> tuple[DecodeState, BurstOutput]:
-        rows = state.rows
+        self,
+        layout: Layout,
+        params: Params,
+        rows: RowState,
+        seen: Seen,
+        caches: Caches,
+        output: BurstOutput,
+    ) -> _Step:
         model, partition = self.policy.bind(params), ManualPartition(layout)
-        hidden, cache = model(
+        hidden, written = model(
             rows.last_token[:, None],
             rows.position[:, None],
-            state.cache,
+            caches,
             partition=partition,
             dtype=self.dtype,
         )
-        assert cache is not None  # a cache went in
+        assert written is not None  # caches went in
         logits = model.logits(hidden[:, 0], partition)
         with jax.named_scope("sample"):
             numbers = uniform(rows.key, rows.position + 1)
@@ -120,7 +163,7 @@ class DecodeFunctions:
             may_end = rows.position + 1 >= rows.sampling.may_end_at
             forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
             tokens, logprobs = sample(
-                logits, numbers, rows.sampling, state.seen, forbidden, vocab_size=vocab_size
+                logits, numbers, rows.sampling, seen, forbidden, vocab_size=vocab_size
             )
             top_tokens, top_logprobs = likeliest(
                 logits, rows.sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size
@@ -135,8 +178,8 @@ class DecodeFunctions:
             top_tokens=_put_column(output.top_tokens, top_tokens, output.steps),
             top_logprobs=_put_column(output.top_logprobs, top_logprobs, output.steps),
         )
-        seen = remember(state.seen, tokens, rows.live)
-        return DecodeState(_advance(rows, tokens, stopped), seen, cache), output
+        seen = remember(seen, tokens, rows.live)
+        return _advance(rows, tokens, stopped), seen, written, output
 
     def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""
@@ -162,36 +205,24 @@ def _advance(
     )
 
 
-def insert_rows(layout: Layout) -> Callable[[KVCache, KVCache, Array], KVCache]:
-    """Copies the rows of a prefilled cache into chosen rows of the decode cache, group by group.
+def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
+    """Copies page `source[i]` of each group to its page `target[i]`, one after the other.
 
-    `rows[i]` is the row within its group that row i goes to; one past the end drops it. The decode
-    cache is to be donated.
+    The pool is to be donated.
     """
 
-    def run(cache: KVCache, prefilled: KVCache, rows: Int[Array, " prefill_rows"]) -> KVCache:
-        return jax.tree.map(lambda to, new: to.at[rows].set(new, mode="drop"), cache, prefilled)
+    def run(pool: Pool, source: Int[Array, " pairs"], target: Int[Array, " pairs"]) -> Pool:
+        # One page after the other: a scatter would copy the whole pool on some backends.
+        def copy(pair: Int[Array, ""], pool: Pool) -> Pool:
+            def one(x: Array) -> Array:
+                page = jax.lax.dynamic_index_in_dim(x, source[pair])
+                return jax.lax.dynamic_update_slice(x, page, (target[pair], 0, 0, 0))
 
-    return _on_cache(layout, run, num_caches=2)
+            return jax.tree.map(one, pool)
 
+        return jax.lax.fori_loop(0, len(source), copy, pool)
 
-def resize(layout: Layout, length: int) -> Callable[[KVCache, Array], KVCache]:
-    """Picks rows of each group into a cache of another row bucket, and of another `length`.
-
-    Compaction and growth are this one local copy: no device talks to another.
-    """
-
-    def run(cache: KVCache, rows: Int[Array, " new_rows"]) -> KVCache:
-        def pick(x: Array) -> Array:
-            kept = jnp.take(x[:, :, :length], rows, axis=0)
-            return jnp.pad(kept, ((0, 0), (0, 0), (0, length - kept.shape[2]), (0, 0)))
-
-        return jax.tree.map(pick, cache)
-
-    return _on_cache(layout, run, num_caches=1)
-
-
-def _on_cache(layout: Layout, run: Callable, *, num_caches: int) -> Callable:
-    cache = layout.spec(*KV_AXES)
-    specs = (cache,) * num_caches + (layout.spec("batch"),)
-    return jax.shard_map(run, mesh=layout.mesh, in_specs=specs, out_specs=cache, check_vma=False)
+    pool, batch = layout.spec(*KV_AXES), layout.spec("batch")
+    return jax.shard_map(
+        run, mesh=layout.mesh, in_specs=(pool, batch, batch), out_specs=pool, check_vma=False
+    )

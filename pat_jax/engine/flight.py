@@ -1,6 +1,6 @@
-"""One rollout in flight: the cache, the rows, and the moves between buckets and layouts.
+"""One rollout in flight: the pool of pages, the rows, and the moves between layouts.
 
-Follows the scheduler's accounts with device arrays. Decides nothing: `rollout.py` says when.
+Follows the host's accounts with device arrays. Decides nothing: `rollout.py` says when.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from pat_jax.engine.catalogue import Catalogue
+from pat_jax.engine.admission import Admission, Round
+from pat_jax.engine.catalogue import COPIES, Catalogue
 from pat_jax.engine.layout import Layout, shard_bytes
 from pat_jax.engine.migration import Migration, Traffic
+from pat_jax.engine.paging import NULL_PAGE, Copies, PrefillCall, Spans, prefill_calls
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.state import DecodeState, RowState, Until, seen_shape
-from pat_jax.models.kv_cache import KVCache
+from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
 
@@ -25,9 +26,10 @@ from pat_jax.planning.types import Split
 class Carried:
     """How the sequences went to another layout."""
 
-    recomputed: np.ndarray  # int[sequences], those whose cache is still to be computed
+    num_recomputed: int
+    due: Round  # what is still to be computed there
     traffic: Traffic
-    extra_bytes: int  # of a device, at most, besides the cache left behind
+    extra_bytes: int  # of a device, at most, besides the pool left behind
 
 
 class Flight:
@@ -42,10 +44,14 @@ class Flight:
     ):
         self.catalogue, self.programs, self.layout = catalogue, programs, layout
         split, buckets = layout.split, catalogue.buckets
-        rows = buckets.rows_for(split, -(-len(requests) // split.dp))
+        rows = buckets.rows[split][-1]
         self.scheduler = Scheduler(requests, num_groups=split.dp, rows_per_group=rows)
-        self.length = buckets.length_for(max(len(r.tokens) for r in requests))
-        self.cache: KVCache = programs[Key("allocate", split, rows, self.length)]()
+        self.admission = Admission(
+            self.scheduler, num_pages=catalogue.pages[split], page_size=catalogue.page_size
+        )
+        self.length = buckets.lengths[0]
+        self.pool: Pool = programs[Key("allocate", split)]()
+        self.num_preempted = 0
         self._rows: RowState | None = None  # None: the host's copy is newer
         self._seen: jax.Array | None = None  # as old as the rows
 
@@ -58,6 +64,45 @@ class Flight:
         """The row bucket: rows of one data-parallel group."""
         return self.scheduler.rows_per_group
 
+    @property
+    def _burst_steps(self) -> int:
+        return self.catalogue.functions.burst_steps
+
+    def admit(self, params: Params) -> int:
+        """Pages for the next burst, and waiting sequences into free rows; returns tokens prefilled."""
+        self._grow()
+        most_rows = self.catalogue.buckets.rows[self.split][-1]
+        due = self.admission.admit(most_rows, self._burst_steps)
+        self._rows = None
+        return self.compute(params, due)
+
+    def _grow(self) -> None:
+        if count := self.admission.grow(self._burst_steps):
+            self.num_preempted += count
+            self._rows = None
+
+    def fit(self) -> None:
+        """The smallest buckets that hold the live sequences and a few more steps of them."""
+        self._grow()
+        scheduler, buckets = self.scheduler, self.catalogue.buckets
+        rows = buckets.rows_for(self.split, scheduler.fullest)
+        if rows != self.num_rows:
+            scheduler.compact(rows)
+            self._rows = None
+        ahead = scheduler.max_context + self.catalogue.functions.check_every
+        self.length = buckets.length_for(min(self._last_context, ahead))
+
+    def steps_possible(self) -> int:
+        """Decode steps before a live sequence would outgrow the length bucket."""
+        if self._last_context <= self.length:
+            return self._burst_steps
+        return self.length - self.scheduler.max_context
+
+    @property
+    def _last_context(self) -> int:
+        """Tokens in the cache of the longest live sequence when it has used up its budget."""
+        return int(self.scheduler.end[self.scheduler.live].max()) - 1
+
     def decode(self, params: Params, *, max_steps: int, threshold: int) -> tuple[int, int]:
         """One burst on the devices; returns the decode steps run and the tokens sampled."""
         if self._rows is None or self._seen is None:
@@ -65,10 +110,15 @@ class Flight:
             self._seen = self._put_seen()
         until = Until(np.int32(max_steps), np.int32(threshold))
         program = self.programs[Key("decode", self.split, self.num_rows, self.length)]
-        state, output = program(params, DecodeState(self._rows, self._seen, self.cache), until)
-        self._rows, self._seen, self.cache = state.rows, state.seen, state.cache
+        width = self.catalogue.width(self.length)
+        tables = self.admission.table(self.scheduler.occupants, width)
+        state = DecodeState(self._rows, self._seen, self.pool)
+        state, output = program(params, state, tables, until)
+        self._rows, self._seen, self.pool = state.rows, state.seen, state.pool
         output, still_live = jax.device_get((output, state.rows.live))
-        return int(output.steps), self.scheduler.retire(output, still_live)
+        tokens = self.scheduler.retire(output, still_live)
+        self.admission.release_ended()
+        return int(output.steps), tokens
 
     def end(self, has_enough: Callable[[int, np.ndarray], bool]) -> None:
         """Ends the live sequences of which `has_enough`, given what they have said, says so."""
@@ -76,140 +126,84 @@ class Flight:
         ended = [i for i in scheduler.live if has_enough(int(i), scheduler.response(i))]
         if ended:
             scheduler.end_now(np.array(ended))
+            self.admission.release_ended()
             self._rows = None
 
-    def steps_possible(self) -> int:
-        """Decode steps before a live sequence would outgrow the cache."""
-        live = self.scheduler.live
-        if int(self.scheduler.end[live].max()) - 1 <= self.length:
-            return self.catalogue.functions.burst_steps
-        return self.length - self.scheduler.max_context
-
-    def fit(self) -> None:
-        """Shrinks the rows to the smallest bucket that holds the live sequences; grows the length."""
-        buckets, check_every = self.catalogue.buckets, self.catalogue.functions.check_every
-        self._to_rows(buckets.rows_for(self.split, self.scheduler.fullest))
-        if self.steps_possible() < check_every:
-            live = self.scheduler.live
-            longest = min(
-                int(self.scheduler.end[live].max()) - 1, self.scheduler.max_context + check_every
-            )
-            self._to_length(buckets.length_for(longest))
-
-    def _to_rows(self, target: int) -> None:
-        path = self.catalogue.buckets.row_path(self.split, self.num_rows, target)
-        for rows in path[1:]:
-            key = Key(
-                "resize",
-                self.split,
-                self.num_rows,
-                self.length,
-                to_rows=rows,
-                to_length=self.length,
-            )
-            self._resize(key, self.scheduler.compact(rows))
-
-    def _to_length(self, target: int) -> None:
-        for length in self.catalogue.buckets.length_path(self.length, target)[1:]:
-            key = Key(
-                "resize",
-                self.split,
-                self.num_rows,
-                self.length,
-                to_rows=self.num_rows,
-                to_length=length,
-            )
-            self._resize(key, self.scheduler.compact(self.num_rows))
-            self.length = length
-
-    def _resize(self, key: Key, picks: np.ndarray) -> None:
-        old, self.cache = self.cache, self.programs[key](self.cache, picks)
-        # Wait, then free: the two caches differ in size, so donation could not reuse the old one.
-        jax.block_until_ready(self.cache)
-        _delete(old)
-        self._rows = None
-
-    def carry(self, target: Layout, recompute_below: int) -> "Carried":
+    def carry(self, target: Layout, recompute_below: int) -> Carried:
         """Moves the live sequences to `target`; only dispatched, `settle` waits for it.
 
-        Those with fewer than `recompute_below` tokens in the cache leave them behind: `prefill` of
-        these must follow, when the weights are there. The others migrate.
+        Those with fewer than `recompute_below` tokens in the cache leave them behind: `compute` must
+        follow, when the weights are there. The others migrate.
         """
         scheduler, source = self.scheduler, self.layout
         live, split = scheduler.live, target.split
         is_recomputed = scheduler.length[live] - 1 < recompute_below
-        before = np.divmod(scheduler.row[live], self.num_rows)
-        group = scheduler.regroup(split.dp, is_recomputed)
-        rows = self.catalogue.buckets.rows_for(split, int(np.bincount(group).max()))
-        scheduler.seat(group, num_groups=split.dp, rows_per_group=rows)
-        after = np.divmod(scheduler.row[live], rows)
-        allocate = self.programs[Key("allocate", split, rows, self.length)]
+        moves, due = self.admission.carry(
+            split.dp,
+            num_pages=self.catalogue.pages[split],
+            is_recomputed=is_recomputed,
+            steps=self._burst_steps,
+        )
         self.layout, self._rows = target, None
+        old, allocate = self.pool, self.programs[Key("allocate", split)]
+        traffic = Traffic()
         if is_recomputed.all():
-            _delete(self.cache)
-            self.cache = allocate()
-            extra_bytes = self._cache_bytes(rows) + self._cache_bytes(self.catalogue.prefill_rows)
-            return Carried(live, Traffic(), extra_bytes)
-        migration = Migration(self.catalogue, self.programs, source, target)
-        narrow, wide = (before, after) if migration.exchange.is_up else (after, before)
-        pages = -(-(scheduler.length[live] - 1) // self.catalogue.page_columns)
-        stay = ~is_recomputed
-        moves = Moves(narrow[0][stay], narrow[1][stay], wide[1][stay], pages[stay])
-        old = self.cache
-        self.cache, traffic = migration.run(old, allocate(), moves)
-        _delete(old)  # the devices free it when they have packed its last page
-        extra_bytes = self._cache_bytes(rows) + traffic.staging_bytes
-        if is_recomputed.any():
-            extra_bytes += self._cache_bytes(self.catalogue.prefill_rows)
-        return Carried(live[is_recomputed], traffic, extra_bytes)
-
-    def _cache_bytes(self, rows: int) -> int:
-        """Of one device."""
-        cache = self.catalogue.cache(self.layout, rows, self.length)
-        return sum(map(shard_bytes, jax.tree.leaves(cache)))
+            _delete(old)
+            self.pool = allocate()
+        else:
+            migration = Migration(self.programs, source, target)
+            order = (0, 1, 3) if migration.exchange.is_up else (2, 3, 1)
+            self.pool, traffic = migration.run(old, allocate(), Moves(*(moves[k] for k in order)))
+            _delete(old)  # the devices free it when they have packed its last page
+        extra_bytes = sum(map(shard_bytes, jax.tree.leaves(self.catalogue.pool(target))))
+        return Carried(int(is_recomputed.sum()), due, traffic, extra_bytes + traffic.staging_bytes)
 
     def settle(self) -> None:
-        """Waits until the cache is there."""
-        jax.block_until_ready(self.cache)
+        """Waits until the pool is there."""
+        jax.block_until_ready(self.pool)
 
-    def prefill(self, params: Params, sequences: np.ndarray | None = None) -> int:
-        """Computes the cache of `sequences`, of all live ones if not given, a few rows at a time.
+    def compute(self, params: Params, due: Round) -> int:
+        """Pages of known tokens; returns how many tokens were processed.
 
-        The newest token of a sequence is left to the first decode step, so no logits are needed
-        here. Returns the tokens processed.
+        The newest token of a sequence is left to the first decode step, so no logits are needed.
         """
-        split, few_rows = self.split, self.catalogue.prefill_rows
-        few: KVCache = self.programs[Key("allocate", split, few_rows, self.length)]()
-        insert = self.programs[Key("insert", split, self.num_rows, self.length)]
-        some = self.scheduler.live if sequences is None else sequences
-        by_group = [some[self.scheduler.row[some] // self.num_rows == g] for g in range(split.dp)]
-        # Rows of like length go together: a call is as long as its longest row.
-        by_group = [
-            group[np.argsort(self.scheduler.length[group], kind="stable")] for group in by_group
-        ]
-        for start in range(0, max(map(len, by_group)), few_rows):
-            members = [group[start : start + few_rows] for group in by_group]
-            few = self._prefill_few(params, few, members)
-            picks = np.full((split.dp, few_rows), self.num_rows, np.int32)
-            for g, group in enumerate(members):
-                picks[g, : len(group)] = self.scheduler.row[group] - g * self.num_rows
-            self.cache = insert(self.cache, few, picks.reshape(-1))
-        jax.block_until_ready(self.cache)
-        _delete(few)
-        return int(self.scheduler.length[some].sum()) - len(some)
+        for call in self._calls(due.spans):
+            self._prefill(params, call)
+        self._copy(due.copies)
+        self.settle()
+        return int((due.spans.stop - due.spans.start).sum())
 
-    def _prefill_few(self, params: Params, few: KVCache, members: list[np.ndarray]) -> KVCache:
-        rows, chunk = self.catalogue.prefill_rows, self.catalogue.chunk(self.length)
-        program = self.programs[Key("prefill", self.split, 0, self.length)]
-        tokens = np.zeros((len(members) * rows, self.length), np.int32)
-        longest = 0
-        for g, group in enumerate(members):
-            known = self.scheduler.tokens[group, : self.length]
-            tokens[g * rows : g * rows + len(group), : known.shape[1]] = known
-            longest = max(longest, int(self.scheduler.length[group].max(initial=0)) - 1)
-        for start in range(0, longest, chunk):
-            few = program(params, few, tokens[:, start : start + chunk], np.int32(start))
-        return few
+    def _calls(self, spans: Spans) -> list[PrefillCall]:
+        catalogue = self.catalogue
+        return prefill_calls(
+            spans,
+            num_groups=self.split.dp,
+            blocks=catalogue.prefill_blocks,
+            page_size=catalogue.page_size,
+        )
+
+    def _prefill(self, params: Params, call: PrefillCall) -> None:
+        catalogue, size = self.catalogue, self.catalogue.page_size
+        length = catalogue.buckets.length_for(call.context)
+        sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
+        tokens = np.zeros((len(sequence), size), np.int32)
+        for block, (i, at, count) in enumerate(
+            zip(sequence, start, call.length.reshape(-1), strict=True)
+        ):
+            tokens[block, :count] = self.scheduler.tokens[i, at : at + count]
+        tables = self.admission.table(sequence, catalogue.width(length))
+        program = self.programs[Key("prefill", self.split, catalogue.prefill_blocks, length)]
+        self.pool = program(params, self.pool, tokens, start, tables)
+
+    def _copy(self, copies: Copies) -> None:
+        program = self.programs[Key("copy_pages", self.split)]
+        queues = [np.flatnonzero(copies.group == g) for g in range(self.split.dp)]
+        for begin in range(0, max(map(len, queues)), COPIES):
+            pairs = np.full((2, self.split.dp, COPIES), NULL_PAGE, np.int32)
+            for g, queue in enumerate(queues):
+                now = queue[begin : begin + COPIES]
+                pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
+            self.pool = program(self.pool, *pairs.reshape(2, -1))
 
     def _put_rows(self, rows: RowState) -> RowState:
         return jax.device_put(rows, self.layout.sharding("batch"))
@@ -224,10 +218,10 @@ class Flight:
         return jax.device_put(self.scheduler.seen(shape), sharding)
 
     def release(self) -> None:
-        """Frees the cache: the update that follows needs the memory."""
-        _delete(self.cache)
+        """Frees the pool: the update that follows needs the memory."""
+        _delete(self.pool)
 
 
-def _delete(cache: KVCache) -> None:
-    for leaf in jax.tree.leaves(cache):
+def _delete(pool: Pool) -> None:
+    for leaf in jax.tree.leaves(pool):
         leaf.delete()

@@ -114,7 +114,7 @@ class Layout:
         match name:
             case None:
                 return ()
-            case "batch":
+            case "batch" | "pages":
                 return self.dp_axes
             case "vocab" | "mlp":
                 return self.tp_axes

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pat_jax.models.layers import rms_norm
+from pat_jax.models.layers import angles, rms_norm, rope_frequencies
 from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
 
@@ -22,9 +22,10 @@ def where_nans_start(
     def run(params: Params, tokens: Array) -> Array:
         model, positions = policy.bind(params), jnp.arange(tokens.shape[1])[None, :]
         x = jnp.take(model.embedding[...], tokens, axis=0).astype(dtype)
+        rotation = angles(positions, rope_frequencies(policy.config))
         outputs = [x]
         for layer in model.layers:
-            x, _ = layer(x, positions, None, Whole())
+            x, _ = layer(x, positions, rotation, None, Whole())
             outputs.append(x)
         outputs.append(rms_norm(x, model.final_norm[...], policy.config.norm_eps))
         outputs.append(model.logits(outputs[-1]))

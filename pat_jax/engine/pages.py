@@ -1,13 +1,13 @@
 """Pages of the KV cache on their way between two layouts: pack, exchange, unpack.
 
-A page is a run of columns of one row, in all layers. A round of a migration packs as many pages of
-each group as a staging buffer holds, exchanges the buffers, and unpacks them into the target's
-cache. Buffers have a few fixed sizes, so that three kinds of small programs carry any rows, of any
-buckets, between any two layouts, and nothing but live pages is sent.
+A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
+buffers, and unpacks them into the target's pool. Buffers have a few fixed sizes, so that three kinds
+of small programs carry any pages between any two layouts, and nothing but live pages is sent.
 
 The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,11 +17,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pat_jax.engine.layout import Axes, Layout
-from pat_jax.models.kv_cache import KV_AXES, KVCache
+from pat_jax.engine.state import Pool
+from pat_jax.models.kv_cache import KV_AXES
 
-# Page, KV head, keys and values of every layer, column of the page, head dimension.
+# Page, KV head, keys and values of every layer, token of the page, head dimension.
 PAGE_AXES = (*KV_AXES, None)
-Buffer = Float[Array, "pages kv_heads arrays columns head_dim"]
+Buffer = Float[Array, "pages kv_heads arrays page_size head_dim"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class Exchange:
         return groups.transpose(2, 1, 0).reshape(self.wide.split.dp, copies * heads)
 
     @property
+    def staged(self) -> int:
+        """Parts of a page that a device holds while it moves, a part being a wide device's heads."""
+        # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
+        return self.num_heads + 2 * self.members.shape[1]
+
+    @property
     def copies_sent(self) -> int:
         """How often each part of a page, a wide device's KV heads of it, goes to another device.
 
@@ -64,6 +71,11 @@ class Exchange:
         """
         sent = self.members.shape[1] if self.is_up else self.num_heads
         return (sent - 1) * self.narrow.split.tp
+
+    def part_bytes(self, pool: Pool) -> int:
+        """Of what one wide device holds of a page."""
+        ways = self.wide.size(self.wide.kv_axes)
+        return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """A round in which every narrow group takes part.
@@ -139,61 +151,46 @@ class Exchange:
         )
 
 
-def pack(layout: Layout, columns: int) -> Callable[[KVCache, Array, Array], Buffer]:
-    """Copies pages of `columns` tokens out of each group's cache: page `pages[i]` of row `rows[i]`."""
+def pack(layout: Layout) -> Callable[[Pool, Array], Buffer]:
+    """Copies the pages `pages[i]` of each group out of its pool."""
 
-    def run(cache: KVCache, rows: Int[Array, " pages"], pages: Int[Array, " pages"]) -> Buffer:
-        def read(row: Int[Array, ""], page: Int[Array, ""]) -> Float[Array, "kv_heads ..."]:
-            arrays = [
-                jax.lax.dynamic_slice(
-                    x, (row, 0, page * columns, 0), (1, x.shape[1], columns, x.shape[3])
-                )
-                for x in jax.tree.leaves(cache)
-            ]
-            return jnp.stack(arrays, axis=2)[0]
+    def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
+        arrays = [jnp.take(x, pages, axis=0, mode="clip") for x in jax.tree.leaves(pool)]
+        return jnp.stack(arrays, axis=2)
 
-        return jax.lax.map(lambda at: read(*at), (rows, pages))
-
-    batch = layout.spec("batch")
     return jax.shard_map(
         run,
         mesh=layout.mesh,
-        in_specs=(layout.spec(*KV_AXES), batch, batch),
+        in_specs=(layout.spec(*KV_AXES), layout.spec("batch")),
         out_specs=layout.spec(*PAGE_AXES),
         check_vma=False,
     )
 
 
-def unpack(layout: Layout, columns: int) -> Callable[[KVCache, Buffer, Array, Array], KVCache]:
-    """Writes pages into each group's cache; a row one past the end drops its page.
+def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
+    """Writes a buffer to the pages `pages[i]` of each group; the pool is to be donated."""
 
-    The cache is to be donated.
-    """
+    def run(pool: Pool, buffer: Buffer, pages: Int[Array, " pages"]) -> Pool:
+        leaves, tree = jax.tree.flatten(pool)
 
-    def run(
-        cache: KVCache, buffer: Buffer, rows: Int[Array, " pages"], pages: Int[Array, " pages"]
-    ) -> KVCache:
-        leaves, tree = jax.tree.flatten(cache)
-
-        # One page after the other: a scatter would copy the whole cache on some backends.
+        # One page after the other: a scatter would copy the whole pool on some backends.
         def write(slot: Int[Array, ""], leaves: list[Array]) -> list[Array]:
-            at = (rows[slot], 0, pages[slot] * columns, 0)
-            is_here = rows[slot] < leaves[0].shape[0]
-            written = []
-            for i, x in enumerate(leaves):
-                new = jax.lax.dynamic_index_in_dim(buffer[:, :, i], slot)
-                old = jax.lax.dynamic_slice(x, at, new.shape)
-                kept = jnp.where(is_here, new, old)  # past the end, where `at` is moved back
-                written.append(jax.lax.dynamic_update_slice(x, kept, at))
-            return written
+            return [
+                jax.lax.dynamic_update_slice(
+                    x,
+                    jax.lax.dynamic_index_in_dim(buffer[:, :, i], slot),
+                    (pages[slot], 0, 0, 0),
+                )
+                for i, x in enumerate(leaves)
+            ]
 
-        return jax.tree.unflatten(tree, jax.lax.fori_loop(0, len(rows), write, leaves))
+        return jax.tree.unflatten(tree, jax.lax.fori_loop(0, len(pages), write, leaves))
 
-    cache, batch = layout.spec(*KV_AXES), layout.spec("batch")
+    pool = layout.spec(*KV_AXES)
     return jax.shard_map(
         run,
         mesh=layout.mesh,
-        in_specs=(cache, layout.spec(*PAGE_AXES), batch, batch),
-        out_specs=cache,
+        in_specs=(pool, layout.spec(*PAGE_AXES), layout.spec("batch")),
+        out_specs=pool,
         check_vma=False,
     )

@@ -17,12 +17,10 @@ class Key(NamedTuple):
 
     name: str
     split: Split
-    rows: int = 0
+    rows: int = 0  # of a group, or pages where it moves some
     length: int = 0
     target: Split | None = None  # of a switch
-    to_rows: int = 0  # of a resize
-    to_length: int = 0
-    part: int = 0  # of a re-slice in chunks
+    part: int = 0  # of a re-slice in chunks, or which groups exchange
 
     @property
     def splits(self) -> set[Split]:

@@ -4,6 +4,7 @@ Knows devices, programs and the loop. Knows nothing about text, rewards or how a
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,7 +19,7 @@ from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine import switch
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue
+from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, pages_per_group
 from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
@@ -43,6 +44,7 @@ class RolloutReport:
     busy_rows: int = 0  # rows x steps that sampled a token
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
+    preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     seconds: dict[str, float] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)
     total_s: float = 0.0
@@ -98,12 +100,14 @@ class RolloutEngine:
         dtype: jnp.dtype = jnp.float32,
         layouts: dict[Split, Layout] | None = None,
         reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
+        kv_bytes: float = math.inf,
     ):
         """
         Args:
-          capacity: the most sequences of one rollout.
+          capacity: the most sequences that run at once; others wait.
           layouts: the layouts to prepare; every one that divides the model where not given.
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
+          kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.dtype = dtype
@@ -132,8 +136,15 @@ class RolloutEngine:
             functions,
             layouts,
             buckets,
-            config.prefill_rows,
-            config.prefill_chunk,
+            config.page_size,
+            pages_per_group(
+                layouts,
+                buckets,
+                config.page_size,
+                unsplit=config.kv_pages,
+                most=kv_bytes // page_bytes(policy.config, config.page_size, dtype),
+            ),
+            config.prefill_blocks,
             reslice_chunk_bytes,
             # XLA:CPU compiles an all-gather to slow loops (seen: six times the processor time of
             # copies on the host). Devices with memories and links of their own run the program.
@@ -205,27 +216,21 @@ class RolloutEngine:
     ) -> Iterator[tuple[int, Completion]]:
         """Yields each request's index and completion after the burst in which it ended.
 
+        Those that find no row or pages wait for them.
+
         Args:
           report: filled in on the way; whole when the last completion has been taken.
           has_enough: told after each burst what every live request has said, int32[tokens]; where
             it says True the request ends there.
-
-        Raises:
-          ValueError: more requests than the engine's capacity.
         """
-        if len(requests) > self.capacity:
-            raise ValueError(
-                f"{len(requests)} requests exceed the engine's capacity of {self.capacity}."
-            )
         clock = Stopwatch()
-        with clock("prefill"):
-            params, layout = self._weights
-            flight = Flight(self.catalogue, self.programs, layout, requests)
-            report.prefill_tokens += flight.prefill(params)
+        with clock("schedule"):
+            flight = Flight(self.catalogue, self.programs, self._weights[1], requests)
 
         try:
             while flight.scheduler.has_work:
-                live = flight.scheduler.live
+                with clock("prefill"):
+                    report.prefill_tokens += flight.admit(self._weights[0])
                 with clock("plan"):
                     plan = planner.plan(flight.scheduler.load(), flight.split)
                 if not report.bursts:
@@ -237,6 +242,7 @@ class RolloutEngine:
                     planner.observe_switch(source, plan, report.switches[-1].seconds)
                 with clock("schedule"):
                     flight.fit()
+                live = flight.scheduler.live
                 self._burst(flight, plan, report, clock)
                 planner.observe(*report.bursts[-1])
                 if has_enough is not None:
@@ -245,6 +251,7 @@ class RolloutEngine:
                     yield int(i), flight.scheduler.completion(i, self.eos_ids)
         finally:  # also where nobody takes the rest
             flight.release()
+        report.preempted = flight.num_preempted
         report.total_s, report.seconds = clock.elapsed, clock.seconds
         for done in report.switches:
             log.info("%s", describe_switch(done, report.total_s))
@@ -280,9 +287,7 @@ class RolloutEngine:
         live = len(flight.scheduler.live)
         carried = flight.carry(target, plan.recompute_below)
         weight_bytes, chunk_bytes = self.reslice(target)
-        if len(carried.recomputed):
-            report.prefill_tokens += flight.prefill(self._weights[0], carried.recomputed)
-        flight.settle()
+        report.prefill_tokens += flight.compute(self._weights[0], carried.due)
         seconds = time.perf_counter() - start
         log.info("switch: %s; took %.3f s", plan.reason, seconds)
         return Switch(
@@ -290,7 +295,7 @@ class RolloutEngine:
             live=live,
             source=str(source),
             target=str(target),
-            kv=way(len(carried.recomputed), live),
+            kv=way(carried.num_recomputed, live),
             bytes_moved=weight_bytes + carried.traffic.num_bytes,
             least_bytes=weight_bytes + carried.traffic.least_bytes,
             extra_bytes=carried.extra_bytes + chunk_bytes,

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SIZES = (16, 1)  # pages of a staging buffer, largest first
+from pat_jax.engine.paging import NULL_PAGE
+
+SIZES = (32, 1)  # pages of a staging buffer, largest first
 ALL = -1
 MOST_EMPTY = 0.04  # of the pages that have to move
 
@@ -43,38 +45,30 @@ def rounds(pages: np.ndarray, sizes: tuple[int, ...] = SIZES) -> list[Round]:
 
 @dataclass(frozen=True)
 class Moves:
-    """The sequences that migrate, one entry each; rows count within their group."""
+    """The pages that migrate, one entry each; numbers of pages count within their group."""
 
-    narrow_group: np.ndarray  # int[sequences]
-    narrow_row: np.ndarray  # int[sequences]
-    wide_row: np.ndarray  # int[sequences]
-    num_pages: np.ndarray  # int[sequences], live pages
+    narrow_group: np.ndarray  # int[pages]
+    narrow_page: np.ndarray  # int[pages]
+    wide_page: np.ndarray  # int[pages]
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """What one round carries: int[narrow groups, size] each; an empty slot has the page -1."""
+    """What one round carries: int[narrow groups, size] each; an empty slot has NULL_PAGE."""
 
     round: Round
-    narrow_row: np.ndarray
-    wide_row: np.ndarray
-    page: np.ndarray
+    narrow_page: np.ndarray
+    wide_page: np.ndarray
 
 
 def shipments(moves: Moves, num_groups: int) -> Iterator[Shipment]:
-    """Every live page in one round."""
-    sequence = np.repeat(np.arange(len(moves.num_pages)), moves.num_pages)
-    first = np.cumsum(moves.num_pages) - moves.num_pages
-    page = np.arange(len(sequence)) - first[sequence]
-    group = moves.narrow_group[sequence]
-    queue = [np.flatnonzero(group == g) for g in range(num_groups)]
+    """Every page in one round."""
+    queue = [np.flatnonzero(moves.narrow_group == g) for g in range(num_groups)]
     for step in rounds(np.array([len(waiting) for waiting in queue])):
         shape = (num_groups, step.size)
-        shipped = Shipment(step, np.zeros(shape, int), np.zeros(shape, int), np.full(shape, -1))
+        shipped = Shipment(step, np.full(shape, NULL_PAGE), np.full(shape, NULL_PAGE))
         for g in range(num_groups) if step.group == ALL else (step.group,):
             now, queue[g] = np.split(queue[g], [step.size])
-            at = slice(len(now))
-            shipped.narrow_row[g, at] = moves.narrow_row[sequence[now]]
-            shipped.wide_row[g, at] = moves.wide_row[sequence[now]]
-            shipped.page[g, at] = page[now]
+            shipped.narrow_page[g, : len(now)] = moves.narrow_page[now]
+            shipped.wide_page[g, : len(now)] = moves.wide_page[now]
         yield shipped

@@ -1,4 +1,4 @@
-"""Accounts for sequences: which row each sits in, what it has said, when it is done.
+"""What each sequence was asked and what it has said, from requests to completions.
 
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.engine.accounts import Accounts
 from pat_jax.engine.state import BurstOutput, RowState
 from pat_jax.engine.types import PLAIN, Sampling, token_set
-from pat_jax.planning.types import Load, Siblings
-
-NO_ROW = -1
 
 
 @dataclass(frozen=True)
@@ -37,152 +35,6 @@ class Completion:
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     error: str = ""  # one sentence where the request could not be generated to its end
-
-
-class Accounts:
-    """How far each sequence has come and which row it sits in; not what it says.
-
-    Rows of group g are g·R … (g + 1)·R - 1. The simulator keeps the same accounts as the engine.
-    """
-
-    def __init__(
-        self,
-        prompt_length: np.ndarray,  # int[sequences], tokens
-        max_new_tokens: np.ndarray,  # int[sequences]
-        *,
-        prompt_id: np.ndarray | None = None,  # int[sequences], where every prompt is known
-        num_groups: int,
-        rows_per_group: int,
-    ):
-        self.num_groups, self.rows_per_group = num_groups, rows_per_group
-        self.prompt_length = np.asarray(prompt_length, np.int32)
-        self.end = self.prompt_length + np.asarray(max_new_tokens, np.int32)
-        self.length = self.prompt_length.copy()
-        self.is_done = np.zeros(len(self.length), bool)
-        self.has_prompt_ids = prompt_id is not None
-        ids = np.zeros(0, np.int64) if prompt_id is None else prompt_id
-        self.prompt_id, self.sibling = np.unique(ids, return_inverse=True)
-        self.num_steps = 0  # decode steps so far
-        self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
-        # The samples of a prompt are neighbours: deal prompts out evenly by turns.
-        self.row = self._deal(np.arange(len(self.length)), num_groups, rows_per_group)
-
-    @staticmethod
-    def _deal(order: np.ndarray, num_groups: int, rows_per_group: int) -> np.ndarray:
-        """The row of each sequence when `order` is dealt out to the groups in equal runs."""
-        per_group = -(-len(order) // num_groups)
-        if per_group > rows_per_group:
-            raise ValueError(
-                f"{len(order)} sequences do not fit {num_groups} groups of {rows_per_group} rows."
-            )
-        turn = np.arange(len(order))
-        row = np.empty(len(order), np.int64)
-        row[order] = (turn // per_group) * rows_per_group + turn % per_group
-        return row
-
-    @property
-    def live(self) -> np.ndarray:
-        """Indices of the unfinished sequences."""
-        return np.flatnonzero(~self.is_done)
-
-    @property
-    def has_work(self) -> bool:
-        return not self.is_done.all()
-
-    @property
-    def fullest(self) -> int:
-        """Live sequences of the fullest group."""
-        return int(np.bincount(self._group(self.live), minlength=1).max())
-
-    @property
-    def max_context(self) -> int:
-        """Tokens in the cache of the longest live sequence."""
-        return int(self.length[self.live].max()) - 1
-
-    def load(self) -> Load:
-        live = self.live
-        return Load(
-            group=self._group(live),
-            generated=self.length[live] - self.prompt_length[live],
-            context=self.length[live] - 1,
-            budget=self.end[live] - self.length[live],
-            siblings=self._siblings(live) if self.has_prompt_ids else None,
-        )
-
-    def _siblings(self, live: np.ndarray) -> Siblings:
-        done = np.flatnonzero(self.is_done)
-        return Siblings(
-            prompt=self.prompt_id,
-            of_live=self.sibling[live],
-            of_done=self.sibling[done],
-            done=self.length[done] - self.prompt_length[done],
-            is_cut=self.length[done] == self.end[done],
-        )
-
-    def _group(self, sequences: np.ndarray) -> np.ndarray:
-        return self.row[sequences] // self.rows_per_group
-
-    def advance(self, emitted: np.ndarray, still_live: np.ndarray, steps: int) -> None:
-        """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows."""
-        live = self.live
-        self.length[live] += emitted
-        self.is_done[live] = ~still_live
-        self.done_after[live] = self.num_steps + emitted
-        self.num_steps += steps
-        self.row[self.is_done] = NO_ROW
-
-    def end_now(self, sequences: np.ndarray) -> None:
-        """Live sequences that are to say nothing more."""
-        self.is_done[sequences] = True
-        self.done_after[sequences] = self.num_steps
-        self.row[sequences] = NO_ROW
-
-    def compact(self, new_rows: int) -> np.ndarray:
-        """Moves the live sequences of each group to its first rows, of a new row bucket.
-
-        Returns int32[groups · new_rows]: the old row within its group that each new row takes.
-        """
-        picks = np.zeros((self.num_groups, new_rows), np.int32)
-        filled = np.zeros(self.num_groups, np.int64)
-        live = self.live
-        for i in live[np.argsort(self.row[live], kind="stable")]:
-            group, old = divmod(int(self.row[i]), self.rows_per_group)
-            picks[group, filled[group]] = old
-            self.row[i] = group * new_rows + filled[group]
-            filled[group] += 1
-        self.rows_per_group = new_rows
-        return picks.reshape(-1)
-
-    def regroup(self, num_groups: int, is_recomputed: np.ndarray) -> np.ndarray:
-        """The group that each live sequence gets in a switch to `num_groups`, int[live].
-
-        A sequence that migrates stays with devices that hold a part of it. Groups merge with those
-        congruent modulo the number of groups afterwards, and split into those congruent modulo the
-        number before. One that is recomputed, bool[live], goes wherever most room is. Longest first,
-        so that those likely to run longest go to different groups.
-        """
-        live, before = self.live, self.num_groups
-        old = self._group(live)
-        new, filled = np.empty(len(live), np.int64), np.zeros(num_groups, np.int64)
-        everywhere = np.arange(num_groups)
-        for i in np.lexsort((-self.length[live], is_recomputed)):
-            choice = everywhere if is_recomputed[i] else everywhere[old[i] % num_groups :: before]
-            new[i] = choice[filled[choice].argmin()]
-            filled[new[i]] += 1
-        return new
-
-    def seat(self, group: np.ndarray, *, num_groups: int, rows_per_group: int) -> None:
-        """Gives every live sequence a row of its `group`, int[live]; longest first."""
-        live = self.live
-        order = np.lexsort((-self.length[live], group))
-        start = np.searchsorted(group[order], np.arange(num_groups))
-        turn = np.arange(len(live)) - start[group[order]]
-        if len(live) and turn.max() >= rows_per_group:
-            raise ValueError(
-                f"{turn.max() + 1} sequences do not fit a group of {rows_per_group} rows."
-            )
-        self.row[live[order]] = group[order] * rows_per_group + turn
-        self.num_groups, self.rows_per_group = num_groups, rows_per_group
 
 
 class Scheduler(Accounts):

@@ -4,7 +4,7 @@ Arrays have one entry a row. The rows of data-parallel group g are g·R … (g +
 the row bucket: the number of rows that the compiled programs work on in each group.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.types import RowSampling, num_words
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kv_cache import KV_AXES, KVCache, kv_cache_shape
+from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.pytree import pytree_dataclass
 
 
@@ -48,11 +48,21 @@ class RowState:
         )
 
 
+class LayerPages(NamedTuple):
+    """The pages of one layer, those of all data-parallel groups one after the other."""
+
+    keys: Float[Array, "pages kv_heads page_size head_dim"]
+    values: Float[Array, "pages kv_heads page_size head_dim"]
+
+
+Pool = tuple[LayerPages, ...]
+
+
 @pytree_dataclass
 class DecodeState:
     rows: RowState
     seen: UInt32[Array, "rows 2 words"]  # see sampling.Seen
-    cache: KVCache
+    pool: Pool
 
 
 @pytree_dataclass
@@ -89,12 +99,12 @@ def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:
     return rows, 2, num_words(config.padded_vocab_size)
 
 
-def abstract_cache(
-    config: ModelConfig, layout: Layout, rows_per_group: int, length: int, dtype: jnp.dtype
-) -> KVCache:
-    sharding = layout.sharding(*KV_AXES)
-    cache = kv_cache_shape(config, rows_per_group * layout.split.dp, length, dtype)
-    return jax.tree.map(lambda x: _as_shape(x, sharding), cache)
+def abstract_pool(
+    config: ModelConfig, layout: Layout, pages_per_group: int, page_size: int, dtype: jnp.dtype
+) -> Pool:
+    shape = pages_per_group * layout.split.dp, config.num_kv_heads, page_size, config.head_dim
+    array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*KV_AXES))
+    return (LayerPages(array, array),) * config.num_layers
 
 
 def _as_shape(

@@ -31,8 +31,9 @@ def carry_seconds(
         seconds += believed[0] * pages_s
     if not migrates.all():
         rest = load.context[~migrates]
-        rows = -(-len(rest) // target.dp)
-        seconds += believed[1] * latency.recompute(target, rows, int(rest.max()))
+        longest = max(1, int(rest.max()))
+        rows = float(rest.sum()) / (longest * target.dp)  # of the longest, as many tokens
+        seconds += believed[1] * latency.recompute(target, rows, longest)
     return seconds
 
 
@@ -45,8 +46,8 @@ def cheapest_carry(
 ) -> int:
     """The cheapest `Plan.recompute_below`.
 
-    A prefill lasts as long as its longest sequence, an exchange as long as all its pages together:
-    of two sequences the shorter one is the one to recompute.
+    Both cost by the page, and a page of a prefill the more the longer the context before it: of two
+    sequences the shorter one is the one to recompute.
     """
     inner = np.quantile(load.context, np.linspace(0, 1, MOST_CUTS), method="higher")
     cuts = [MIGRATE_ALL, *np.unique(inner)[1:].tolist(), RECOMPUTE_ALL]

@@ -30,8 +30,8 @@ class CostTables:
     round_tokens: int  # of a group, that one round moves
     prefill: np.ndarray  # [split, lengths], one call
     prefill_physics: np.ndarray  # [split, part]
-    prefill_rows: int
-    prefill_chunks: np.ndarray  # int[lengths], tokens a row of one call
+    prefill_blocks: int  # pages of a group that one call computes
+    page_size: int  # tokens
 
     @classmethod
     def of(cls, latency: LatencyModel, splits: Sequence[Split]) -> "CostTables":
@@ -60,8 +60,8 @@ class CostTables:
             latency.round_tokens,
             np.array([[_known(latency.prefill_call, s, n) for n in lengths] for s in splits]),
             _physics(latency.prefill, splits),
-            latency.prefill_rows,
-            np.array([latency.chunk(int(n)) for n in lengths]),
+            latency.prefill_blocks,
+            latency.page_size,
         )
 
     def steps(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
@@ -81,12 +81,17 @@ class CostTables:
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
         """Seconds, [to, moment], to prefill `fullest` rows, [to, moment], of `context` tokens."""
-        length = self._bucket(self.lengths, context)
-        chunk, bucket = self.prefill_chunks[length], self.lengths[length]
-        calls = np.ceil(np.ceil(fullest) / self.prefill_rows) * np.ceil(context / chunk)
-        at_bucket = _seconds(self.prefill_physics, chunk, bucket)
-        growth = _seconds(self.prefill_physics, chunk, np.maximum(context, bucket)) / at_bucket
-        return calls * self.prefill[:, length] * growth
+        rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
+        calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
+        seconds, done = np.zeros_like(calls), np.zeros_like(calls)
+        for k, bucket in enumerate(self.lengths):  # lower positions come first
+            upto = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
+            seconds += (upto - done) * self.prefill[:, k, None]
+            done = upto
+        last, blocks = np.array(self.lengths[-1]), np.array(self.prefill_blocks)
+        growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
+        growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))
+        return seconds + (calls - done) * self.prefill[:, -1, None] * growth
 
     @staticmethod
     def _bucket(steps: np.ndarray, needed: np.ndarray) -> np.ndarray:

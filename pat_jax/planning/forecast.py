@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.refill import horizon, refill
 from pat_jax.planning.types import Load, Split
 
 MAX_CLASSES = 64  # kinds of sequences told apart; bounds the work at any number of sequences
@@ -22,7 +23,7 @@ class SequenceClasses:
     generated: np.ndarray  # int[classes], tokens sampled so far
     budget: np.ndarray  # int[classes], tokens that may still be sampled
     context: np.ndarray  # int[classes], tokens in the cache of the longest member
-    count: np.ndarray  # int[groups, classes], members by data-parallel group
+    count: np.ndarray  # [groups, classes], members by data-parallel group
     speaker: np.ndarray  # int[classes], the member that the class is forecast by
 
     @classmethod
@@ -74,21 +75,39 @@ class Forecast:
         num_moments: int,
     ) -> "Forecast":
         """`current` is the split that `load.group` counts in; None where nothing runs yet."""
-        edges = moment_edges(int(load.budget.max()), num_moments)
+        edges = moment_edges(horizon(load, lengths), num_moments)
         moments = edges[:-1]
         classes, survive = _survival(load, lengths, moments)
-        total = classes.count.sum(axis=0)
+        count, context_now = classes.count, classes.context
+        num_now, is_queued = len(survive), np.zeros(len(moments), bool)
+        if load.waiting:
+            queue = refill(load, lengths, count.sum(axis=0) @ survive, moments)
+            is_queued, groups = queue.is_queued, current.dp if current else 1
+            count = np.pad(count, ((0, groups - len(count)), (0, 0)))
+            count = np.hstack([count, np.tile(queue.count / groups, (groups, 1))])
+            context_now = np.concatenate([context_now, queue.context])
+            survive = np.vstack([survive, queue.survive])
+        total = count.sum(axis=0)
         none_live = np.exp(total @ np.log1p(-np.minimum(survive, 1 - 1e-15)))
         # The longest context that is still expected to be live, or the likeliest to be.
         running = (survive > 0.5 / load.live) | (survive == survive.max(axis=0))
-        context = np.where(running, classes.context[:, None], 0).max(axis=0) + moments
-        fullest = np.stack(
-            [_fullest(classes.count, survive, split.dp, current) for split in splits], axis=1
-        )
-        mean_context = total @ classes.context / load.live + moments
-        live = np.maximum(total @ survive, 1)
+        context = np.where(running, context_now[:, None], 0).max(axis=0) + moments
+        context = np.minimum(context, (load.context + load.budget).max())
+        fullest = []
+        for split in splits:
+            members = _in_groups(count, split.dp, current)
+            most = members[:, :num_now].sum(axis=1).max()  # none is ever fuller than now
+            expected = np.minimum(_fullest(members, survive, split.dp), np.ceil(most))
+            fullest.append(np.where(is_queued, most, expected))
+        weight = total[:, None] * survive if load.waiting else total[:, None]
+        mean_context = context_now @ weight / weight.sum(axis=0) + moments
         return cls(
-            np.diff(edges), 1 - none_live, live, context, mean_context, np.maximum(fullest, 1)
+            np.diff(edges),
+            1 - none_live,
+            np.maximum(total @ survive, 1),
+            context,
+            mean_context,
+            np.maximum(np.stack(fullest, axis=1), 1),
         )
 
 
@@ -111,17 +130,19 @@ def moment_edges(horizon: int, num_moments: int) -> np.ndarray:
     return np.unique(np.round(horizon * grid).astype(int))
 
 
-def _fullest(count: np.ndarray, survive: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
-    """Live sequences of the fullest of `dp` groups, float[outcomes, moments]."""
+def _in_groups(count: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
+    """Members of each class in `dp` groups, or in one that is like each of them."""
     if current is not None and current.dp >= dp:
-        count = _merged(count, current.dp, dp)  # groups that exist, or merge
-    else:
-        count = count.sum(axis=0, keepdims=True) / dp  # dealt out anew
+        return _merged(count, current.dp, dp)  # groups that exist, or merge
+    return count.sum(axis=0, keepdims=True) / dp  # dealt out anew
+
+
+def _fullest(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
+    """Live sequences of the fullest of `dp` groups, float[outcomes, moments]."""
     spread = np.sqrt(count @ (survive * (1 - survive)))
     expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
-    # The fullest of several groups varies less than each of them; none is ever fuller than now.
-    outcomes = expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
-    return np.minimum(outcomes, np.ceil(count.sum(axis=1).max()))
+    # The fullest of several groups varies less than each of them.
+    return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
 
 
 def _merged(count: np.ndarray, source_dp: int, target_dp: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from pat_jax.planning.types import Split
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
-SHAPE = ("prefill_rows", "prefill_chunk", "round_tokens")  # what one entry of a table does
+SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
 RECENT = 5  # what a correction rests on: bursts of a layout, and before them what was believed
 BELIEVED = 2  # bursts that what was believed counts for, at most
 ODD = 0.25  # log ratio; a burst further than this from the median counts as this far
@@ -56,8 +56,8 @@ class LatencyModel:
         tuple[Split, Split, str], float
     ]  # (from, to, ROUNDS): one round of pages
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
-    prefill_rows: int  # rows of one call
-    prefill_chunk: int  # tokens a row of one call
+    prefill_blocks: int  # pages of a group that one call computes
+    page_size: int  # tokens
     round_tokens: int  # of a group, that one round of a migration moves
     correction: Mapping[Split, float] = field(
         default_factory=dict
@@ -76,10 +76,10 @@ class LatencyModel:
 
     @cached_property
     def prefill(self) -> dict[Split, Surface]:
-        """The time of a prefill call of each layout, by tokens a row of the call and length."""
+        """The time of a prefill call of each layout, by blocks of the call and length."""
         points = defaultdict(dict)
         for (split, length), seconds in self.prefill_table.items():
-            points[split][self.chunk(length), length] = seconds
+            points[split][self.prefill_blocks, length] = seconds
         return {split: Surface(known) for split, known in points.items()}
 
     def decode_step(self, split: Split, rows: int, length: int) -> float:
@@ -115,25 +115,25 @@ class LatencyModel:
         seconds = migration(source.dp, target.dp, everybody, one, fullest, live)
         return context / self.round_tokens * seconds
 
-    def recompute(self, target: Split, rows: int, length: int) -> float:
-        """Prefill of `rows` rows a group, each of `length` tokens, in `target`."""
-        bucket = self._prefill_bucket(target, length)
-        calls = -(-rows // self.prefill_rows) * -(-length // self.chunk(bucket))
-        return calls * self.prefill_call(target, length)
+    def recompute(self, target: Split, rows: float, length: int) -> float:
+        """Prefill of `rows` rows a group, each of `length` tokens, in `target`.
+
+        Lower positions come first, so most calls see shorter contexts than `length`.
+        """
+        pages = -(-length // self.page_size)
+        calls, done, seconds = math.ceil(rows * pages / self.prefill_blocks), 0, 0.0
+        for bucket in self.prefill[target].lengths:
+            if bucket >= length:
+                break
+            upto = int(rows * bucket / self.page_size / self.prefill_blocks)
+            seconds += (upto - done) * self.prefill_call(target, bucket)
+            done = upto
+        return seconds + (calls - done) * self.prefill_call(target, length)
 
     def prefill_call(self, split: Split, length: int) -> float:
-        """One chunk of `prefill_rows` rows a group, into a cache that holds `length` tokens."""
-        bucket = self._prefill_bucket(split, length)
-        return self.prefill[split](self.chunk(bucket), max(bucket, length))
-
-    def _prefill_bucket(self, split: Split, length: int) -> int:
-        """The bucket that holds `length`; past the table, its largest."""
+        """One call of `prefill_blocks` blocks a group, in contexts of up to `length` tokens."""
         surface = self.prefill[split]
-        return min(surface.cover(0, length)[1], surface.lengths[-1])
-
-    def chunk(self, length: int) -> int:
-        """Tokens of each row in one prefill call into a cache of `length` tokens."""
-        return math.gcd(self.prefill_chunk, length)
+        return surface(self.prefill_blocks, surface.cover(0, length)[1])
 
     def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
         """What an engine costs whose buckets are these: as measured where they were, else predicted.
@@ -156,7 +156,7 @@ class LatencyModel:
                 for length in lengths
             },
             prefill_table={
-                (split, length): self.prefill[split](self.chunk(length), length)
+                (split, length): self.prefill[split](self.prefill_blocks, length)
                 for split in rows.keys() & self.prefill.keys()
                 for length in lengths
             },

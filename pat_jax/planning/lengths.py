@@ -22,6 +22,7 @@ VERSION = 2  # of the JSON
 STRANGERS = 0.02  # share of responses that have nothing to do with their prompt
 SHIFT_DOUBT = 0.1  # standard deviation of a rollout's shift that no trend tells, in scores
 EXACT_ROWS = 256  # more sequences than that share curves with others much like them
+MEAN_POINTS = 257  # lengths at which a curve is looked at for its mean
 STEPS_PER_SCORE = 8  # to which scores are rounded then
 
 
@@ -126,6 +127,15 @@ class LengthModel:
         rows, row_of = _alike(generated, mean, spread, score)
         return self._curves(*rows, moments, are_strangers=siblings is None), row_of
 
+    def expected(self, prompt: np.ndarray) -> np.ndarray:
+        """Tokens of the next response to each prompt, float64[prompts], by their ids, int[prompts]."""
+        ids, prompt_of = np.unique(prompt, return_inverse=True)
+        none = np.zeros(0, int)
+        siblings = Siblings(ids, np.arange(len(ids)), none, none, np.zeros(0, bool))
+        moments = mean_moments(self.cap)
+        curves, curve_of = self.curves(np.zeros(len(ids), int), moments, siblings)
+        return mean_tokens(curves, moments)[curve_of][prompt_of]
+
     def _outlook(self, generated: np.ndarray, siblings: Siblings) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of each running sequence's score, float64[live] each."""
         lengths = np.concatenate([generated, siblings.done])
@@ -222,6 +232,16 @@ class LengthModel:
             PromptEffects(**effects),
             data["keep"],
         )
+
+
+def mean_moments(most: int) -> np.ndarray:
+    """Where `mean_tokens` wants to see curves of responses of at most that many tokens."""
+    return np.unique(((most - 1) * np.linspace(0, 1, MEAN_POINTS) ** 2).astype(int))
+
+
+def mean_tokens(alive: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """The sum of P(longer than t) over all t, float[curves], by the trapezoidal rule."""
+    return np.trapezoid(alive, moments, axis=1) + (alive[:, 0] + alive[:, -1]) / 2
 
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # tokens so far, mean and spread of the score

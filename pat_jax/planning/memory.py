@@ -3,7 +3,6 @@
 Knows bytes, buckets and the engine's order of moves. Does not know arrays or where a limit is from.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,112 +19,85 @@ GIB = 2**30
 class Fits:
     """Where there is room, at each moment of a forecast."""
 
-    run: np.ndarray  # bool[split, moments]: decoding on to the next moment
-    reslice: np.ndarray  # bool[from, to, moments]: the weights and the new KV cache
-    migrate: np.ndarray  # bool[from, to, moments]: the old KV cache and the new one at once
-    recompute: np.ndarray  # bool[to, moments]: the new KV cache and the one that prefills it
+    run: np.ndarray  # bool[split, moments]: pages to decode on to the next moment
+    reslice: np.ndarray  # bool[from, to, moments]: the weights and the new pool; pages in it
+    migrate: np.ndarray  # bool[from, to, moments]: the old pool and the new one at once
+    recompute: np.ndarray  # bool[to, moments]: pages
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Bytes of one device by split.
+    """Bytes of one device by split, and the pages that they buy.
 
-    A KV cache is never resized in place: it and the next smaller bucket, which it grew from or will
-    be compacted to, are held at once. A device has one data-parallel group's rows.
+    The KV cache is a pool of pages that is as large at the first token as at the last. A device has
+    one data-parallel group's.
     """
 
     limit: float  # bytes that a device has; infinite where nobody says
     resident: int  # bytes of what training keeps there during a rollout
     weights: Mapping[Split, int]
-    token: Mapping[Split, int]  # of one token of one row in the KV cache
-    rows: Mapping[Split, tuple[int, ...]]  # row buckets of one data-parallel group
-    lengths: tuple[int, ...]  # length buckets, tokens
-    prefill_rows: int  # rows of a group that are prefilled at once
+    page: Mapping[Split, int]  # of one page
+    pages: Mapping[Split, int]  # of one group's pool, NULL_PAGE among them
+    page_size: int  # tokens
     chunk: int  # bytes, over all devices, of the weights that are re-sliced at once
-    ahead: int  # tokens that must fit on top of a context, else the cache grows
-
-    @property
-    def is_limited(self) -> bool:
-        return self.limit < math.inf
+    staging: int  # of pages on their way from one pool to the other, at most
+    ahead: int  # tokens that a context needs room for beside its own
 
     @property
     def usable(self) -> float:
         return USABLE * self.limit
 
-    def running(self, split: Split, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Bytes to decode with `fullest` rows in the fullest group and caches of `tokens`."""
-        rows, fewer = self._buckets(self.rows[split], fullest)
-        length, shorter = self._buckets(self.lengths, tokens)
-        cache = rows * length + np.maximum(fewer * length, rows * shorter)
-        return self.resident + self.weights[split] + self.token[split] * cache
+    def pool(self, split: Split) -> int:
+        return self.page[split] * self.pages[split]
 
-    def prefilling(self, split: Split, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Bytes to prefill as many rows."""
-        rows, length = self._buckets(self.rows[split], fullest)[0], self._length(tokens)
-        cache = (rows + self.prefill_rows) * length
-        return self.resident + self.weights[split] + self.token[split] * cache
-
-    def holds(self, split: Split, rows: int, length: int) -> bool:
-        """Whether there is room for one bucket."""
-        return bool(self.running(split, np.array(rows), np.array(length)) <= self.usable)
+    def held(self, split: Split) -> int:
+        """Bytes while it decodes, whatever is live."""
+        return self.resident + self.weights[split] + self.pool(split)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
-        """Bytes to begin a rollout of that many sequences with prompts of `prompt` tokens."""
+        """Bytes for that many sequences with prompts of `prompt` tokens, and nothing more."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
-        begin = self.prefilling(split, rows, tokens), self.running(split, rows, tokens)
-        return int(np.maximum(*begin))
+        pages = int(self.needed(rows, tokens)) + 1
+        return self.resident + self.weights[split] + self.page[split] * pages
 
-    def ending(self, split: Split, sequences: int) -> int:
-        """Bytes if every sequence grew as long as it may."""
-        rows = np.array(-(-sequences // split.dp))
-        return int(self.running(split, rows, np.array(self.lengths[-1])))
+    def needed(self, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Pages of the fullest group for `fullest` sequences of `tokens`."""
+        return np.ceil(fullest) * np.ceil(tokens / self.page_size)
+
+    def holds(self, split: Split, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Whether the pool has as many pages, nobody preempted."""
+        return self.needed(fullest, tokens) < self.pages[split]
 
     def fits(self, splits: tuple[Split, ...], forecast: Forecast, last: int) -> Fits:
         """Where there is room for what a forecast expects.
 
-        Where there is none in any layout, the one that needs least may run: somewhere it must.
+        Where there is none in any layout, the one that lacks least may run: somewhere it must.
 
         Args:
           last: tokens in the longest cache when its sequence has used up its budget.
         """
         fullest, now = forecast.fullest[0], np.minimum(forecast.context + self.ahead, last)
         ahead = forecast.context + np.maximum(forecast.steps, self.ahead)
-        pairs = list(zip(splits, fullest, strict=True))
-        need = np.stack([self.running(s, rows, np.minimum(ahead, last)) for s, rows in pairs])
-        run = need <= self.usable
-        run[need.argmin(axis=0), np.arange(need.shape[1])] |= ~run.any(axis=0)
-        prefill = np.stack([self.prefilling(s, rows, now) for s, rows in pairs])
-        reslice, migrate = self._switches(splits, fullest, now)
-        return Fits(run, reslice <= self.usable, migrate <= self.usable, prefill <= self.usable)
+        pages = np.array([self.pages[split] for split in splits])[:, None]
+        free = pages - 1 - self.needed(fullest, np.minimum(ahead, last))
+        has_room = np.array([self.held(split) <= self.usable for split in splits])[:, None]
+        run = has_room & (free >= 0)
+        run[free.argmax(axis=0), np.arange(free.shape[1])] |= ~run.any(axis=0)
+        arrives = has_room & (self.needed(fullest, now) < pages)
+        reslice, migrate = (peak <= self.usable for peak in self._switches(splits))
+        return Fits(run, reslice[:, :, None] & arrives, migrate[:, :, None] & arrives, arrives)
 
-    def _switches(
-        self, splits: tuple[Split, ...], fullest: np.ndarray, tokens: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Peaks of a switch by recomputing and of one by migrating, bytes[from, to, moments].
+    def _switches(self, splits: tuple[Split, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Peaks of a switch by recomputing and of one by migrating, bytes[from, to].
 
         A re-slice frees each old leaf once its new one is there, so the larger of the two sets of
         weights and one chunk are the most it holds. It runs while pages are still on their way from
-        one cache to the other; a cache to be recomputed is given up before.
+        one pool to the other; a pool to be recomputed is given up before.
         """
-        length = self._length(tokens)
-        rows = np.stack(
-            [self._buckets(self.rows[s], n)[0] for s, n in zip(splits, fullest, strict=True)]
+        weights, pools = (
+            np.array([x(split) for split in splits]) for x in (self.weights.__getitem__, self.pool)
         )
-        dp, tp = (np.array([s[k] for s in splits]) for k in range(2))
-        token, weights = (np.array([x[s] for s in splits]) for x in (self.token, self.weights))
-        old = (rows * token[:, None] * length)[:, None]
-        arriving = np.ceil(rows[:, None] * (dp[:, None] / dp)[:, :, None])
-        new = arriving * token[:, None] * length
+        tp = np.array([split.tp for split in splits])
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights) + chunk
-        return held[:, :, None] + new, held[:, :, None] + old + new
-
-    def _length(self, tokens: np.ndarray) -> np.ndarray:
-        return self._buckets(self.lengths, tokens)[0]
-
-    @staticmethod
-    def _buckets(steps: tuple[int, ...], needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The bucket that holds `needed` (past the last one, the last) and the one below it, or 0."""
-        with_none = np.array((0, *steps))
-        at = np.minimum(np.searchsorted(with_none, np.maximum(np.ceil(needed), 1)), len(steps))
-        return with_none[at], with_none[at - 1]
+        return held + pools, held + pools[:, None] + pools + self.staging

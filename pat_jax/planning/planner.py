@@ -60,7 +60,7 @@ class CostModelPlanner(Planner):
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     _account: Account | None = field(default=None, init=False, repr=False)  # of this rollout
-    # Profile seconds of a step in each layout when the last burst began, and the tokens then.
+    # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
     _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
     _tables: CostTables | None = field(default=None, init=False, repr=False)
@@ -113,8 +113,6 @@ class CostModelPlanner(Planner):
     def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
         if self.is_frozen:
             return
-        if self.memory and not self.memory.holds(split, rows, length):
-            return  # it was taken not to fit, and so was never measured
         self.latency = self.latency.observed(split, rows, length, seconds)
 
     def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
@@ -136,7 +134,7 @@ class CostModelPlanner(Planner):
         return Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs)
 
     def _within_memory(self, costs: Costs, forecast: Forecast, load: Load) -> Costs:
-        if self.memory is None or not self.memory.is_limited:
+        if self.memory is None:
             return costs
         last = int((load.context + load.budget).max())
         return costs.where(self.memory.fits(self.splits, forecast, last))
@@ -150,14 +148,13 @@ class CostModelPlanner(Planner):
         """Books the burst since the last plan, and notes what the next one will cost in each layout."""
         if self._account is None:
             self._account = Account(costs.prefill, here)
-        generated = int(load.generated.max())
         if self._burst is None:
             self.switch_costs = self.switch_costs.aged()  # a rollout begins
         else:
             step_s, before = self._burst
-            steps = max(0, generated - before)
+            steps = max(0, load.step - before)
             self._account.burst(here, steps * step_s, sober(self.latency, self.splits))
-        self._burst = costs.profile_step_s, generated
+        self._burst = costs.profile_step_s, load.step
 
     def _may_switch(self, costs: Costs, here: int, there: int, remaining_s: float) -> bool:
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""

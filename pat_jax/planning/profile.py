@@ -17,7 +17,7 @@ from pat_jax.files import replace_text
 from pat_jax.planning.latency import ROUNDS, SHAPE, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 
-VERSION = 2
+VERSION = 3
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25
@@ -156,8 +156,8 @@ def _problems(profile: Profile) -> Iterable[str]:
                     "number of seconds"
                 )
                 return
-    yield from _drops("decode_table", latency.decode_table, latency)
-    yield from _drops("prefill_table", latency.prefill_table, latency)
+    yield from _drops("decode_table", latency.decode_table)
+    yield from _drops("prefill_table", latency.prefill_table)
 
 
 def _is_key(key: tuple, num_layouts: int, num_sizes: int, words: tuple[str, ...]) -> bool:
@@ -175,7 +175,7 @@ def _is_count(size: object) -> bool:
     return isinstance(size, int) and size >= 1
 
 
-def _drops(name: str, table: Mapping[tuple, float], latency: LatencyModel) -> Iterable[str]:
+def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
     """Where more work takes far less time, along the rows and along the lengths of a layout."""
     lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
     for key in table:
@@ -183,8 +183,8 @@ def _drops(name: str, table: Mapping[tuple, float], latency: LatencyModel) -> It
         if rows:
             lines[(split, "rows", length)].append((rows[0], key))
             lines[(split, "length", rows[0])].append((length, key))
-        else:  # calls of as many tokens
-            lines[(split, latency.chunk(length))].append((length, key))
+        else:
+            lines[(split,)].append((length, key))
     for line in lines.values():
         slowest = 0.0
         for _, key in sorted(line):

@@ -43,8 +43,8 @@ class ScriptedPath(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del current
-        due = [step for step in self.steps if load.live <= step.live]
-        to_come = [step.live for step in self.steps if load.live > step.live]
+        due = [step for step in self.steps if load.unfinished <= step.live]
+        to_come = [step.live for step in self.steps if load.unfinished > step.live]
         now = due[-1] if due else Step(self.first, 0)
         # Stop when the groups' fullest could mean that the total has been reached.
         threshold = max(to_come, default=0) // now.split.dp

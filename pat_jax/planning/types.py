@@ -46,17 +46,23 @@ class Siblings:
 
 @dataclass(frozen=True)
 class Load:
-    """The unfinished sequences, one entry each, and where they sit."""
+    """The live sequences, one entry each, and where they sit."""
 
     group: np.ndarray  # int[live], data-parallel group
     generated: np.ndarray  # int[live], tokens sampled so far
     context: np.ndarray  # int[live], tokens in the KV cache: prompt and response
     budget: np.ndarray  # int[live], tokens that may still be sampled
     siblings: Siblings | None = None  # where every sequence is of a known prompt
+    waiting: int = 0  # sequences without a row, that get one when a live one ends
+    step: int = 0  # decode steps of the rollout so far
 
     @property
     def live(self) -> int:
         return len(self.group)
+
+    @property
+    def unfinished(self) -> int:
+        return self.live + self.waiting
 
 
 @dataclass(frozen=True)

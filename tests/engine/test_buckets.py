@@ -1,6 +1,6 @@
 """The few shapes of a rollout: every load has a bucket, every switch ends in one."""
 
-from itertools import pairwise, permutations, product
+from itertools import permutations, product
 
 import pytest
 from fakes import SPLITS, subject
@@ -68,32 +68,18 @@ def test_every_bucket_has_a_bucket_to_switch_to(built):
             assert {n * ratio for n in buckets.rows[narrow]} <= set(buckets.rows[wide])
 
 
-@given(buckets, st.data())
-def test_paths_pass_neighbours_only(built, data):
-    _, _, buckets = built
-    split = data.draw(st.sampled_from(sorted(buckets.rows)))
-    source, target = (data.draw(st.sampled_from(buckets.rows[split])) for _ in "ab")
-    path = buckets.row_path(split, source, target)
-    assert (path[0], path[-1]) == (source, target)
-    assert set(pairwise(path)) <= set(buckets.row_steps(split))
-    lengths = buckets.length_path(buckets.lengths[0], buckets.lengths[-1])
-    assert tuple(lengths) == buckets.lengths
-
-
 @pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
 def test_everything_a_rollout_may_look_up_is_compiled(name):
     engine = subject(name).engine
     buckets, programs = engine.catalogue.buckets, engine.programs
     for split, length in product(engine.layouts, buckets.lengths):
-        assert Key("prefill", split, 0, length) in programs
+        assert Key("prefill", split, engine.catalogue.prefill_blocks, length) in programs
         for rows in buckets.rows[split]:
             assert Key("decode", split, rows, length) in programs
-            assert Key("insert", split, rows, length) in programs
-            for size, name in product(SIZES, ("pack", "unpack")):
-                assert Key(name, split, rows, length, to_rows=size) in programs
-        for rows, to_rows in buckets.row_steps(split):
-            key = Key("resize", split, rows, length, to_rows=to_rows, to_length=length)
-            assert key in programs
+    for split in engine.layouts:
+        assert Key("allocate", split) in programs and Key("copy_pages", split) in programs
+        for size, kind in product(SIZES, ("pack", "unpack")):
+            assert Key(kind, split, size) in programs
     for source, target in permutations(engine.layouts.values(), 2):
         for size, part in product(SIZES, range(1 + max(source.split.dp, target.split.dp))):
             assert Key("exchange", source.split, size, target=target.split, part=part) in programs

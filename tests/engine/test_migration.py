@@ -1,6 +1,6 @@
-"""Migrations of pages against a cache built in NumPy and put onto the target's shards."""
+"""Migrations of pages against a pool built in NumPy and put onto the target's shards."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import permutations
 
@@ -18,10 +18,12 @@ from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.migration import Migration
 from pat_jax.engine.pages import Exchange, pack, unpack
+from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rounds import ALL, MOST_EMPTY, SIZES, Moves, rounds, shipments
+from pat_jax.engine.state import LayerPages
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.kv_cache import KV_AXES, DenseLayer
+from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.planning.types import Split
 
 CONFIG = ModelConfig(
@@ -37,8 +39,7 @@ CONFIG = ModelConfig(
 )
 # Devices, KV heads, query heads: copies of KV heads from TP 1, 2, 4 or never; factors 2 · 3, too.
 CASES = [(8, 8, 8), (8, 6, 24), (8, 3, 24), (8, 1, 8), (8, 2, 8), (6, 3, 6), (6, 2, 12)]
-COLUMNS, PAGES = 2, 3  # tokens of a page, pages of a row
-LENGTH = COLUMNS * PAGES
+PAGE_SIZE = 2  # tokens
 
 
 @cache
@@ -47,13 +48,6 @@ def chain(num_devices: int, kv_heads: int, num_heads: int) -> dict[Split, Layout
     layouts, dropped = layout_chain(factored_mesh(jax.devices()[:num_devices]), config)
     assert not dropped and len(layouts) == (4 if num_devices == 8 else 3)
     return layouts
-
-
-@dataclass(frozen=True)
-class _Shapes:
-    """As much of a catalogue as a migration asks for."""
-
-    page_columns: int = COLUMNS
 
 
 class _Programs(dict):
@@ -66,9 +60,9 @@ class _Programs(dict):
     def __missing__(self, key: Key):
         layout = self.layouts[key.split]
         if key.name == "pack":
-            run = pack(layout, COLUMNS)
+            run = pack(layout)
         elif key.name == "unpack":
-            run = unpack(layout, COLUMNS)
+            run = unpack(layout)
         else:
             assert key.target is not None
             exchange = Exchange.between(layout, self.layouts[key.target])
@@ -78,51 +72,57 @@ class _Programs(dict):
 
 
 def put(x: np.ndarray, layout: Layout):
-    """A cache of one layer, keys and values told apart."""
+    """A pool of one layer, keys and values told apart."""
     sharding = layout.sharding(*KV_AXES)
-    return (DenseLayer(*(jax.device_put(jnp.asarray(y), sharding) for y in (x, -x))),)
+    return (LayerPages(*(jax.device_put(jnp.asarray(y), sharding) for y in (x, -x))),)
 
 
 def assert_pages_arrived(found, expected: np.ndarray, target: Layout) -> None:
-    """On every device that holds a copy; where nothing was to arrive, what was there before."""
+    """On every device that holds a copy; where nothing was to arrive, what was there before.
+
+    The null page of each group holds whatever the empty slots of the last round did.
+    """
     for array, reference in zip(found[0], put(expected, target)[0], strict=True):
-        assert_same_shards(array, reference)
+        nulls = np.arange(NULL_PAGE, len(array), len(array) // target.split.dp)
+        assert_same_shards(*(x.at[nulls].set(0.0) for x in (array, reference)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("is_even", [True, False], ids=["even", "uneven"])
-def test_every_live_page_arrives_and_nothing_else(case, is_even):
-    """For every pair of layouts, with rows that change place within their group."""
+def test_every_page_arrives_and_nothing_else(case, is_even):
+    """For every pair of layouts, from any page to any other."""
     rng = np.random.default_rng(case)
     for source, target in permutations(chain(*case).values(), 2):
-        old_rows, new_rows = 24 // source.split.dp, 30 // target.split.dp + 1
-        shape = (case[1], LENGTH, 2)
-        x = rng.normal(size=(old_rows * source.split.dp, *shape)).astype(np.float32)
-        new = rng.normal(size=(new_rows * target.split.dp, *shape)).astype(np.float32)
         exchange = Exchange.between(source, target)
         narrow, wide = exchange.narrow.split.dp, exchange.wide.split.dp
-        from_row, to_row, pages, narrow_groups = [], [], [], []
-        filled = np.zeros(target.split.dp, int)
-        for group in range(narrow) if is_even else range(1, narrow, 2):
-            for turn in range(2):
-                groups = (group, group % wide)
-                leaving, arriving = groups if exchange.is_up else groups[::-1]
-                seat = turn if exchange.is_up else 2 * (group // wide) + turn
-                from_row.append(leaving * old_rows + seat)
-                to_row.append(arriving * new_rows + new_rows - 1 - filled[arriving])
-                filled[arriving] += 1
-                pages.append(int(rng.integers(0, PAGES + 1)) if turn else PAGES)
-                narrow_groups.append(group)
-        expected = new.copy()
-        for a, b, n in zip(from_row, to_row, pages, strict=True):
-            expected[b, :, : n * COLUMNS] = x[a, :, : n * COLUMNS]
-        rows = np.array(from_row) % old_rows, np.array(to_row) % new_rows
-        at_narrow, at_wide = rows if exchange.is_up else rows[::-1]
-        moves = Moves(np.array(narrow_groups), at_narrow, at_wide, np.array(pages))
-        migration = Migration(_Shapes(), _Programs(source, target), source, target)  # type: ignore[arg-type]
-        arrived, traffic = migration.run(put(x, source), put(new, target), moves)
+        old_pages, new_pages = (1 + 48 // layout.split.dp for layout in (source, target))
+        groups = np.arange(narrow) if is_even else np.arange(1, narrow, 2)
+        count = [6 if is_even else int(rng.integers(0, 7)) for _ in groups]
+        narrow_group = np.repeat(groups, count)
+        leaving, arriving = narrow_group, narrow_group % wide
+        if not exchange.is_up:
+            leaving, arriving = arriving, leaving
+        old = drawn_pages(rng, leaving, old_pages)
+        new = drawn_pages(rng, arriving, new_pages)
+        shape = (case[1], PAGE_SIZE, 2)
+        x = rng.normal(size=(old_pages * source.split.dp, *shape)).astype(np.float32)
+        expected = rng.normal(size=(new_pages * target.split.dp, *shape)).astype(np.float32)
+        before = put(expected, target)
+        expected[arriving * new_pages + new] = x[leaving * old_pages + old]
+        moves = Moves(narrow_group, *((old, new) if exchange.is_up else (new, old)))
+        migration = Migration(_Programs(source, target), source, target)  # type: ignore[arg-type]
+        arrived, traffic = migration.run(put(x, source), before, moves)
         assert_pages_arrived(arrived, expected, target)
         assert traffic.least_bytes <= traffic.num_bytes <= 1.05 * traffic.least_bytes
+
+
+def drawn_pages(rng: np.random.Generator, groups: np.ndarray, num_pages: int) -> np.ndarray:
+    """For each entry a page of its group that no other has, and not the null page."""
+    pages = np.empty(len(groups), int)
+    for group in set(groups.tolist()):
+        mine = groups == group
+        pages[mine] = 1 + rng.permutation(num_pages - 1)[: mine.sum()]
+    return pages
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -213,31 +213,23 @@ def test_rounds_move_everything_and_hardly_more(pages):
     assert sum(step.slots(len(pages)) for step in plan) <= (1 + MOST_EMPTY) * pages.sum()
 
 
-@given(COUNTS, st.sampled_from([1, 3]))
-def test_every_live_page_is_shipped_once(pages, num_rows):
-    """A sequence of `num_rows` is what a group's pages are divided between."""
-    groups = np.repeat(np.arange(len(pages)), num_rows)
-    each = np.stack([pages // num_rows + (i < pages % num_rows) for i in range(num_rows)], axis=1)
-    rows = np.tile(np.arange(num_rows), len(pages))
-    moves = Moves(groups, rows, rows + 100 * groups, each.reshape(-1))
+@given(COUNTS)
+def test_every_page_is_shipped_once(pages):
+    groups = np.repeat(np.arange(len(pages)), pages)
+    numbers = 1 + np.arange(len(groups))
+    moves = Moves(groups, numbers, numbers + 1000)
     seen = [
-        (g, row, wide, page)
+        (g, narrow, wide)
         for shipment in shipments(moves, len(pages))
         for g in range(len(pages))
-        for row, wide, page in zip(
-            shipment.narrow_row[g], shipment.wide_row[g], shipment.page[g], strict=True
-        )
-        if page >= 0
+        for narrow, wide in zip(shipment.narrow_page[g], shipment.wide_page[g], strict=True)
+        if (narrow, wide) != (NULL_PAGE, NULL_PAGE)
     ]
-    due = {
-        (g, row, row + 100 * g, page)
-        for g, row, n in zip(groups, rows, each.reshape(-1), strict=True)
-        for page in range(n)
-    }
-    assert len(seen) == len(due) and set(seen) == due
+    assert len(seen) == len(groups)
+    assert set(seen) == set(zip(groups, numbers, numbers + 1000, strict=True))
 
 
 def test_even_groups_take_few_rounds():
-    assert len(rounds(np.full(8, 160))) == 10
-    assert len(rounds(np.full(8, 159))) == 10  # a few empty pages, rather than many small rounds
+    assert len(rounds(np.full(8, 320))) == 10
+    assert len(rounds(np.full(8, 319))) == 10  # a few empty pages, rather than many small rounds
     assert SIZES[-1] == 1  # or a remainder could not be moved without many empty pages

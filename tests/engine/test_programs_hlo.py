@@ -14,6 +14,7 @@ from benchmarks.lossless import MODELS
 from pat_jax.engine import switch
 from pat_jax.engine.pages import Exchange
 from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.rollout import RolloutEngine
 
 PAIRS = list(permutations(SPLITS, 2))
 UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]
@@ -86,7 +87,7 @@ def part_bytes(name: str, key: Key) -> float:
     assert key.target is not None
     wide = max((key.split, key.target), key=lambda split: split.tp)
     heads = max(1, config.num_kv_heads // wide.tp)
-    return 4 * 2 * config.num_layers * key.rows * catalogue.page_columns * heads * config.head_dim
+    return 4 * 2 * config.num_layers * key.rows * catalogue.page_size * heads * config.head_dim
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -111,19 +112,44 @@ def test_a_round_sends_its_pages_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packing_and_unpacking_are_local_and_in_place(name):
-    for kind in ("pack", "unpack"):
+def test_moving_pages_is_local_and_in_place(name):
+    catalogue = subject(name).engine.catalogue
+    for kind in ("pack", "unpack", "copy_pages", "allocate"):
         for key in programs(name, kind):
             assert collectives(hlo(name, key)) == []
-            if kind == "unpack":  # its cache is donated
+            if kind in ("unpack", "copy_pages"):  # the pool is donated
                 memory = subject(name).engine.programs[key].memory_analysis()
                 layout = subject(name).engine.layouts[key.split]
-                cache = subject(name).engine.catalogue.cache(layout, key.rows, key.length)
-                num_bytes = bytes_a_device(jax.tree.leaves(cache))
-                assert memory.alias_size_in_bytes == num_bytes
-                # Besides its pages nothing is copied, least of all the cache.
-                pages = bytes_a_device([subject(name).engine.catalogue.buffer(layout, key.to_rows)])
+                pool = bytes_a_device(jax.tree.leaves(catalogue.pool(layout)))
+                assert memory.alias_size_in_bytes == pool
+                # Besides its pages nothing is copied, least of all the pool.
+                pages = bytes_a_device([catalogue.buffer(layout, max(key.rows, 1))])
                 assert memory.temp_size_in_bytes <= 3 * pages + 1024
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_no_step_copies_the_pool(kind):
+    """What a program takes besides its arguments does not depend on the size of the pool."""
+    config, taken = SETTINGS["kv2"], []
+    for kv_pages in (200, 20_000):
+        engine = RolloutEngine(
+            subject("kv2").policy,
+            jax.devices(),
+            replace(config.rollout, kv_pages=kv_pages),
+            capacity=config.sequences,
+            eos_ids=(0,),
+        )
+        for key in [key for key in engine.programs.missing() if key.name == kind]:
+            if key.length == engine.catalogue.buckets.lengths[-1] and key.split.tp in (1, 4):
+                engine.programs.compile(key)
+        pools = {
+            split: bytes_a_device(jax.tree.leaves(engine.catalogue.pool(layout)))
+            for split, layout in engine.layouts.items()
+        }
+        found = {key: engine.programs[key].memory_analysis() for key in engine.programs.keys(kind)}
+        assert all(x.alias_size_in_bytes >= pools[key.split] for key, x in found.items())
+        taken.append({key: x.temp_size_in_bytes for key, x in found.items()})
+    assert taken[0] and taken[0] == taken[1]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -146,12 +172,6 @@ def test_live_rows_are_counted_once_in_several_steps(name):
         rest = [c for c in collectives(hlo(name, key)) if c.depth < 2]
         assert sorted(c.depth for c in rest) == ([0, 1] if key.split.dp > 1 else [])
         assert {(c.name, c.num_bytes, c.group) for c in rest} <= {("all-reduce", 4, key.split.dp)}
-
-
-@pytest.mark.parametrize("kind", ["resize", "insert", "allocate"])
-def test_compaction_and_growth_are_local(kind):
-    for key in programs("kv2", kind):
-        assert collectives(hlo("kv2", key)) == []
 
 
 def test_prefill_computes_no_logits():

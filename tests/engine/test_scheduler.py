@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from bursts import burst_output
 from fakes import SPLITS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.scheduler import NO_ROW, Request, Scheduler
-from pat_jax.engine.state import BurstOutput
+from pat_jax.engine.accounts import NO_ROW
+from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.types import Sampling
 
 EMPTY, BURST = -1, 4
@@ -28,13 +29,6 @@ def make_request(number: int, prompt_length: int, max_new_tokens: int) -> Reques
     )
 
 
-def burst_output(tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray) -> BurstOutput:
-    """The likeliest tokens are made up from those sampled, three of each."""
-    top = tokens[:, :, None] + np.arange(3)[None, None, :]
-    steps = np.int32(tokens.shape[1])
-    return BurstOutput(tokens, logprobs, emitted, steps, top, -top.astype(np.float32))
-
-
 class Moves(RuleBasedStateMachine):
     """`labels[row]` says which sequence's cache is in a row: the devices' side of each move."""
 
@@ -47,6 +41,7 @@ class Moves(RuleBasedStateMachine):
         self.split = split
         rows = -(-len(lengths) // split.dp)
         self.scheduler = Scheduler(self.requests, num_groups=split.dp, rows_per_group=rows)
+        self.scheduler.deal()
         self.said = [[] for _ in lengths]
         self.rng = np.random.default_rng(len(lengths))
         self.prefill()
@@ -167,7 +162,9 @@ TestMoves = Moves.TestCase
 
 def make_scheduler(count: int, num_groups: int, rows: int) -> Scheduler:
     requests = [make_request(i, 2, 5) for i in range(count)]
-    return Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+    scheduler = Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+    scheduler.deal()
+    return scheduler
 
 
 def test_a_request_of_no_known_prompt_leaves_all_strangers():
@@ -183,13 +180,28 @@ def test_sequences_are_dealt_out_evenly():
     assert scheduler.fullest == 3
 
 
+def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
+    scheduler = make_scheduler(9, num_groups=2, rows=3)
+    assert scheduler.live.tolist() == [0, 1, 2, 3, 4, 5] and scheduler.load().waiting == 3
+    ended = np.array([0, 1, 5])
+    rows = scheduler.row[ended]
+    output = burst_output(np.zeros((6, 1), np.int32), np.zeros((6, 1), np.float32), np.ones(6, int))
+    scheduler.retire(output, ~np.isin(np.arange(6), rows))
+    assert scheduler.deal().tolist() == [6, 7, 8]
+    assert sorted(scheduler.row[[6, 7, 8]]) == sorted(rows)
+    assert scheduler.deal().tolist() == [] and scheduler.load().step == 1
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 def test_too_many_sequences_are_refused(rows):
-    with pytest.raises(ValueError, match="9 sequences do not fit 4 groups"):
-        make_scheduler(9, num_groups=4, rows=rows)
     scheduler = make_scheduler(9, num_groups=4, rows=3)
     with pytest.raises(ValueError, match=f"3 sequences do not fit a group of {rows} rows"):
         scheduler.seat(np.arange(9) % 4, num_groups=4, rows_per_group=rows)
+    waiting = Scheduler(
+        [make_request(i, 2, 5) for i in range(4)], num_groups=2, rows_per_group=rows
+    )
+    with pytest.raises(ValueError, match=f"4 sequences do not fit the {rows} free rows"):
+        waiting.enter(np.arange(4), np.ones(4, int))
 
 
 @dataclass(frozen=True)
@@ -212,6 +224,7 @@ class Case:
 def test_a_completion_says_how_it_ended(case):
     request = Request((1,), np.zeros(2, np.uint32), 2, ignore_eos=case.ignore_eos)
     scheduler = Scheduler([request], num_groups=1, rows_per_group=1)
+    scheduler.deal()
     tokens = np.array([case.tokens], np.int32)
     output = burst_output(tokens, np.zeros((1, 2), np.float32), np.array([2]))
     scheduler.retire(output, np.array([False]))
@@ -224,6 +237,7 @@ def test_a_completion_says_how_it_ended(case):
 def test_the_longest_sequences_go_to_different_groups(is_recomputed):
     requests = [make_request(i, prompt_length=1 + i, max_new_tokens=5) for i in range(4)]
     scheduler = Scheduler(requests, num_groups=1, rows_per_group=4)
+    scheduler.deal()
     group = scheduler.regroup(2, np.full(4, is_recomputed))
     assert group.tolist() == [1, 0, 1, 0]  # longest first: 3, 2, 1, 0 in turns
 

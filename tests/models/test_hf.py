@@ -116,15 +116,15 @@ def test_files_hold_the_names_shapes_and_order_of_hugging_face(tmp_path):
     for head in range(8):
         kv_head, query = divmod(head, 4)
         rows = slice(head * 6, head * 6 + 6)
-        np.testing.assert_array_equal(q_proj[rows], attention.query[...][:, kv_head, query].T)
-        np.testing.assert_array_equal(o_proj[:, rows], attention.out[...][kv_head, query].T)
+        np.testing.assert_array_equal(q_proj[rows], attention.query[...][kv_head, query])
+        np.testing.assert_array_equal(o_proj[:, rows], attention.out[...][:, kv_head, query])
         np.testing.assert_array_equal(
             stored[prefix + "self_attn.q_proj.bias"][rows],
             attention.query_bias[...][kv_head, query],
         )
     assert stored["model.embed_tokens.weight"].shape == (61, 16)
     np.testing.assert_array_equal(
-        stored[prefix + "mlp.down_proj.weight"], policy.bind(params).layers[1].mlp.down[...].T
+        stored[prefix + "mlp.down_proj.weight"], policy.bind(params).layers[1].mlp.down[...]
     )
 
 
@@ -153,7 +153,7 @@ def test_tensors_land_in_their_shards_on_eight_devices(tmp_path, name, dtype):
     for leaf, sharding in zip(jax.tree.leaves(loaded), jax.tree.leaves(shardings), strict=True):
         assert leaf.sharding == sharding
     query = policy.bind(loaded).layers[0].attention.query[...]
-    assert {shard.data.shape for shard in query.addressable_shards} == {(8, 1, 2, 6)}
+    assert {shard.data.shape for shard in query.addressable_shards} == {(1, 2, 6, 8)}
 
 
 def test_neither_way_holds_the_model_twice(tmp_path):

@@ -147,7 +147,8 @@ def test_rotation_equals_complex_multiplication_in_float64():
     config = CONFIGS["qwen2"]
     x = np.random.default_rng(0).normal(size=(2, 5, 3, 8)).astype(np.float32)
     positions = np.array([[0, 1, 2, 3, 4], [7, 100, 1023, 2048, 4095]])
-    got = layers.rotate(jnp.asarray(x), jnp.asarray(positions), layers.rope_frequencies(config))
+    rotation = layers.angles(jnp.asarray(positions), layers.rope_frequencies(config))
+    got = layers.rotate(jnp.asarray(x), rotation)
 
     frequencies = config.rope_theta ** -(np.arange(4) / 4)
     turns = np.exp(1j * positions[..., None, None] * frequencies)

@@ -1,5 +1,7 @@
 """Dense tables against the latency model's own look-ups, one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes import SPLITS, made_up_latency
@@ -18,6 +20,7 @@ LATENCY = made_up_latency(
     prefill=0.3,
     lengths=(64, 100, 128),
 )
+LATENCY = replace(LATENCY, prefill_table={key: 0.01 * key[1] for key in LATENCY.prefill_table})
 TABLES = CostTables.of(LATENCY, SPLITS)
 
 
@@ -53,8 +56,8 @@ def test_layouts_may_have_buckets_of_their_own():
         reslice_table={(one, two): 1.0},
         migrate_table={(one, two, "all"): 7.0, (one, two, "one"): 5.0},
         prefill_table={(two, 16): 1.0},
-        prefill_rows=1,
-        prefill_chunk=8,
+        prefill_blocks=1,
+        page_size=8,
         round_tokens=16,
     )
     tables = CostTables.of(model, (one, two))

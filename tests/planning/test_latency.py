@@ -10,6 +10,7 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.engine.paging import Spans, prefill_calls
 from pat_jax.planning.latency import RECENT, LatencyModel
 from pat_jax.planning.types import Split
 
@@ -30,8 +31,8 @@ MODEL = LatencyModel(
         (TP2, DP2, "one"): 5.0,
     },
     prefill_table={(TP2, 64): 0.5, (TP2, 128): 0.75},
-    prefill_rows=4,
-    prefill_chunk=32,
+    prefill_blocks=8,
+    page_size=16,
     round_tokens=16,
 )
 
@@ -75,16 +76,26 @@ def test_a_group_splits_evenly():
 
 
 @pytest.mark.parametrize(
-    "rows, length, calls, each",
-    [(1, 1, 1, 0.5), (4, 32, 1, 0.5), (5, 32, 2, 0.5), (4, 33, 2, 0.5), (9, 100, 12, 0.75)],
+    "rows, length, short, long",
+    [(1, 1, 1, 0), (8, 16, 1, 0), (9, 16, 2, 0), (2, 65, 1, 1), (1, 128, 0, 1), (3, 128, 1, 2)],
 )
-def test_recomputing_costs_whole_calls_of_rows_and_chunks(rows, length, calls, each):
-    assert MODEL.recompute(TP2, rows, length) == calls * each
+def test_recomputing_costs_whole_calls_of_blocks(rows, length, short, long):
+    """The calls of lower positions come first, and see short contexts."""
+    assert MODEL.recompute(TP2, rows, length) == short * 0.5 + long * 0.75
 
 
-def test_a_chunk_is_no_longer_than_the_cache():
-    model = replace(MODEL, prefill_chunk=128)
-    assert model.recompute(TP2, 4, 64) == 0.5
+@given(st.integers(1, 40), st.integers(1, 128))
+def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
+    every = np.arange(rows)
+    spans = Spans(every, 0 * every, 0 * every, 0 * every + length)
+    calls = prefill_calls(spans, num_groups=1, blocks=8, page_size=16)
+    expected = sum(0.5 if call.context <= 64 else 0.75 for call in calls)
+    assert MODEL.recompute(TP2, rows, length) == pytest.approx(expected)
+
+
+def test_sequences_of_several_lengths_cost_their_tokens():
+    """As a share of rows as long as the longest."""
+    assert MODEL.recompute(TP2, 8.5, 16) == MODEL.recompute(TP2, 9, 16)
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 500), st.integers(1, 500))

@@ -175,6 +175,23 @@ class TestSiblings:
         assert shifted > 2.2 * usual
 
 
+class TestExpected:
+    @given(responses)
+    def test_it_is_the_mean_of_the_curve(self, rollout):
+        model = learned(rollout)
+        strangers = model.expected(np.array([10**9, 10**9 + 1]))
+        both = siblings([0, 1], prompt=[10**9, 10**9 + 1])
+        alive = model.curves(np.zeros(2, int), np.arange(CAP), both)[0]
+        np.testing.assert_allclose(strangers, alive.sum(axis=1), rtol=0.02)
+
+    def test_a_prompt_with_long_answers_before_is_expected_to_run_longer(self, experienced):
+        effects = experienced.effects
+        by_mean = effects.prompt[np.argsort(effects.mean)]
+        short, long = by_mean[0], by_mean[-1]
+        expected = experienced.expected(np.array([long, short, long, 10**9]))
+        assert expected[0] == expected[2] > expected[3] > expected[1]
+
+
 class TestTrend:
     @staticmethod
     def grown(rate: float, iterations: int = 25) -> LengthModel:

@@ -82,7 +82,7 @@ def test_a_truncated_file_is_refused(path: Path):
 
 
 def test_another_version_is_refused(path: Path):
-    assert "field version is 0, expected 2" in refusal(edited(path, lambda c: c.update(version=0)))
+    assert "field version is 0, expected 3" in refusal(edited(path, lambda c: c.update(version=0)))
 
 
 def test_a_missing_table_is_refused(path: Path):
@@ -141,7 +141,7 @@ def test_an_entry_of_no_bucket_is_refused(path: Path, table: str, entry: list):
 
 
 @pytest.mark.parametrize("size", [0, 2.5, "4", None])
-@pytest.mark.parametrize("name", ["prefill_rows", "prefill_chunk"])
+@pytest.mark.parametrize("name", ["prefill_blocks", "page_size"])
 def test_prefill_calls_of_no_size_are_refused(path: Path, name: str, size: object):
     edited(path, lambda content: content["latency"].update({name: size}))
     assert f"field {name} is {size!r}, expected an integer" in refusal(path)

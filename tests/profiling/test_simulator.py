@@ -1,6 +1,6 @@
 """The simulator against the engine's own rules, against plain sums, and against hindsight."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import numpy as np
@@ -71,7 +71,6 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
     per_group = -(-workload.size // split.dp)
     group = np.arange(workload.size) // per_group
     total = latency.recompute(split, per_group, int(workload.prompts.max()))
-    length = 0
     for step in range(0, int(workload.responses.max()), machine.check_every):
         is_live = workload.responses > step
         fullest = int(np.bincount(group[is_live]).max())
@@ -79,7 +78,7 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
             int((workload.prompts + workload.cap)[is_live].max()) - 1,
             int(workload.prompts[is_live].max()) + step - 1 + machine.check_every,
         )
-        length = max(length, buckets.length_for(needed))
+        length = buckets.length_for(needed)
         rows = buckets.rows_for(split, fullest)
         total += machine.check_every * latency.decode_step(split, rows, length)
     return total
@@ -87,10 +86,13 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
 
 @given(workloads, st.sampled_from(SPLITS))
 def test_a_static_replay_is_the_sum_of_table_entries(workload, split):
-    done = replay(workload, FixedLayout(split), MACHINE)
+    """In bursts of one check; longer ones stay in their buckets until they end."""
+    done = replay(workload, FixedLayout(split), in_short_bursts(MACHINE))
     assert done.total_s == pytest.approx(static_seconds(workload, split))
-    assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
-    assert (done.switch_s, done.path) == (0.0, [(0, str(split))])
+    for one in (done, replay(workload, FixedLayout(split), MACHINE)):
+        assert one.total_s == pytest.approx(one.prefill_s + one.decode_s)
+        assert one.total_s >= static_seconds(workload, split) * (1 - 1e-9)
+        assert (one.switch_s, one.path) == (0.0, [(0, str(split))])
 
 
 @given(workloads, st.sampled_from(SPLITS))
@@ -239,6 +241,51 @@ def test_a_planner_sees_loads_and_steps_but_no_future():
         seconds == pytest.approx(MACHINE.truth.decode_step(split, rows, length))
         for split, rows, length, seconds in steps
     )
+
+
+@dataclass
+class Noting(CostModelPlanner):
+    """Notes how many sequences waited when it switched; `is_blind` to those that wait."""
+
+    is_blind: bool = False
+    switched: list[tuple[Split, int]] = field(default_factory=list)
+
+    def start(self, load: Load) -> Split:
+        return super().start(replace(load, waiting=0) if self.is_blind else load)
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        plan = super().plan(replace(load, waiting=0) if self.is_blind else load, current)
+        if plan.split != current:
+            self.switched.append((plan.split, load.waiting))
+        return plan
+
+
+class TestQueue:
+    """Four times as many sequences as rows."""
+
+    workload = make_workload(5, 4 * CAPACITY)
+
+    @pytest.mark.parametrize("split", SPLITS, ids=str)
+    def test_every_sequence_gets_a_row(self, split):
+        done = replay(self.workload, FixedLayout(split), MACHINE)
+        live = np.array(done.trace.live)
+        assert live.max() == live[0] == CAPACITY
+        assert len(done.trace.done_after) == self.workload.size
+        # All rows have work until the queue is empty.
+        assert done.trace.total_steps < self.workload.responses.sum() / CAPACITY + 2 * CAP
+        assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
+
+    def test_nobody_is_in_the_layout_of_the_tail_while_sequences_wait(self):
+        """Full, DP8 is a little faster; who sees a tail only begins where it will end."""
+        step = (0.5, 9.0, 9.0, 0.1)
+        machine = make_machine(step, per_row=0.006, reslice=5.0, prefill=0.05)
+        seen = make_workload(6, 2000).responses
+        lengths = LengthModel.empty(CAP).updated(seen, seen == CAP)
+        seeing = Noting((DP8, TP8), machine.truth, lengths)
+        blind = replace(seeing, is_blind=True, switched=[])
+        best, other = (replay(self.workload, planner, machine) for planner in (seeing, blind))
+        assert best.path[0] == (0, "dp8tp1") and seeing.switched == [(TP8, 0)]
+        assert other.path[0] == (0, "dp1tp8") and other.total_s > 1.05 * best.total_s
 
 
 @settings(deadline=None, max_examples=25)

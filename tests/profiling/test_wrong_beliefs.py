@@ -74,7 +74,7 @@ foreign_lengths = st.lists(st.integers(1, CAP), min_size=1, max_size=3).map(
 
 def run(planner: CostModelPlanner, workload: Workload, machine: Machine) -> tuple[Replay, float]:
     """The rollout, and the seconds of staying where it began."""
-    start = planner.start(workload.load())
+    start = planner.start(workload.load(workload.size))
     stayed = replay(workload, FixedLayout(start), machine)
     return replay(workload, planner, machine), stayed.total_s
 

@@ -1,0 +1,116 @@
+"""The KV cache during one decode burst: dense rows, the burst's own tokens first.
+
+Gathering a row's pages costs as much as attending over them, and its tokens would go to another
+column in each row. So a burst gathers the pages once, behind a tail of as many columns as it has
+steps: column c is for every row's token of step c, one update for all rows. Softmax does not ask in
+which order the keys come. When the burst ends the tail is copied to the pages. For back ends without
+a kernel that reads pages where they lie.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.layers import MASKED
+from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("keys", "values", "start"),
+    meta_fields=("steps",),
+)
+@dataclass(frozen=True)
+class BurstLayer:
+    keys: Float[Array, "rows kv_heads steps+length head_dim"]
+    values: Float[Array, "rows kv_heads steps+length head_dim"]
+    start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
+    steps: int  # columns of the tail
+
+    @classmethod
+    def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
+        """Before the first of at most `steps` steps; row r's first query will be at `start[r]`.
+
+        The layer's table need not reach farther than the longest row's `start`.
+        """
+        room = ((0, 0), (0, 0), (steps, 0), (0, 0))
+        keys, values = (jnp.pad(x, room) for x in layer.gather())
+        return cls(keys, values, start, steps)
+
+    def attend(
+        self,
+        queries: Float[Array, "rows 1 kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "rows 1 kv_heads head_dim"],
+        values: Float[Array, "rows 1 kv_heads head_dim"],
+        positions: Int[Array, "rows 1"],
+    ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
+        """As `LayerCache.attend`, for one token a row.
+
+        Rows that have ended keep their position, and their output means nothing; the others have
+        all gone the same number of steps since `begin`, and write at the same column.
+        """
+        step = jnp.max(positions[:, 0] - self.start)
+        cache = BurstLayer(
+            _put(self.keys, keys, step), _put(self.values, values, step), self.start, self.steps
+        )
+        return cache._attend(queries[:, 0], step)[:, None], cache
+
+    def _attend(self, queries: Array, step: Array) -> Array:
+        # As in `layers.linear`: the keys go left, where XLA:CPU reads them as they lie.
+        scores = jax.lax.optimization_barrier(
+            jnp.einsum("bksd,bkgd->bksg", self.keys, queries, preferred_element_type=jnp.float32)
+        )
+        scores = jnp.swapaxes(scores, 2, 3) * queries.shape[-1] ** -0.5
+        column = jnp.arange(self.keys.shape[2])[None]
+        in_context = (column >= self.steps) & (column < self.steps + self.start[:, None])
+        is_visible = in_context | (column <= step)
+        scores = jnp.where(is_visible[:, None, None], scores, MASKED)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        # The sum divides the few outputs rather than the many weights.
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        out = jnp.einsum(
+            "bkgs,bksd->bkgd",
+            weights.astype(self.values.dtype),
+            self.values,
+            preferred_element_type=jnp.float32,
+        )
+        return (out / total).astype(queries.dtype)
+
+    def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
+        """Copies the tail to the pages: tokens `start[r]` … `positions[r] - 1` of each row r."""
+
+        def write(pool: Array, rows: Array) -> Array:
+            return _write_tail(pool, rows[:, :, : self.steps], layer.table, self.start, positions)
+
+        return PagedLayer(
+            write(layer.keys, self.keys), write(layer.values, self.values), layer.table
+        )
+
+
+def _put(rows: Array, new: Array, column: Array) -> Array:
+    new = jnp.swapaxes(new, 1, 2).astype(rows.dtype)
+    return jax.lax.dynamic_update_slice(rows, new, (0, 0, column, 0))
+
+
+def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
+    """Page by page, each of them read and written back with the new tokens in their places."""
+    page_size, (rows, _, steps, _) = pool.shape[2], tail.shape
+    pages_per_row = (steps + page_size - 2) // page_size + 1  # a burst may begin anywhere in a page
+    padded = jnp.pad(tail, ((0, 0), (0, 0), (page_size, page_size * pages_per_row), (0, 0)))
+
+    def write_page(i: Int[Array, ""], pool: Array) -> Array:
+        row, nth = i // pages_per_row, i % pages_per_row
+        index = start[row] // page_size + nth
+        position = index * page_size + jnp.arange(page_size)
+        is_new = (position >= start[row]) & (position < stop[row])
+        page = jnp.where(jnp.any(is_new), table[row, index], NULL_PAGE)
+        at = (row, 0, (nth + 1) * page_size - start[row] % page_size, 0)
+        new = jax.lax.dynamic_slice(padded, at, (1, *pool.shape[1:]))
+        old = jax.lax.dynamic_index_in_dim(pool, page)
+        kept = jnp.where(is_new[None, None, :, None], new, old)
+        return jax.lax.dynamic_update_slice(pool, kept, (page, 0, 0, 0))
+
+    return jax.lax.fori_loop(0, rows * pages_per_row, write_page, pool)

@@ -1,0 +1,260 @@
+"""Who gets a row and pages, who waits for them, and who has to give them back.
+
+Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `carry`. All on the
+host. The devices do what a `Round` says before they decode.
+"""
+
+from collections import defaultdict, deque
+from typing import NamedTuple
+
+import numpy as np
+
+from pat_jax.engine.accounts import NO_ROW, NO_SEQUENCE
+from pat_jax.engine.paging import NULL_PAGE, Admitted, Copies, PagePool, Spans, num_pages_for
+from pat_jax.engine.scheduler import Scheduler
+
+NO_GROUP = -1
+NO_PAGES = np.zeros(0, np.int32)
+
+
+class Round(NamedTuple):
+    """What is to be computed before the next burst: all spans, then the copies."""
+
+    spans: Spans
+    copies: Copies
+
+
+class PageMoves(NamedTuple):
+    """Where pages go in a switch, int[pages] each; one page may go to several groups."""
+
+    old_group: np.ndarray
+    old_page: np.ndarray
+    new_group: np.ndarray
+    new_page: np.ndarray
+
+
+class Admission:
+    """Rows and pages of a scheduler's sequences; each data-parallel group has a pool of pages.
+
+    Of those that wait, who had to make room comes first, then who is expected to run longest.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        num_pages: int,
+        page_size: int,
+        expected: np.ndarray | None = None,
+    ):
+        """
+        Args:
+          num_pages: of each group's pool; enough for the longest sequence alone.
+          expected: float[sequences], tokens of the response; in order of submission where not given.
+        """
+        self.scheduler, self.page_size = scheduler, page_size
+        self.pools = self._new_pools(scheduler.num_groups, num_pages)
+        count = len(scheduler.requests)
+        order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
+        self._queue = deque(order.tolist())
+        self._pages = [NO_PAGES] * count
+        self._num_pages = np.zeros(count, np.int64)  # of each sequence
+        self._group = np.full(count, NO_GROUP, np.int64)  # where each has or had its pages
+        self._turn = np.zeros(count, np.int64)  # largest for who was admitted last
+        self._num_admitted = 0
+        prompts: dict[tuple[int, ...], int] = {}
+        self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in scheduler.requests]
+        self._home = [NO_GROUP] * len(prompts)  # where a sample of each was admitted last
+
+    def _new_pools(self, num_groups: int, num_pages: int) -> list[PagePool]:
+        longest = int(self.scheduler.end.max(initial=1)) - 1
+        if num_pages_for(longest, self.page_size) >= num_pages:
+            raise ValueError(
+                f"a pool of {num_pages} pages of {self.page_size} tokens does not hold a sequence "
+                f"of {longest} tokens."
+            )
+        return [PagePool(num_pages, self.page_size) for _ in range(num_groups)]
+
+    @property
+    def most_pages(self) -> int:
+        """Pages of the sequence that has most of them: no table has to be wider."""
+        return int(self._num_pages.max(initial=0))
+
+    @property
+    def pages_held(self) -> int:
+        """Pages of all groups that sequences hold; a shared one counts once."""
+        return sum(pool.capacity - pool.num_free for pool in self.pools)
+
+    def table(self, sequences: np.ndarray, width: int) -> np.ndarray:
+        """The first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
+
+        Args:
+          sequences: int[sequences]; a row of NO_SEQUENCE has NULL_PAGE alone.
+          width: for decoding at least `most_pages`; a prefill needs those of its context only.
+        """
+        table = np.full((len(sequences), width), NULL_PAGE, np.int32)
+        for row, i in enumerate(sequences.tolist()):
+            if i != NO_SEQUENCE:
+                pages = self._pages[i][:width]
+                table[row, : len(pages)] = pages
+        return table
+
+    def grow(self, steps: int) -> int:
+        """Pages for the next `steps` tokens of every live sequence; returns how many had to give way.
+
+        Where pages run out, the youngest of the group gives up its own and its row, and waits.
+        """
+        scheduler, num_preempted = self.scheduler, 0
+        live = scheduler.live
+        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
+        live = live[is_short := -(-tokens // self.page_size) > self._num_pages[live]]
+        age = np.argsort(self._turn[live])
+        for i, num_tokens in zip(live[age].tolist(), tokens[is_short][age].tolist(), strict=True):
+            while scheduler.row[i] != NO_ROW:
+                pages = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
+                if pages is not None:
+                    self._pages[i], self._num_pages[i] = pages, len(pages)
+                    break
+                self._preempt(self._youngest(int(self._group[i])))
+                num_preempted += 1
+        return num_preempted
+
+    def _youngest(self, group: int) -> int:
+        live = self.scheduler.live
+        members = live[self._group[live] == group]
+        return int(members[self._turn[members].argmax()])
+
+    def _preempt(self, sequence: int) -> None:
+        self._release(sequence)
+        self.scheduler.leave(np.array([sequence]))
+        self._queue.appendleft(sequence)
+
+    def admit(self, rows_per_group: int, steps: int) -> Round:
+        """Fills free rows from the queue as long as there are pages for a burst of `steps`.
+
+        Groups are kept even, and samples of a prompt together as far as that allows. If anybody
+        waits, all rows are dealt out anew, `rows_per_group` to each group.
+        """
+        if not self._queue:
+            return self._round([])
+        scheduler = self.scheduler
+        scheduler.compact(rows_per_group)
+        even = -(-int((~scheduler.is_done).sum()) // scheduler.num_groups)
+        filling = _Filling(self, min(rows_per_group, even), steps)
+        late = []
+        while self._queue and filling.open:
+            i = self._queue.popleft()
+            home = self._home[self._prompt[i]]
+            if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
+                late.append(i)
+        # A row that nobody else wants is not left empty for the sake of a shared prefix.
+        late = [i for i in late if not filling.take(i, filling.open)]
+        self._queue.extendleft(reversed(late))
+        sequences = np.array([i for i, _ in filling.admitted], np.int64)
+        scheduler.enter(sequences, self._group[sequences])
+        return self._round(filling.admitted)
+
+    def admit_one(self, sequence: int, group: int, steps: int) -> Admitted | None:
+        """Pages for what is known of a sequence and `steps` more; None if there are too few."""
+        scheduler, i = self.scheduler, sequence
+        room = min(steps, int(scheduler.end[i] - scheduler.length[i]))
+        admitted = self.pools[group].admit(scheduler.tokens[i, : scheduler.length[i]], room)
+        if admitted is not None:
+            self._take(i, group, admitted.pages)
+            self._turn[i] = self._num_admitted = self._num_admitted + 1
+        return admitted
+
+    def release_ended(self) -> None:
+        """The pages of sequences that are done are free again."""
+        for i in np.flatnonzero(self.scheduler.is_done & (self._num_pages > 0)).tolist():
+            self._release(i)
+
+    def carry(
+        self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
+    ) -> tuple[PageMoves, Round]:
+        """Rows and pages of the live sequences in the groups, and the pools, of another layout.
+
+        Rows are dealt out anew, as few as hold the fullest group. Who finds too few pages waits.
+
+        Args:
+          num_pages: of each new pool.
+          is_recomputed: bool[live], whose pages are left behind.
+          steps: of the next burst.
+        """
+        scheduler = self.scheduler
+        live, old_pools = scheduler.live, self.pools
+        group = scheduler.regroup(num_groups, is_recomputed)
+        self.pools = self._new_pools(num_groups, num_pages)
+        self._home = [NO_GROUP] * len(self._home)
+        moved: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        moves, admitted, is_left = [], [], np.zeros(len(live), bool)
+        # What migrates can be found by what is recomputed. The oldest first.
+        for k in np.lexsort((self._turn[live], is_recomputed)).tolist():
+            i, old, new = int(live[k]), int(self._group[live[k]]), int(group[k])
+            if is_recomputed[k]:
+                given = self.admit_one(i, new, steps)
+                admitted += [] if given is None else [(i, given)]
+                is_left[k] = given is None
+                continue
+            filled = self._pages[i][: num_pages_for(int(scheduler.length[i]) - 1, self.page_size)]
+            adopted = self.pools[new].adopt(filled, old_pools[old], moved[old, new])
+            if adopted is None:
+                is_left[k] = True
+                continue
+            pages, num_found = adopted
+            moves += [(old, a, new, b) for a, b in zip(filled, pages, strict=True)][num_found:]
+            self._take(i, new, pages)
+        left = live[is_left]
+        for i in left[np.argsort(-self._turn[left])].tolist():
+            self._pages[i], self._num_pages[i] = NO_PAGES, 0
+            self._queue.appendleft(i)
+        scheduler.leave(left)
+        rows = int(np.bincount(group[~is_left], minlength=1).max())
+        scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
+        return PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T), self._round(admitted)
+
+    def _round(self, admitted: list[tuple[int, Admitted]]) -> Round:
+        i = np.array([i for i, _ in admitted], np.int64)
+        start = np.array([given.num_cached for _, given in admitted], np.int64)
+        stop = self.scheduler.length[i] - 1
+        is_new = start < stop
+        spans = Spans(i[is_new], self._group[i][is_new], start[is_new], stop[is_new])
+        copies = [(self._group[i], *given.copy) for i, given in admitted if given.copy is not None]
+        return Round(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
+
+    def _take(self, sequence: int, group: int, pages: np.ndarray) -> None:
+        self._pages[sequence], self._num_pages[sequence] = pages, len(pages)
+        self._group[sequence] = self._home[self._prompt[sequence]] = group
+
+    def _release(self, sequence: int) -> None:
+        self.pools[self._group[sequence]].release(self._pages[sequence])
+        self._pages[sequence], self._num_pages[sequence] = NO_PAGES, 0
+
+
+class _Filling:
+    """One round of admissions: which groups have room left, and who was admitted."""
+
+    def __init__(self, admission: Admission, most: int, steps: int):
+        """At most `most` live sequences to a group."""
+        scheduler = admission.scheduler
+        live = scheduler.group(scheduler.live)
+        self.admission, self.most, self.steps = admission, most, steps
+        self.count = np.bincount(live, minlength=scheduler.num_groups).tolist()
+        self.open = {g for g, count in enumerate(self.count) if count < most}
+        self.admitted: list[tuple[int, Admitted]] = []
+
+    def take(self, sequence: int, groups: set[int]) -> bool:
+        """Admits it to the one of some open groups that has most pages left, if it has enough."""
+        pools = self.admission.pools
+        for group in sorted(groups, key=lambda g: -pools[g].num_free):
+            given = self.admission.admit_one(sequence, group, self.steps)
+            if given is None:
+                # Nobody overtakes who needs more pages.
+                self.open.discard(group)
+                continue
+            self.admitted.append((sequence, given))
+            self.count[group] += 1
+            if self.count[group] == self.most:
+                self.open.discard(group)
+            return True
+        return False

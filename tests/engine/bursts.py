@@ -1,0 +1,30 @@
+"""A burst without devices: what they would have said is given."""
+
+import numpy as np
+
+from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.state import BurstOutput
+
+
+def burst_output(tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray) -> BurstOutput:
+    """The likeliest tokens are made up from those sampled, three of each."""
+    top = tokens[:, :, None] + np.arange(3)[None, None, :]
+    steps = np.int32(tokens.shape[1])
+    return BurstOutput(tokens, logprobs, emitted, steps, top, -top.astype(np.float32))
+
+
+def burst(
+    scheduler: Scheduler,
+    emitted: np.ndarray,
+    goes_on: np.ndarray,
+    tokens: np.ndarray | int = 1,
+    steps: int = 4,
+) -> None:
+    """Each live sequence says one token `emitted` times; int[live], bool[live], int[live]."""
+    rows, live = scheduler.num_groups * scheduler.rows_per_group, scheduler.row[scheduler.live]
+    said, is_live = np.zeros(rows, np.int32), np.zeros(rows, bool)
+    all_tokens = np.zeros((rows, steps), np.int32)
+    said[live], is_live[live] = emitted, goes_on
+    all_tokens[live] = np.broadcast_to(tokens, len(live))[:, None]
+    output = burst_output(all_tokens, -all_tokens.astype(np.float32), said)
+    scheduler.retire(output, is_live)

@@ -1,0 +1,183 @@
+"""Admission by cases with a known answer, and at length."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bursts import burst
+
+from pat_jax.engine.accounts import NO_ROW
+from pat_jax.engine.admission import Admission
+from pat_jax.engine.paging import NULL_PAGE
+from pat_jax.engine.scheduler import Request, Scheduler
+
+BURST = 4
+
+
+def make_admission(requests: list[Request], *, num_groups=1, num_pages=1000, **options):
+    scheduler = Scheduler(requests, num_groups=num_groups, rows_per_group=1)
+    return Admission(scheduler, num_pages=num_pages, page_size=4, **options)
+
+
+def plain(count: int, prompt: int = 5, most: int = 9) -> list[Request]:
+    """Prompts that have nothing in common."""
+    rng = np.random.default_rng(1)
+    return [
+        Request(tuple(rng.integers(0, 10**6, prompt).tolist()), np.zeros(2, np.uint32), most)
+        for _ in range(count)
+    ]
+
+
+def test_the_longest_expected_are_admitted_first():
+    admission = make_admission(plain(6), expected=np.array([5, 9, 7, 9, 1, 8.0]))
+    admission.admit(4, BURST)
+    assert admission.scheduler.live.tolist() == [1, 2, 3, 5]
+    in_order = make_admission(plain(6))
+    in_order.admit(4, BURST)
+    assert in_order.scheduler.live.tolist() == [0, 1, 2, 3]
+
+
+def test_samples_of_a_prompt_go_to_one_group_and_are_prefilled_once():
+    requests = [request for request in plain(4, prompt=11) for _ in range(3)]
+    admission = make_admission(requests, num_groups=2)
+    round = admission.admit(6, BURST)
+    group = admission.scheduler.group(np.arange(12)).reshape(4, 3)
+    assert (group == group[:, :1]).all() and sorted(group[:, 0]) == [0, 0, 1, 1]
+    assert round.spans.sequence.tolist() == [0, 3, 6, 9]
+    assert (round.spans.stop - round.spans.start).tolist() == [10] * 4
+    assert len(round.copies.group) == 8
+
+
+def test_rows_are_not_left_empty_for_the_sake_of_a_prefix():
+    admission = make_admission([request for request in plain(1) for _ in range(6)], num_groups=2)
+    admission.admit(4, BURST)
+    assert np.bincount(admission.scheduler.group(np.arange(6))).tolist() == [3, 3]
+
+
+def test_the_youngest_gives_way_and_comes_back_first():
+    """Prompts of one page, one page and five; the pool has 9."""
+    three = zip(plain(4, prompt=18, most=12), (4, 4, 18, 4), strict=True)
+    requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
+    admission = make_admission(requests, num_pages=10)
+    scheduler = admission.scheduler
+    admission.admit(3, steps=1)
+    assert scheduler.live.tolist() == [0, 1, 2] and admission.pages_held == 1 + 1 + 5
+    burst(scheduler, np.ones(3, int), np.ones(3, bool))
+    assert admission.grow(steps=5) == 1  # two more, two more, one more; two are left
+    assert scheduler.live.tolist() == [0, 1]
+    assert scheduler.length[2] == 18 + 1  # what it said is kept
+    assert admission.pages_held == 3 + 3
+    # It does not fit, and 3, which would, does not overtake it.
+    assert len(admission.admit(3, steps=5).spans.sequence) == 0
+    burst(scheduler, np.array([5, 5]), np.array([True, False]), steps=5)
+    admission.release_ended()
+    assert admission.grow(steps=1) == 0
+    round = admission.admit(2, steps=1)
+    assert round.spans.sequence.tolist() == [2]  # 3 waits behind it
+    assert round.spans.stop.tolist() == [18]
+
+
+def test_nobody_overtakes_who_needs_more_pages():
+    three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
+    requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
+    admission = make_admission(requests, num_pages=8)
+    admission.admit(3, BURST)
+    assert admission.scheduler.live.tolist() == [0]
+
+
+def test_pages_that_are_shared_move_once():
+    requests = [*plain(1, prompt=13)] * 3
+    admission = make_admission(requests, num_groups=1, num_pages=100)
+    admission.admit(3, BURST)
+    moves, round = admission.carry(
+        1, num_pages=50, is_recomputed=np.array([False, False, True]), steps=BURST
+    )
+    # 12 known tokens: three pages, all shared; the third sequence finds them.
+    assert len(moves.old_page) == 3 and len(round.spans.sequence) == 0
+    assert (admission.table(np.arange(3), 3) == moves.new_page).all()
+    assert admission.pages_held == 3 + 1  # and room for its next burst
+
+
+def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
+    admission = make_admission(plain(5, prompt=8, most=5), num_groups=2, num_pages=100)
+    admission.admit(2, BURST)  # the fifth waits
+    moves, _ = admission.carry(
+        1, num_pages=6, is_recomputed=np.array([False, True, False, True]), steps=BURST
+    )
+    assert admission.scheduler.live.tolist() == [0, 2] and len(moves.new_page) == 4
+    assert (admission.table(np.arange(4), 2)[[1, 3]] == NULL_PAGE).all()
+    assert admission.most_pages == 2
+    assert admission.grow(5) == 1, "one more each, and one is left"
+    admission.scheduler.is_done[0], admission.scheduler.row[0] = True, NO_ROW
+    admission.release_ended()
+    assert admission.admit(5, 1).spans.sequence.tolist() == [1]
+    assert admission.scheduler.live.tolist() == [1, 2], "what 2 had was still there"
+
+
+@pytest.mark.parametrize("is_recomputed", [True, False])
+def test_in_a_switch_the_oldest_get_their_pages_first(is_recomputed):
+    admission = make_admission(plain(3, prompt=8, most=5), expected=np.array([1.0, 3.0, 2.0]))
+    admission.admit(3, BURST)
+    admission.carry(1, num_pages=6, is_recomputed=np.full(3, is_recomputed), steps=1)
+    assert admission.scheduler.live.tolist() == [1, 2]
+
+
+def test_groups_get_alike_numbers_and_pages():
+    long, short = plain(2, prompt=17), plain(2, prompt=17)
+    requests = [*long, *(replace(request, tokens=request.tokens[:3]) for request in short)]
+    admission = make_admission(requests, num_groups=2)
+    admission.admit(4, BURST)
+    group = admission.scheduler.group(np.arange(4))
+    assert sorted(group[:2]) == sorted(group[2:]) == [0, 1]
+
+
+def test_groups_that_merge_share_what_they_have_in_common():
+    system = tuple(range(100, 108))
+    requests = [Request((*system, i), np.zeros(2, np.uint32), 5) for i in range(2)]
+    admission = make_admission(requests, num_groups=2, num_pages=100)
+    admission.admit(1, BURST)
+    assert admission.pages_held == 2 * 3
+    moves, _ = admission.carry(1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST)
+    assert len(moves.old_page) == 2 and len(set(moves.old_group)) == 1
+
+
+def test_a_sequence_that_no_pool_holds_is_refused():
+    with pytest.raises(ValueError, match="does not hold a sequence of 13 tokens"):
+        make_admission(plain(1, prompt=5, most=9), num_pages=4)
+    make_admission(plain(1, prompt=5, most=8), num_pages=4)
+
+
+def test_ten_thousand_through_a_pool_that_holds_a_hundred():
+    """Each ends once, with its own tokens; few pages are held beyond what is filled."""
+    rng = np.random.default_rng(0)
+    response = np.clip(rng.lognormal(4, 1, 10_000).astype(int), 1, 400)
+    prompts = [tuple(rng.integers(0, 10**6, n).tolist()) for n in rng.integers(10, 60, 2500)]
+    requests = [Request(prompts[i // 4], np.zeros(2, np.uint32), 400) for i in range(10_000)]
+    scheduler = Scheduler(requests, num_groups=2, rows_per_group=1)
+    total = sum(len(request.tokens) for request in requests) + int(response.sum())
+    num_pages = 1 + total // 100 // 16 // 2
+    admission = Admission(scheduler, num_pages=num_pages, page_size=16)
+    times_ended = np.zeros(10_000, int)
+    num_preempted, prefilled, held, filled = 0, 0, 0, 0
+    while scheduler.has_work:
+        num_preempted += admission.grow(16)
+        round = admission.admit(64, 16)
+        prefilled += int((round.spans.stop - round.spans.start).sum())
+        live = scheduler.live
+        assert len(live) and (np.bincount(scheduler.group(live)) <= 64).all()
+        ahead = np.minimum(scheduler.length[live] - 1 + 16, scheduler.end[live] - 1)
+        np.testing.assert_array_equal(admission._num_pages[live], -(-ahead // 16))
+        held += admission._num_pages[live].sum() * 16
+        filled += (scheduler.length[live] - 1).sum()
+        left = response[live] - (scheduler.length[live] - scheduler.prompt_length[live])
+        burst(scheduler, np.minimum(left, 16), left > 16, tokens=live, steps=16)
+        times_ended[live[scheduler.is_done[live]]] += 1
+        admission.release_ended()
+        assert sum(pool.num_free for pool in admission.pools) <= 2 * (num_pages - 1)
+    assert (times_ended == 1).all() and admission.pages_held == 0
+    for i, done in enumerate(scheduler.completions(eos_ids=())):
+        assert len(done.tokens) == response[i] and (done.tokens == i).all()
+    assert num_preempted > 0
+    # What was given up is computed again; the four samples of a prompt share it mostly.
+    assert prefilled < 0.6 * sum(len(request.tokens) for request in requests)
+    assert (held - filled) / held < 0.2

@@ -1,0 +1,99 @@
+"""More sequences than rows or pages, and prompts that begin alike, on real devices."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from fakes import SETTINGS, static_run, subject
+
+from benchmarks.lossless import EOS_IDS, make_requests
+from benchmarks.near_ties import Tally, compare
+from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
+
+DP2, TP2 = Split(2, 1), Split(1, 2)
+WHOLE = 8  # pages of the longest sequence
+
+
+@cache
+def engine() -> RolloutEngine:
+    """Four rows on two devices, and pages for one whole sequence and a part of another in each."""
+    settings = SETTINGS["kv2"]
+    config = replace(settings.rollout, min_rows=1, min_length=64, kv_pages=WHOLE + 5)
+    engine = RolloutEngine(
+        subject("kv2").policy, jax.devices()[:2], config, capacity=4, eos_ids=EOS_IDS
+    )
+    assert engine.catalogue.width(engine.catalogue.buckets.lengths[-1]) == WHOLE
+    engine.compile()
+    return engine
+
+
+def run(requests: list[Request], planner: Planner) -> tuple[list[Completion], RolloutReport]:
+    """From DP2 on."""
+    layout, policy = engine().layouts[DP2], engine().policy
+    weights = jax.device_put(subject("kv2").params, layout.param_shardings(policy))
+    engine().set_weights(weights, layout)
+    done = engine().rollout(requests, planner)
+    engine().release_weights()
+    return done
+
+
+def check(requests: list[Request], expected: list[Completion], found: list[Completion]) -> None:
+    decisions = subject("kv2").judge.decisions(requests, expected)
+    pairs = zip(expected, found, decisions, strict=True)
+    total = sum((compare(a, b, decided) for a, b, decided in pairs), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.9 * total.tokens > 100
+
+
+@pytest.mark.parametrize("below", [MIGRATE_ALL, RECOMPUTE_ALL], ids=["migrate", "recompute"])
+def test_waiting_and_making_room_change_no_token(below):
+    """Four times as many sequences as rows, those preempted recomputed, in switches as well."""
+    requests, expected = static_run("kv2", seed=0)
+    for planner in (
+        FixedLayout(DP2),
+        ScriptedPath(DP2, (Step(TP2, 12, below), Step(DP2, 6, below), Step(TP2, 2, below))),
+    ):
+        found, report = run(requests, planner)
+        check(requests, expected, found)
+        assert report.preempted > 0
+        assert max(report.live) <= 4 and report.tokens == sum(len(x.tokens) for x in found)
+        known = sum(len(request.tokens) - 1 for request in requests)
+        assert report.prefill_tokens > known  # some of it a second time
+    assert len(report.switches) == 3
+
+
+def test_many_times_more_sequences_than_rows_all_come_out_in_order():
+    requests = make_requests(SETTINGS["kv2"], 0)
+    short = [
+        replace(requests[i % 16], key=sequence_key(7, i), max_new_tokens=1 + i % 5)
+        for i in range(200)
+    ]
+    found, report = run(short, FixedLayout(TP2))
+    assert [len(done.tokens) for done in found if done.is_truncated] == [
+        request.max_new_tokens
+        for request, done in zip(short, found, strict=True)
+        if done.is_truncated
+    ]
+    assert len(found) == 200 and all(1 <= len(done.tokens) <= 5 for done in found)
+    assert len(report.done_after) == 200
+
+
+def test_a_prompt_is_computed_once_for_its_samples():
+    """Whole pages are shared, a part page copied: once in each group, whatever the number of samples."""
+    rng = np.random.default_rng(3)
+    prompt = tuple(rng.integers(3, 61, 11).tolist())  # a page of eight tokens and two of the next
+    samples = [Request(prompt, sequence_key(5, i), 20, ignore_eos=True) for i in range(4)]
+    found, report = run(samples, FixedLayout(DP2))
+    assert report.prefill_tokens == 2 * 10
+    expected, _ = subject("kv2").run(samples, subject("kv2").static(1))
+    decisions = subject("kv2").judge.decisions(samples, expected)
+    total = sum(map(compare, expected, found, decisions), Tally())
+    assert total.unexplained == 0 and total.compared > 60
+    assert len({tuple(done.tokens.tolist()) for done in found}) == 4

@@ -1,0 +1,284 @@
+"""Accounts of pages, held against a cache of tokens that is written as the devices would."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pat_jax.engine.accounts import NO_SEQUENCE
+from pat_jax.engine.paging import (
+    NULL_PAGE,
+    PagePool,
+    Spans,
+    num_pages_for,
+    prefill_calls,
+)
+
+SYSTEM = (1, 2, 1, 1, 2)  # begins many prompts
+PROMPTS = st.one_of(
+    st.lists(st.integers(1, 2), min_size=1, max_size=12),
+    st.lists(st.integers(1, 2), max_size=4).map(lambda tail: [*SYSTEM, *tail]),
+)
+
+
+class Sequence:
+    def __init__(self, tokens: list[int], pages: np.ndarray):
+        self.tokens, self.pages = tokens, pages  # the newest token is not in the cache
+
+
+class Pages(RuleBasedStateMachine):
+    """`cache[page]` is what the devices hold; a token that nobody wrote is 0."""
+
+    @initialize(num_pages=st.integers(2, 24), page_size=st.integers(1, 5))
+    def begin(self, num_pages, page_size):
+        self.pool, self.size = PagePool(num_pages, page_size), page_size
+        self.cache = np.zeros((num_pages, page_size), int)
+        self.live: list[Sequence] = []
+        self.policy = 0  # what is computed under another one is worth nothing
+
+    def written(self, tokens: list[int]) -> np.ndarray:
+        return np.array(tokens) + 10 * self.policy
+
+    def slots(self, sequence: Sequence, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        at = np.arange(start, stop)
+        return sequence.pages[at // self.size], at % self.size
+
+    def held(self) -> set[int]:
+        return {page for sequence in self.live for page in sequence.pages.tolist()}
+
+    def unchanged_if_refused(self, before: dict, needed: int) -> None:
+        assert vars(self.pool) == before
+        assert needed > self.pool.num_free
+
+    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), room=st.integers(0, 6))
+    def admit(self, prompts, room):
+        """A round of admissions, then their prefill, then their copies."""
+        admitted = []
+        for tokens in prompts:
+            before, total = (
+                deepcopy(vars(self.pool)),
+                num_pages_for(len(tokens) - 1 + room, self.size),
+            )
+            taken = self.pool.admit(np.array(tokens), room)
+            if taken is None:
+                self.unchanged_if_refused(before, total)
+                continue
+            assert len(taken.pages) == total
+            admitted.append((Sequence(tokens, taken.pages), taken))
+            self.live.append(admitted[-1][0])
+        self.prefill(admitted)
+        for _, taken in admitted:
+            if taken.copy is not None:
+                source, target = taken.copy
+                self.cache[target] = self.cache[source]
+
+    def prefill(self, admitted):
+        spans = Spans(
+            np.arange(len(admitted)),
+            np.zeros(len(admitted), int),
+            np.array([taken.num_cached for _, taken in admitted], int),
+            np.array([len(sequence.tokens) - 1 for sequence, _ in admitted], int),
+        )
+        for call in prefill_calls(spans, num_groups=1, blocks=3, page_size=self.size):
+            blocks = [
+                (admitted[i][0], start, start + length)
+                for i, start, length in zip(*(x[0].tolist() for x in call), strict=True)
+                if i != NO_SEQUENCE
+            ]
+            for sequence, start, stop in blocks:
+                self.cache[self.slots(sequence, start, stop)] = self.written(
+                    sequence.tokens[start:stop]
+                )
+            for sequence, _, stop in blocks:  # all that a block attends to is there
+                np.testing.assert_array_equal(
+                    self.cache[self.slots(sequence, 0, stop)], self.written(sequence.tokens[:stop])
+                )
+
+    @rule(data=st.data(), said=st.lists(st.integers(1, 2), max_size=7))
+    def decode(self, data, said):
+        if not self.live:
+            return
+        sequence = data.draw(st.sampled_from(self.live))
+        start, stop = len(sequence.tokens) - 1, len(sequence.tokens) - 1 + len(said)
+        before = deepcopy(vars(self.pool))
+        pages = self.pool.extend(sequence.pages, stop)
+        if pages is None:
+            needed = num_pages_for(stop, self.size) - len(sequence.pages)
+            return self.unchanged_if_refused(before, needed)
+        assert pages[: len(sequence.pages)].tolist() == sequence.pages.tolist()
+        sequence.pages, sequence.tokens = pages, [*sequence.tokens, *said]
+        self.cache[self.slots(sequence, start, stop)] = self.written(sequence.tokens[start:stop])
+
+    @rule(data=st.data())
+    def release(self, data):
+        if not self.live:
+            return
+        sequence = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+        self.pool.release(sequence.pages)
+
+    @rule()
+    def change_policy(self):
+        """At the end of a rollout."""
+        while self.live:
+            self.pool.release(self.live.pop().pages)
+        self.pool.forget_prefixes()
+        self.policy += 1
+
+    @invariant()
+    def the_cache_holds_what_every_sequence_said(self):
+        for sequence in self.live:
+            cached = len(sequence.tokens) - 1
+            np.testing.assert_array_equal(
+                self.cache[self.slots(sequence, 0, cached)], self.written(sequence.tokens[:cached])
+            )
+
+    @invariant()
+    def pages_are_counted(self):
+        if not hasattr(self, "pool"):
+            return
+        held = self.held()
+        assert NULL_PAGE not in held
+        assert self.pool.num_free == self.pool.capacity - len(held)
+        for sequence in self.live:
+            assert len(set(sequence.pages.tolist())) == len(sequence.pages)
+
+
+TestPages = Pages.TestCase
+
+
+def tokens_of(number: int, length: int) -> np.ndarray:
+    return number * 1000 + np.arange(length)
+
+
+def test_samples_of_a_prompt_share_all_but_the_page_they_write():
+    pool = PagePool(100, 4)
+    first, second, third = (pool.admit(tokens_of(1, 11), room=3) for _ in range(3))
+    assert first and second and third
+    assert (first.num_cached, first.copy) == (0, None)
+    assert first.pages[:2].tolist() == second.pages[:2].tolist() == third.pages[:2].tolist()
+    for other in (second, third):
+        assert other.num_cached == 10
+        assert other.copy == (first.pages[2], other.pages[2])
+    # Two shared, and each the part page and one more for tokens 10 … 12.
+    assert pool.capacity - pool.num_free == 2 + 3 * 2
+
+
+def test_a_common_beginning_is_shared_up_to_the_last_full_page():
+    pool = PagePool(100, 4)
+    one = pool.admit(np.array([9] * 10 + [1, 2, 3]), room=0)
+    two = pool.admit(np.array([9] * 10 + [3, 2, 1]), room=0)
+    assert one and two
+    assert (two.num_cached, two.copy) == (8, None)
+    assert (one.pages[:2] == two.pages[:2]).all() and one.pages[2] != two.pages[2]
+
+
+def test_equal_tokens_after_other_ones_are_not_shared():
+    pool = PagePool(100, 4)
+    pool.admit(np.array([1] * 4 + [9] * 5), room=0)
+    other = pool.admit(np.array([2] * 4 + [9] * 5), room=0)
+    assert other and other.num_cached == 0
+
+
+def test_a_part_page_that_was_let_go_is_taken_over_without_a_copy():
+    pool = PagePool(100, 4)
+    first = pool.admit(tokens_of(1, 11), room=1)
+    assert first
+    pool.release(first.pages)
+    second, third = pool.admit(tokens_of(1, 11), room=1), pool.admit(tokens_of(1, 11), room=1)
+    assert second and third
+    assert (second.num_cached, second.copy) == (10, None)
+    assert second.pages.tolist() == first.pages.tolist()
+    assert third.copy == (first.pages[2], third.pages[2])
+
+
+def test_pages_let_go_longest_ago_are_given_out_first():
+    pool = PagePool(1 + 3 * 2, 4)  # room for three prompts
+    for number in (0, 1, 2, 0):  # prompt 0 is used twice
+        admitted = pool.admit(tokens_of(number, 9), room=0)
+        assert admitted
+        pool.release(admitted.pages)
+    assert pool.num_free == pool.capacity
+    assert pool.admit(tokens_of(3, 5), room=0)  # takes the last page of prompt 1
+    for number, length, num_cached in ((0, 9, 8), (2, 9, 8), (1, 5, 4)):
+        admitted = pool.admit(tokens_of(number, length), room=0)
+        assert admitted and admitted.num_cached == num_cached
+
+
+def test_what_is_found_counts_when_pages_are_few():
+    pool = PagePool(1 + 4, 4)
+    assert pool.admit(tokens_of(1, 13), room=0)  # three pages
+    assert pool.admit(tokens_of(2, 13), room=0) is None
+    assert pool.admit(tokens_of(1, 13), room=1)  # three that are there and one more
+    assert pool.num_free == 0
+
+
+def test_prefixes_are_forgotten():
+    pool = PagePool(100, 4)
+    running, done = (pool.admit(tokens_of(number, 9), room=0) for number in (1, 2))
+    assert running and done
+    pool.release(done.pages)
+    pool.forget_prefixes()
+    for number in (1, 2):
+        again = pool.admit(tokens_of(number, 9), room=0)
+        assert again and again.num_cached == 0
+        pool.release(again.pages)
+    pool.release(running.pages)
+    assert pool.num_free == pool.capacity
+
+
+@pytest.mark.parametrize("num_pages, page_size", [(1, 4), (5, 0)])
+def test_a_pool_that_holds_nothing_is_refused(num_pages, page_size):
+    with pytest.raises(ValueError, match="holds nothing"):
+        PagePool(num_pages, page_size)
+
+
+def test_pages_are_released_once():
+    pool = PagePool(10, 4)
+    admitted = pool.admit(tokens_of(1, 9), room=0)
+    assert admitted
+    pool.release(admitted.pages)
+    with pytest.raises(ValueError, match="nobody holds it"):
+        pool.release(admitted.pages)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 40)), min_size=0, max_size=30
+    ),
+    st.integers(1, 8),
+    st.integers(1, 6),
+)
+def test_calls_hold_every_token_once_and_lower_positions_first(runs, blocks, page_size):
+    group, first, count = np.array(runs, int).reshape(-1, 3).T
+    spans = Spans(np.arange(len(runs)), group, first * page_size, first * page_size + count)
+    calls = prefill_calls(spans, num_groups=4, blocks=blocks, page_size=page_size)
+    seen = []
+    reached = np.zeros(4, int)
+    for call in calls:
+        assert call.sequence.shape == (4, blocks)
+        starts = np.where(call.length > 0, call.start, 10**6)
+        assert (starts.min(axis=1) >= reached).all()
+        reached = np.maximum(reached, np.where(call.length > 0, call.start, 0).max(axis=1))
+        assert ((call.sequence == NO_SEQUENCE) == (call.length == 0)).all()
+        for g, block in zip(*np.nonzero(call.length), strict=True):
+            i, start = call.sequence[g, block], call.start[g, block]
+            assert group[i] == g and start % page_size == 0
+            seen += [(i, start + k) for k in range(call.length[g, block])]
+        assert call.context == max(start + 1 for _, start in seen[-call.length.sum() :])
+    wanted = [(i, t) for i in range(len(runs)) for t in range(spans.start[i], spans.stop[i])]
+    assert sorted(seen) == wanted
+    pages = np.bincount(group, -(-count // page_size), minlength=4)
+    assert len(calls) == -(-int(pages.max(initial=0)) // blocks)
+
+
+def test_little_of_a_prefill_is_padding():
+    """Prompts about as long as those of mathematics problems."""
+    length = np.random.default_rng(0).lognormal(4.9, 0.4, 128).astype(int)  # median 135 tokens
+    none = np.zeros(128, int)
+    calls = prefill_calls(
+        Spans(np.arange(128), none, none, length), num_groups=1, blocks=32, page_size=16
+    )
+    assert 1 - length.sum() / sum(call.length.size * 16 for call in calls) < 0.08

@@ -1,0 +1,170 @@
+"""Rows and pages of sequences, held against devices that write and move tokens as they are told."""
+
+import numpy as np
+from bursts import burst
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pat_jax.engine.accounts import NO_SEQUENCE
+from pat_jax.engine.admission import Admission, PageMoves, Round
+from pat_jax.engine.paging import NULL_PAGE, prefill_calls
+from pat_jax.engine.scheduler import Request, Scheduler
+
+BURST = 4
+NO_TOKEN = -7
+GROUPS = (1, 2, 4)
+SYSTEM = (1, 2, 1)
+
+
+def requests_of(lengths: list[tuple[int, int, int]]) -> list[Request]:
+    """(which prompt, its tokens, most new tokens) each; many prompts begin alike."""
+    rng = np.random.default_rng(0)
+    tails = [tuple(rng.integers(1, 3, 20).tolist()) for _ in range(5)]
+    return [
+        Request((*SYSTEM, *tails[which])[:length], np.zeros(2, np.uint32), most)
+        for which, length, most in lengths
+    ]
+
+
+class Devices:
+    """Writes known tokens where a table says, as a model does with what it computes of them."""
+
+    def __init__(self, admission: Admission):
+        self.admission, self.scheduler = admission, admission.scheduler
+        self.cache = self.empty()
+
+    def empty(self) -> np.ndarray:
+        pools = self.admission.pools
+        return np.full((len(pools), pools[0].num_pages, self.admission.page_size), NO_TOKEN)
+
+    def slots(self, sequence: int, group: int, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        width, size = self.admission.most_pages, self.admission.page_size
+        (pages,) = self.admission.table(np.array([sequence]), width)
+        where = pages[positions // size]
+        assert (where != NULL_PAGE).all()
+        return np.full(len(positions), group), where, positions % size
+
+    def write(self, sequence: int, group: int, start: int, stop: int) -> None:
+        positions = np.arange(start, stop)
+        tokens = self.scheduler.tokens[sequence, start:stop]
+        self.cache[self.slots(sequence, group, positions)] = tokens
+
+    def check(self, sequence: int, group: int, stop: int) -> None:
+        """Its first `stop` tokens are in the cache."""
+        held = self.cache[self.slots(sequence, group, np.arange(stop))]
+        np.testing.assert_array_equal(held, self.scheduler.tokens[sequence, :stop])
+
+    def prefill(self, round: Round) -> None:
+        groups, size = self.scheduler.num_groups, self.admission.page_size
+        for call in prefill_calls(round.spans, num_groups=groups, blocks=2, page_size=size):
+            blocks = [
+                (int(call.sequence[g, b]), g, int(call.start[g, b]), int(call.length[g, b]))
+                for g, b in np.argwhere(call.length).tolist()
+            ]
+            for sequence, group, start, length in blocks:
+                self.write(sequence, group, start, start + length)
+            for sequence, group, start, length in blocks:  # all it attends to is there
+                self.check(sequence, group, start + length)
+        for group, source, target in zip(*round.copies, strict=True):
+            self.cache[group, target] = self.cache[group, source]
+
+    def move(self, moves: PageMoves) -> None:
+        old, self.cache = self.cache, self.empty()
+        assert len(set(zip(moves.new_group, moves.new_page, strict=True))) == len(moves.new_page)
+        self.cache[moves.new_group, moves.new_page] = old[moves.old_group, moves.old_page]
+
+
+class Serving(RuleBasedStateMachine):
+    @initialize(
+        lengths=st.lists(
+            st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(1, 9)),
+            min_size=1,
+            max_size=24,
+        ),
+        num_groups=st.sampled_from(GROUPS),
+        page_size=st.integers(1, 4),
+        spare=st.integers(0, 30),
+        rows=st.integers(1, 5),
+    )
+    def begin(self, lengths, num_groups, page_size, spare, rows):
+        requests = requests_of(lengths)
+        self.rows, self.ended = rows, []
+        self.num_pages = 1 + -(-max(a + b - 1 for _, a, b in lengths) // page_size) + spare
+        self.scheduler = Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
+        self.admission = Admission(self.scheduler, num_pages=self.num_pages, page_size=page_size)
+        self.devices = Devices(self.admission)
+
+    has_work = precondition(lambda self: self.scheduler.has_work)
+
+    @has_work
+    @rule(data=st.data())
+    def step(self, data):
+        scheduler, admission = self.scheduler, self.admission
+        before = len(scheduler.live)
+        preempted = admission.grow(BURST)
+        assert len(scheduler.live) == before - preempted
+        self.devices.prefill(admission.admit(self.rows, BURST))
+        live = scheduler.live
+        assert len(live), "somebody always gets on"
+        for i, group in zip(live.tolist(), scheduler.group(live).tolist(), strict=True):
+            self.devices.check(i, group, int(scheduler.length[i]) - 1)
+        left = scheduler.end[live] - scheduler.length[live]
+        draw = np.array(data.draw(st.lists(st.integers(1, BURST), min_size=len(live))))[: len(live)]
+        emitted = np.minimum(draw, left)
+        goes_on = (emitted < left) & (draw > 1)
+        first, group = scheduler.length[live] - 1, scheduler.group(live)
+        burst(scheduler, emitted, goes_on, tokens=draw)
+        self.ended += live[~goes_on].tolist()
+        for i, g, start, count in zip(live.tolist(), group.tolist(), first, emitted, strict=True):
+            self.devices.write(i, g, int(start), int(start + count))
+        admission.release_ended()
+
+    @has_work
+    @rule(data=st.data(), num_groups=st.sampled_from(GROUPS), fewer=st.integers(0, 8))
+    def switch(self, data, num_groups, fewer):
+        scheduler = self.scheduler
+        live = scheduler.live
+        if not len(live):
+            return
+        flags = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
+        smallest = 1 + -(-int(scheduler.end.max() - 1) // self.admission.page_size)
+        moves, round = self.admission.carry(
+            num_groups,
+            num_pages=max(smallest, self.num_pages - fewer),
+            is_recomputed=np.array(data.draw(flags)),
+            steps=BURST,
+        )
+        self.rows = max(self.rows, scheduler.rows_per_group)
+        self.devices.move(moves)
+        self.devices.prefill(round)
+        for i, group in zip(scheduler.live.tolist(), scheduler.group(scheduler.live), strict=True):
+            self.devices.check(i, int(group), int(scheduler.length[i]) - 1)
+
+    @precondition(lambda self: not self.scheduler.has_work)
+    @rule()
+    def rest(self):
+        assert self.admission.pages_held == 0 and self.admission.most_pages == 0
+
+    @invariant()
+    def each_sequence_is_in_one_place(self):
+        if not hasattr(self, "scheduler"):
+            return
+        scheduler, admission = self.scheduler, self.admission
+        live, waiting = scheduler.live.tolist(), list(admission._queue)
+        assert sorted([*live, *waiting, *self.ended]) == list(range(len(scheduler.requests)))
+        assert sorted(waiting) == scheduler.waiting.tolist()
+        assert scheduler.load().waiting == len(waiting)
+        most = max((len(admission._pages[i]) for i in live), default=0)
+        assert admission.most_pages == most
+        held = {
+            (group, page)
+            for i, group in zip(live, scheduler.group(scheduler.live).tolist(), strict=True)
+            for page in admission.table(np.array([i]), admission.most_pages)[0].tolist()
+            if page != NULL_PAGE
+        }
+        assert admission.pages_held == len(held)
+        occupants = scheduler.occupants
+        assert sorted(occupants[occupants != NO_SEQUENCE].tolist()) == live
+
+
+TestServing = Serving.TestCase

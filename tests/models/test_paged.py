@@ -1,0 +1,173 @@
+"""Pages, and the dense view of them during a burst, against attention over plain lists in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.models.burst_layer import BurstLayer
+from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
+
+PAGE_SIZE, HEADS, GROUP, DIM, WIDTH = 4, 2, 3, 8, 5
+TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(jnp.bfloat16): 3e-2}
+
+
+def expected(query, keys, values):
+    """One query [heads, group, dim] over its sequence's keys and values [tokens, heads, dim]."""
+    scores = np.einsum("kgd,skd->kgs", query, keys) / np.sqrt(query.shape[-1])
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("kgs,skd->kgd", weights / weights.sum(axis=-1, keepdims=True), values)
+
+
+class Sequences:
+    """Rows of random keys, values and queries, and a pool that holds the first tokens of each."""
+
+    def __init__(self, seed, lengths, new, dtype=jnp.float32):
+        rng = np.random.default_rng(seed)
+        self.lengths, self.new = np.array(lengths, np.int32), new
+        rows, total = len(lengths), max(lengths) + new
+
+        def normal(*shape):
+            return np.asarray(jnp.asarray(rng.normal(size=shape), dtype), np.float64)
+
+        self.keys, self.values = normal(rows, total, HEADS, DIM), normal(rows, total, HEADS, DIM)
+        self.queries = normal(rows, total, HEADS, GROUP, DIM)
+        pages = rng.permutation(rows * WIDTH) + 1
+        self.table = pages.reshape(rows, WIDTH).astype(np.int32)
+        for row, length in enumerate(lengths):
+            self.table[row, -(-(length + new) // PAGE_SIZE) :] = NULL_PAGE
+        # What no sequence owns is refuse; it may be of any size but not infinite.
+        shape = (rows * WIDTH + 1, HEADS, PAGE_SIZE, DIM)
+        self.pools = [np.asarray(1e3 * rng.normal(size=shape), dtype) for _ in range(2)]
+        for row, length in enumerate(lengths):
+            for token in range(length):
+                self.put(self.pools, row, token)
+
+    def put(self, pools, row, token):
+        page, column = self.table[row, token // PAGE_SIZE], token % PAGE_SIZE
+        pools[0][page, :, column] = self.keys[row, token]
+        pools[1][page, :, column] = self.values[row, token]
+
+    def layer(self):
+        return PagedLayer(*map(jnp.asarray, self.pools), jnp.asarray(self.table))
+
+    def chunk(self, positions, dtype):
+        """Queries, keys and values at positions int[rows, length]."""
+        at = (np.arange(len(positions))[:, None], positions)
+        arrays = [jnp.asarray(x[at], dtype) for x in (self.queries, self.keys, self.values)]
+        return (*arrays, jnp.asarray(positions, jnp.int32))
+
+    def expected(self, row, position):
+        seen = slice(position + 1)
+        return expected(self.queries[row, position], self.keys[row, seen], self.values[row, seen])
+
+
+# Always three rows, and jitted once a shape: what varies compiles nothing.
+lengths = st.lists(st.integers(0, PAGE_SIZE * WIDTH - 7), min_size=3, max_size=3)
+attend = jax.jit(lambda layer, *chunk: layer.attend(*chunk))
+begin = jax.jit(BurstLayer.begin, static_argnums=2)
+end = jax.jit(BurstLayer.end)
+
+
+@given(lengths, st.integers(0, 99), st.sampled_from([jnp.float32, jnp.bfloat16]))
+def test_decoding_over_pages_equals_attention_over_the_sequence(lengths, seed, dtype):
+    sequences = Sequences(seed, lengths, new=3, dtype=dtype)
+    layer = sequences.layer()
+    for step in range(3):
+        positions = sequences.lengths[:, None] + step
+        got, layer = attend(layer, *sequences.chunk(positions, dtype))
+        assert got.dtype == dtype
+        for row, position in enumerate(positions[:, 0]):
+            np.testing.assert_allclose(
+                np.asarray(got[row, 0], np.float64),
+                sequences.expected(row, position),
+                atol=TOLERANCE[np.dtype(dtype)],
+            )
+
+
+@given(lengths, st.integers(0, 99))
+def test_a_write_touches_its_own_columns_only(lengths, seed):
+    sequences = Sequences(seed, lengths, new=1)
+    layer = sequences.layer()
+    _, layer = attend(layer, *sequences.chunk(sequences.lengths[:, None], jnp.float32))
+    for row, length in enumerate(lengths):
+        sequences.put(sequences.pools, row, length)
+    for got, pool in zip((layer.keys, layer.values), sequences.pools, strict=True):
+        np.testing.assert_array_equal(got, pool)
+
+
+@given(st.permutations(range(4)), st.integers(0, 99))
+def test_blocks_of_one_sequence_may_be_prefilled_in_one_call_in_any_order(order, seed):
+    """And an empty block, whose table names no page, disturbs nobody."""
+    sequences = Sequences(seed, [0], new=4 * PAGE_SIZE)
+    starts = np.array([*order, 0])[:, None] * PAGE_SIZE
+    positions = starts + np.arange(PAGE_SIZE)
+    at = (np.zeros_like(positions), positions)
+    layer = sequences.layer()._replace(
+        table=jnp.asarray(np.vstack([np.repeat(sequences.table, 4, axis=0), [[NULL_PAGE] * WIDTH]]))
+    )
+    chunk = [jnp.asarray(x[at], jnp.float32) for x in (sequences.queries, sequences.keys)]
+    values = jnp.asarray(sequences.values[at], jnp.float32)
+    got, _ = attend(layer, *chunk, values, jnp.asarray(positions))
+    assert np.isfinite(got).all()
+    for block, start in enumerate(starts[:-1, 0]):
+        for i in range(PAGE_SIZE):
+            np.testing.assert_allclose(got[block, i], sequences.expected(0, start + i), atol=2e-6)
+
+
+@given(
+    lengths,
+    st.data(),
+    st.sampled_from([jnp.float32, jnp.bfloat16]),
+)
+def test_a_burst_equals_attention_over_the_sequence_and_leaves_its_tokens_in_the_pages(
+    lengths, data, dtype
+):
+    """Rows end at different steps; those that have ended stand still and write refuse."""
+    steps = data.draw(st.integers(1, 7))
+    emitted = np.array([data.draw(st.integers(0, steps)) for _ in lengths], np.int32)
+    sequences = Sequences(data.draw(st.integers(0, 99)), lengths, new=7, dtype=dtype)
+    layer, start = sequences.layer(), sequences.lengths
+    burst = begin(layer, jnp.asarray(start), 7)
+    for step in range(emitted.max()):
+        positions = start + np.minimum(step, emitted)
+        got, burst = attend(burst, *sequences.chunk(positions[:, None], dtype))
+        assert got.dtype == dtype
+        for row in np.flatnonzero(step < emitted):
+            np.testing.assert_allclose(
+                np.asarray(got[row, 0], np.float64),
+                sequences.expected(row, positions[row]),
+                atol=TOLERANCE[np.dtype(dtype)],
+            )
+
+    for row, count in enumerate(emitted):
+        for token in range(start[row], start[row] + count):
+            sequences.put(sequences.pools, row, token)
+    ended = end(burst, layer, jnp.asarray(start + emitted))
+    for got, pool in zip((ended.keys, ended.values), sequences.pools, strict=True):
+        np.testing.assert_array_equal(got[NULL_PAGE + 1 :], pool[NULL_PAGE + 1 :])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pages_are_written_where_they_lie(rows):
+    """A donated pool is not copied: neither by a write nor at the end of a burst."""
+    pool = jax.ShapeDtypeStruct((4096, HEADS, PAGE_SIZE, DIM), jnp.float32)
+    table = jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32)
+    ints = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    token = jax.ShapeDtypeStruct((rows, 1, HEADS, DIM), jnp.float32)
+
+    def write(layer, keys, values, start):
+        return layer.write(keys, values, start)
+
+    def burst(layer, start, stop):
+        return BurstLayer.begin(layer, start, 8).end(layer, stop)
+
+    layer = PagedLayer(pool, pool, table)
+    for run, arguments in ((write, (token, token, ints)), (burst, (ints, ints))):
+        compiled = jax.jit(run, donate_argnums=0).lower(layer, *arguments).compile()
+        memory = compiled.memory_analysis()
+        pool_bytes = 4 * 4096 * HEADS * PAGE_SIZE * DIM
+        assert memory.temp_size_in_bytes < pool_bytes / 8
+        assert memory.alias_size_in_bytes >= 2 * pool_bytes
