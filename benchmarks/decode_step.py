@@ -107,8 +107,10 @@ def burst(policy: Policy, steps: int) -> Callable:
         model, rows = policy.bind(params), tokens.shape[0]
         plain, none = RowSampling.empty(rows), jnp.full((rows, 1), NO_TOKEN)
         seen = jnp.zeros(seen_shape(policy.config, rows), jnp.uint32)
-        begun = [PagedLayer(*pool, context_table) for pool in pools]
-        cache = tuple(BurstLayer.begin(layer, start, steps) for layer in begun)
+        cache = tuple(
+            BurstLayer.begin(PagedLayer(pool[0], pool[1], context_table), start, steps)
+            for pool in pools
+        )
         # The numbers of all steps at once: one by one they cost more than the rest of sampling.
         numbers = jax.vmap(lambda i: uniform(keys, start + 1 + i))(jnp.arange(steps))
 
@@ -128,7 +130,7 @@ def burst(policy: Policy, steps: int) -> Callable:
         carry = jax.lax.fori_loop(0, steps, step, (tokens, start, cache, out))
         tokens, position, cache, out = carry
         ended = [
-            layer.end(PagedLayer(*pool, table), position)
+            layer.end(PagedLayer(pool[0], pool[1], table), position)
             for layer, pool in zip(cache, pools, strict=True)
         ]
         return [(layer.keys, layer.values) for layer in ended], tokens, out
