@@ -148,6 +148,8 @@ class Admission:
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
+            if scheduler.is_done[i]:
+                continue  # what it had said before it gave way turned out to be the end
             home = self._home[self._prompt[i]]
             if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
                 late.append(i)

@@ -77,6 +77,12 @@ def test_the_youngest_gives_way_and_comes_back_first():
     assert round.spans.stop.tolist() == [18]
 
 
+def test_who_turns_out_to_be_done_is_not_admitted():
+    admission = make_admission(plain(3))
+    admission.scheduler.is_done[1] = True
+    assert admission.admit(3, BURST).spans.sequence.tolist() == [0, 2]
+
+
 def test_nobody_overtakes_who_needs_more_pages():
     three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
     requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
