@@ -104,8 +104,10 @@ def burst(policy: Policy, steps: int) -> Callable:
     def run(params, pools, table, context_table, tokens, start, keys):
         model, rows = policy.bind(params), tokens.shape[0]
         ones, zeros = jnp.ones(rows), jnp.zeros(rows, jnp.int32)
-        begun = [PagedLayer(*pool, context_table) for pool in pools]
-        cache = tuple(BurstLayer.begin(layer, start, steps) for layer in begun)
+        cache = tuple(
+            BurstLayer.begin(PagedLayer(pool[0], pool[1], context_table), start, steps)
+            for pool in pools
+        )
         # The numbers of all steps at once: one by one they cost more than the rest of sampling.
         numbers = jax.vmap(lambda i: uniform(keys, start + 1 + i))(jnp.arange(steps))
 
@@ -125,7 +127,7 @@ def burst(policy: Policy, steps: int) -> Callable:
         carry = jax.lax.fori_loop(0, steps, step, (tokens, start, cache, out))
         tokens, position, cache, out = carry
         ended = [
-            layer.end(PagedLayer(*pool, table), position)
+            layer.end(PagedLayer(pool[0], pool[1], table), position)
             for layer, pool in zip(cache, pools, strict=True)
         ]
         return [(layer.keys, layer.values) for layer in ended], tokens, out

@@ -4,8 +4,9 @@ A page holds `page_size` consecutive tokens of one sequence. Entry w of a row's 
 its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to nobody: entries beyond
 a row's tokens name it, and empty rows read and write it.
 
-This is the plain way to attend over pages, for any back end: it gathers each row's pages, then
-attends over them as over dense rows. Kernels that read pages where they lie are tested against it.
+The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
+over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, single tokens attend by a kernel
+that reads the pages where they lie (`paged_kernels`).
 """
 
 from typing import NamedTuple
@@ -15,8 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.layers import attend
+from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 
 NULL_PAGE = 0
+TPU_LANES = 128  # of a vector register: the kernel takes whole ones
 
 
 class PagedLayer(NamedTuple):
@@ -41,7 +44,18 @@ class PagedLayer(NamedTuple):
         The tokens of a row lie within one page; the caller sees to it.
         """
         cache = self.write(keys, values, positions[:, 0])
-        return attend(queries, *cache.gather(), positions), cache
+        if queries.shape[1] > 1:
+            return attend(queries, *cache.gather(), positions), cache
+        on_tpu = attend_on_tpu if queries.shape[-1] % TPU_LANES == 0 else _attend_to_one
+        attended = jax.lax.platform_dependent(
+            queries[:, 0],
+            *cache,
+            positions[:, 0] + 1,
+            cuda=attend_on_gpu,
+            tpu=on_tpu,
+            default=_attend_to_one,
+        )
+        return attended[:, None], cache
 
     def gather(self) -> tuple[Float[Array, "rows kv_heads length head_dim"], Array]:
         """Every row's keys and values in one piece; the length is width * page_size."""
@@ -57,19 +71,36 @@ class PagedLayer(NamedTuple):
         index = (start // self.page_size)[:, None]
         pages = jnp.take_along_axis(self.table, index, axis=1, mode="clip")[:, 0]
         offsets = start % self.page_size
-        chunks = [jnp.swapaxes(x, 1, 2).astype(self.keys.dtype) for x in (keys, values)]
 
-        # One row after the other: a scatter would copy the whole pool on some back ends.
-        def write_row(row: Int[Array, ""], pools: list[Array]) -> list[Array]:
-            at = (pages[row], 0, offsets[row], 0)
-            new = [jax.lax.dynamic_index_in_dim(chunk, row) for chunk in chunks]
-            return [
-                jax.lax.dynamic_update_slice(pool, x, at)
-                for pool, x in zip(pools, new, strict=True)
-            ]
+        def put(pool: Array, chunk: Array) -> Array:
+            rows = jnp.swapaxes(chunk, 1, 2).astype(pool.dtype)
+            return jax.lax.platform_dependent(
+                pool, rows, pages, offsets, cpu=_write_in_turn, default=_write_at_once
+            )
 
-        pools = jax.lax.fori_loop(0, len(pages), write_row, [self.keys, self.values])
-        return PagedLayer(*pools, self.table)
+        return PagedLayer(put(self.keys, keys), put(self.values, values), self.table)
+
+
+def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
+    """One row after the other: XLA:CPU may copy the whole pool for a scatter."""
+
+    def write_row(row: Int[Array, ""], pool: Array) -> Array:
+        chunk = jax.lax.dynamic_index_in_dim(chunks, row)
+        return jax.lax.dynamic_update_slice(pool, chunk, (pages[row], 0, offsets[row], 0))
+
+    return jax.lax.fori_loop(0, len(pages), write_row, pool)
+
+
+def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
+    columns = offsets[:, None] + jnp.arange(chunks.shape[2])[None]
+    return pool.at[pages[:, None], :, columns].set(jnp.swapaxes(chunks, 1, 2))
+
+
+def _attend_to_one(
+    queries: Array, keys: Array, values: Array, table: Array, lengths: Array
+) -> Array:
+    rows = PagedLayer(keys, values, table).gather()
+    return attend(queries[:, None], *rows, lengths[:, None] - 1)[:, 0]
 
 
 def _gather(pool: Array, table: Array) -> Array:

@@ -1,14 +1,18 @@
 """Pages, and the dense view of them during a burst, against attention over plain lists in float64."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
 
 from pat_jax.models.burst_layer import BurstLayer
-from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
+from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
 
 PAGE_SIZE, HEADS, GROUP, DIM, WIDTH = 4, 2, 3, 8, 5
 TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(jnp.bfloat16): 3e-2}
@@ -51,7 +55,8 @@ class Sequences:
         pools[1][page, :, column] = self.values[row, token]
 
     def layer(self):
-        return PagedLayer(*map(jnp.asarray, self.pools), jnp.asarray(self.table))
+        keys, values = map(jnp.asarray, self.pools)
+        return PagedLayer(keys, values, jnp.asarray(self.table))
 
     def chunk(self, positions, dtype):
         """Queries, keys and values at positions int[rows, length]."""
@@ -153,8 +158,8 @@ def test_a_burst_equals_attention_over_the_sequence_and_leaves_its_tokens_in_the
 @pytest.mark.parametrize("rows", [1, 3])
 def test_pages_are_written_where_they_lie(rows):
     """A donated pool is not copied: neither by a write nor at the end of a burst."""
-    pool = jax.ShapeDtypeStruct((4096, HEADS, PAGE_SIZE, DIM), jnp.float32)
-    table = jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32)
+    pool: Any = jax.ShapeDtypeStruct((4096, HEADS, PAGE_SIZE, DIM), jnp.float32)
+    table: Any = jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32)
     ints = jax.ShapeDtypeStruct((rows,), jnp.int32)
     token = jax.ShapeDtypeStruct((rows, 1, HEADS, DIM), jnp.float32)
 
@@ -168,6 +173,62 @@ def test_pages_are_written_where_they_lie(rows):
     for run, arguments in ((write, (token, token, ints)), (burst, (ints, ints))):
         compiled = jax.jit(run, donate_argnums=0).lower(layer, *arguments).compile()
         memory = compiled.memory_analysis()
+        assert memory is not None
         pool_bytes = 4 * 4096 * HEADS * PAGE_SIZE * DIM
         assert memory.temp_size_in_bytes < pool_bytes / 8
         assert memory.alias_size_in_bytes >= 2 * pool_bytes
+
+
+def gpu_interpreted(*arguments):
+    return attend_on_gpu(*arguments, interpret=True)
+
+
+def tpu_interpreted(*arguments):
+    with pltpu.force_tpu_interpret_mode():
+        return attend_on_tpu(*arguments)
+
+
+# Products are bfloat16 on a TPU, by default, and so are the interpreter's.
+@pytest.mark.parametrize(
+    ("kernel", "tolerance"), [(gpu_interpreted, 2e-6), (tpu_interpreted, 2e-2)]
+)
+def test_kernels_equal_attention_over_the_sequence(kernel, tolerance):
+    """Lengths of one token, inside and at the end of a page; heads that share keys."""
+    rng = np.random.default_rng(0)
+    rows, width, page_size, dim = 3, 5, 16, 128
+    lengths, pages = np.array([1, 37, 80], np.int32), rows * width + 1
+    queries = rng.normal(size=(rows, HEADS, GROUP, dim))
+    keys, values = rng.normal(size=(2, pages, HEADS, page_size, dim))
+    table = (rng.permutation(rows * width) + 1).reshape(rows, width).astype(np.int32)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (queries, keys, values)]
+    got = kernel(*arrays, jnp.asarray(table), jnp.asarray(lengths))
+    for row, length in enumerate(lengths):
+        seen = [np.concatenate(x[table[row]].swapaxes(1, 2))[:length] for x in (keys, values)]
+        np.testing.assert_allclose(got[row], expected(queries[row], *seen), atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("platform", "kernel"), [("tpu", "tpu_custom_call"), ("cuda", "triton"), ("cpu", None)]
+)
+def test_a_decode_step_is_lowered_to_the_kernel_of_its_platform(platform, kernel):
+    pool: Any = jax.ShapeDtypeStruct((64, 8, 16, 128), jnp.bfloat16)
+    table: Any = jax.ShapeDtypeStruct((4, 8), jnp.int32)
+    layer = PagedLayer(pool, pool, table)
+    token = jax.ShapeDtypeStruct((4, 1, 8, 128), jnp.bfloat16)
+    queries = jax.ShapeDtypeStruct((4, 1, 8, 4, 128), jnp.bfloat16)
+    positions = jax.ShapeDtypeStruct((4, 1), jnp.int32)
+    traced = attend.trace(layer, queries, token, token, positions)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    for name in ("tpu_custom_call", "triton"):
+        assert (name in text) == (name == kernel)
+
+
+@given(st.permutations(range(6)), st.integers(0, 99))
+def test_both_ways_to_write_pages_write_the_same(pages, seed):
+    rng = np.random.default_rng(seed)
+    pool = jnp.asarray(rng.normal(size=(6, HEADS, PAGE_SIZE, DIM)))
+    chunks = jnp.asarray(rng.normal(size=(3, HEADS, 2, DIM)))
+    at = jnp.asarray(pages[:3]), jnp.asarray(rng.integers(0, PAGE_SIZE - 1, 3))
+    np.testing.assert_array_equal(
+        _write_at_once(pool, chunks, *at), _write_in_turn(pool, chunks, *at)
+    )
