@@ -66,8 +66,8 @@ def kv_bytes(
         for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
     )
     staged = SIZES[0] * most_parts * page_bytes(policy.config, config.page_size, dtype)
-    # A switch holds two pools, a chunk of the weights, and pages on their way.
-    return max(0.0, left - _chunk(jax.tree.leaves(abstract), RESLICE_CHUNK_BYTES) - staged) / 2
+    # A switch holds a chunk of the weights twice, and pages on their way.
+    return max(0.0, left - _chunk(jax.tree.leaves(abstract), RESLICE_CHUNK_BYTES) - staged)
 
 
 def _chunk(leaves: Sequence[Any], limit: int) -> int:

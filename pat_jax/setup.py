@@ -95,7 +95,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 
     def parts(layouts: dict[Split, Layout]) -> tuple[RolloutEngine, Trainer, MemoryModel]:
         trainer = _trainer(config, policy, next(iter(chain.values())), layouts)
-        resident = _resident(trainer)
+        resident = [trainer.abstract_state, *[trainer.abstract_params] * trainer.has_reference]
         engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
         return engine, trainer, _memory(config, engine, resident, devices)
 
@@ -132,12 +132,11 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
     engine = _engine(config, policy, devices, layouts, eos_ids, resident=())
-    if roomless := without_room(engine_memory(engine, config.rollout), config.rollout):
-        for split, reason in roomless.items():
-            log.info("layout dropped: %s: %s", split, reason)
-        layouts = {split: layout for split, layout in layouts.items() if split not in roomless}
-        engine = _engine(config, policy, devices, layouts, eos_ids, resident=())
-    return engine
+    roomless = without_room(engine_memory(engine, config.rollout), config.rollout)
+    for split, reason in roomless.items():
+        log.info("layout dropped: %s: %s", split, reason)
+    kept = {split: layout for split, layout in layouts.items() if split not in roomless}
+    return _engine(config, policy, devices, kept, eos_ids, resident=()) if roomless else engine
 
 
 def _engine(
@@ -161,25 +160,15 @@ def _engine(
     )
 
 
-def _resident(trainer: Trainer) -> list[object]:
-    """What training keeps on the devices during a rollout."""
-    return [trainer.abstract_state, *([trainer.abstract_params] if trainer.has_reference else [])]
-
-
 def _memory(
     config: RunConfig, engine: RolloutEngine, resident: object, devices: Sequence[Device]
 ) -> MemoryModel:
     """What the layouts take of a device, training's share included; one of them has to fit."""
-    memory = memory_model(
-        engine.catalogue,
-        config.rollout,
-        limit=memory_limit(config.rollout, devices),
-        resident=resident,
-    )
+    limit = memory_limit(config.rollout, devices)
+    memory = memory_model(engine.catalogue, config.rollout, limit=limit, resident=resident)
     starts = list(engine.layouts) if config.is_planned else list(engine.layouts)[:1]
     name = "switch_to" if config.switch_to else "layout"
-    option = f"option --{name} is {getattr(config, name)!r}"
-    check_memory(memory, starts, option)
+    check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
     return memory
 
 

@@ -203,23 +203,19 @@ class Warmup:
         return pool
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
-        """Copies pages, and packs and unpacks as many as each staging buffer holds; untimed."""
+        """Copies pages; untimed."""
         split = layout.split
         none = np.full(COPIES * split.dp, NULL_PAGE, np.int32)
         for _ in range(2):
             pool = self.programs[Key("copy_pages", split)](pool, none, none)
-        for key in self.programs.keys("pack"):
-            if key.split == split:
-                unpack = self.programs[key._replace(name="unpack")]
-                none = np.full(key.rows * split.dp, NULL_PAGE, np.int32)
-                for _ in range(2):
-                    pool = unpack(pool, self.programs[key](pool, none), none)
         return jax.block_until_ready(pool)
 
     def _migrate(self, source: Layout, target: Layout) -> None:
-        """Times rounds of pages; what the pools hold does not matter."""
+        """Times rounds of pages; what the pool holds does not matter."""
         num_groups = Exchange.between(source, target).narrow.split.dp
-        old, new = (self.programs[Key("allocate", x.split)]() for x in (source, target))
+        for _ in range(2):
+            pool = self.programs[Key("allocate", source.split)]()
+            pool = self.programs[Key("view", source.split, target=target.split)](pool)
         migration = Migration(self.programs, source, target)
         for size, kind in product(SIZES, (ALL, *range(num_groups))):
             groups = np.repeat(np.arange(num_groups) if kind == ALL else [kind], size)
@@ -227,10 +223,10 @@ class Warmup:
             moves = Moves(groups, pages, pages)
 
             def once(moves: Moves = moves) -> float:
-                nonlocal new
+                nonlocal pool
                 start = time.perf_counter()
-                new, traffic = migration.run(old, new, moves)
-                jax.block_until_ready(new)
+                pool, traffic = migration.run(pool, moves)
+                jax.block_until_ready(pool)
                 assert traffic.num_rounds == 1
                 return time.perf_counter() - start
 
@@ -241,8 +237,7 @@ class Warmup:
                 for _ in range(2):
                     once()
                 self._count()
-        _delete(old)
-        _delete(new)
+        _delete(pool)
 
     def _reslice(
         self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]

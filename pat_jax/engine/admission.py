@@ -5,6 +5,7 @@ host. The devices do what a `Round` says before they decode.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,14 +67,17 @@ class Admission:
         self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in scheduler.requests]
         self._home = [NO_GROUP] * len(prompts)  # where a sample of each was admitted last
 
-    def _new_pools(self, num_groups: int, num_pages: int) -> list[PagePool]:
+    def _new_pools(
+        self, num_groups: int, num_pages: int, lowest: Sequence[int] | None = None
+    ) -> list[PagePool]:
         longest = int(self.scheduler.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(
                 f"a pool of {num_pages} pages of {self.page_size} tokens does not hold a sequence "
                 f"of {longest} tokens."
             )
-        return [PagePool(num_pages, self.page_size) for _ in range(num_groups)]
+        lowest = lowest or [NULL_PAGE + 1] * num_groups
+        return [PagePool(num_pages, self.page_size, first=first) for first in lowest]
 
     @property
     def most_pages(self) -> int:
@@ -144,6 +148,8 @@ class Admission:
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
+            if scheduler.is_done[i]:
+                continue  # what it had said before it gave way turned out to be the end
             home = self._home[self._prompt[i]]
             if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
                 late.append(i)
@@ -171,31 +177,35 @@ class Admission:
 
     def carry(
         self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
-    ) -> tuple[PageMoves, Round]:
+    ) -> tuple[Copies, PageMoves, Round]:
         """Rows and pages of the live sequences in the groups, and the pools, of another layout.
 
-        Rows are dealt out anew, as few as hold the fullest group. Who finds too few pages waits.
+        The new pools take the memory of the old ones: what migrates is first copied together, and
+        gets new pages where none of it lies. Rows are dealt out anew, as few as hold the fullest
+        group. Who finds too few pages waits.
 
         Args:
           num_pages: of each new pool.
           is_recomputed: bool[live], whose pages are left behind.
           steps: of the next burst.
+
+        Returns:
+          What is to be copied in the old pools, then moved to the new ones, then computed.
         """
         scheduler = self.scheduler
         live, old_pools = scheduler.live, self.pools
+        for i in live[is_recomputed].tolist():
+            self._release(i)
+        copies = self._compact()
+        lowest = self._lowest(num_groups, num_pages)
         group = scheduler.regroup(num_groups, is_recomputed)
-        self.pools = self._new_pools(num_groups, num_pages)
+        self.pools = self._new_pools(num_groups, num_pages, lowest)
         self._home = [NO_GROUP] * len(self._home)
         moved: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        moves, admitted, is_left = [], [], np.zeros(len(live), bool)
-        # What migrates can be found by what is recomputed. The oldest first.
-        for k in np.lexsort((self._turn[live], is_recomputed)).tolist():
+        moves, admitted, is_left = [], [], is_recomputed.copy()
+        by_age = np.argsort(self._turn[live])
+        for k in by_age[~is_recomputed[by_age]].tolist():
             i, old, new = int(live[k]), int(self._group[live[k]]), int(group[k])
-            if is_recomputed[k]:
-                given = self.admit_one(i, new, steps)
-                admitted += [] if given is None else [(i, given)]
-                is_left[k] = given is None
-                continue
             filled = self._pages[i][: num_pages_for(int(scheduler.length[i]) - 1, self.page_size)]
             adopted = self.pools[new].adopt(filled, old_pools[old], moved[old, new])
             if adopted is None:
@@ -204,6 +214,14 @@ class Admission:
             pages, num_found = adopted
             moves += [(old, a, new, b) for a, b in zip(filled, pages, strict=True)][num_found:]
             self._take(i, new, pages)
+        for pool in self.pools:
+            pool.open()
+        # Who found no page beside the old ones is recomputed as well, in pages found or left.
+        for k in by_age[is_left[by_age]].tolist():
+            i, new = int(live[k]), int(group[k])
+            if (given := self.admit_one(i, new, steps)) is not None:
+                admitted.append((i, given))
+                is_left[k] = False
         left = live[is_left]
         for i in left[np.argsort(-self._turn[left])].tolist():
             self._pages[i], self._num_pages[i] = NO_PAGES, 0
@@ -211,7 +229,31 @@ class Admission:
         scheduler.leave(left)
         rows = int(np.bincount(group[~is_left], minlength=1).max())
         scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
-        return PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T), self._round(admitted)
+        moved_pages = PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T)
+        return copies, moved_pages, self._round(admitted)
+
+    def _compact(self) -> Copies:
+        """Pages of every pool numbered from the first one on."""
+        copies = []
+        numbers = [pool.compact() for pool in self.pools]
+        for i in np.flatnonzero(self._num_pages).tolist():
+            self._pages[i] = numbers[self._group[i]][self._pages[i]]
+        for group, number in enumerate(numbers):
+            moved = np.flatnonzero(number != np.arange(len(number)))
+            copies += [(group, page, number[page]) for page in moved.tolist()]
+        return Copies(*np.array(copies, np.int32).reshape(-1, 3).T)
+
+    def _lowest(self, num_groups: int, num_pages: int) -> list[int]:
+        """The first page of each new group that lies in no memory of pages held in compact pools.
+
+        Groups merge with those congruent modulo their number afterwards, and split likewise.
+        """
+        fewer, lowest = min(num_groups, len(self.pools)), []
+        for new in range(num_groups):
+            beside = [pool for old, pool in enumerate(self.pools) if (old - new) % fewer == 0]
+            held = max(1 + pool.capacity - pool.num_free for pool in beside)
+            lowest.append(-(-held * num_pages // beside[0].num_pages))
+        return lowest
 
     def _round(self, admitted: list[tuple[int, Admitted]]) -> Round:
         i = np.array([i for i, _ in admitted], np.int64)

@@ -32,7 +32,7 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
 from pat_jax.pytree import with_sharding
 
-COPIES = 16  # pages of a group that one program copies
+COPIES = 64  # pages of a group that one program copies
 RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
 
 
@@ -128,7 +128,6 @@ class Catalogue:
         table.declare(Key("copy_pages", split), copy, pool, picks, picks, donate_argnums=0)
         for size in SIZES if len(self.layouts) > 1 else ():
             picks, buffer = self._index(layout, size), self.buffer(layout, size)
-            table.declare(Key("pack", split, size), pages.pack(layout), pool, picks)
             unpack = pages.unpack(layout)
             table.declare(Key("unpack", split, size), unpack, pool, buffer, picks, donate_argnums=0)
 
@@ -149,8 +148,13 @@ class Catalogue:
 
     def _declare_switch(self, table: ProgramTable, source: Layout, target: Layout) -> None:
         exchange = Exchange.between(source, target)
+        pair = source, target
+        view = Key("view", source.split, target=target.split)
+        table.declare(view, pages.view(*pair), self.pool(source), donate_argnums=0)
         for size in SIZES:
-            packed = self.buffer(source, size)
+            packed, picks = self.buffer(source, size), self._index(source, size)
+            pack = Key("pack", source.split, size, target=target.split)
+            table.declare(pack, pages.pack(*pair), self.pool(target), picks)
             down = 1 if exchange.is_up else exchange.members.shape[1]
             key = Key("exchange", source.split, size, target=target.split)
             table.declare(key, exchange.all(), (packed,) * down)

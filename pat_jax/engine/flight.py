@@ -11,7 +11,7 @@ import numpy as np
 
 from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.catalogue import COPIES, Catalogue
-from pat_jax.engine.layout import Layout, shard_bytes
+from pat_jax.engine.layout import Layout
 from pat_jax.engine.migration import Migration, Traffic
 from pat_jax.engine.paging import NULL_PAGE, Copies, PrefillCall, Spans, prefill_calls
 from pat_jax.engine.programs import Key, ProgramTable
@@ -29,7 +29,6 @@ class Carried:
     num_recomputed: int
     due: Round  # what is still to be computed there
     traffic: Traffic
-    extra_bytes: int  # of a device, at most, besides the pool left behind
 
 
 class Flight:
@@ -138,25 +137,19 @@ class Flight:
         scheduler, source = self.scheduler, self.layout
         live, split = scheduler.live, target.split
         is_recomputed = scheduler.length[live] - 1 < recompute_below
-        moves, due = self.admission.carry(
+        copies, moves, due = self.admission.carry(
             split.dp,
             num_pages=self.catalogue.pages[split],
             is_recomputed=is_recomputed,
             steps=self._burst_steps,
         )
+        self._copy(copies)
         self.layout, self._rows = target, None
-        old, allocate = self.pool, self.programs[Key("allocate", split)]
-        traffic = Traffic()
-        if is_recomputed.all():
-            _delete(old)
-            self.pool = allocate()
-        else:
-            migration = Migration(self.programs, source, target)
-            order = (0, 1, 3) if migration.exchange.is_up else (2, 3, 1)
-            self.pool, traffic = migration.run(old, allocate(), Moves(*(moves[k] for k in order)))
-            _delete(old)  # the devices free it when they have packed its last page
-        extra_bytes = sum(map(shard_bytes, jax.tree.leaves(self.catalogue.pool(target))))
-        return Carried(int(is_recomputed.sum()), due, traffic, extra_bytes + traffic.staging_bytes)
+        self.pool = self.programs[Key("view", source.split, target=split)](self.pool)
+        migration = Migration(self.programs, source, target)
+        order = (0, 1, 3) if migration.exchange.is_up else (2, 3, 1)
+        self.pool, traffic = migration.run(self.pool, Moves(*(moves[k] for k in order)))
+        return Carried(int(is_recomputed.sum()), due, traffic)
 
     def settle(self) -> None:
         """Waits until the pool is there."""

@@ -23,7 +23,7 @@ class Traffic:
     num_bytes: int = 0  # empty pages included
     least_bytes: int = 0  # of the live pages
     num_rounds: int = 0
-    staging_bytes: int = 0  # of one device, at most, besides the two pools
+    staging_bytes: int = 0  # of one device, at most, besides the pool
 
 
 class Migration:
@@ -38,39 +38,43 @@ class Migration:
         # flight that communicate, each device may wait in another one, for ever.
         self.waits = source.mesh.devices.flat[0].platform == "cpu"
 
-    def run(self, old: Pool, new: Pool, moves: Moves) -> tuple[Pool, Traffic]:
-        """Copies the pages of `moves` from `old` into `new`, which is consumed.
+    def run(self, pool: Pool, moves: Moves) -> tuple[Pool, Traffic]:
+        """Copies the pages of `moves` to where they belong in the target.
 
         Only dispatched, except on CPU: the caller waits for the pool that it gets back.
+
+        Args:
+          pool: as the target sees the memory of the source's (`pages.view`); consumed. No page that
+            arrives lies in the memory of one that leaves.
         """
         num_groups = self.exchange.narrow.split.dp
         sent, count, largest = 0, 0, 0
         for shipment in shipments(moves, num_groups):
-            new = self._ship(shipment, old, new)
+            pool = self._ship(shipment, pool)
             sent += shipment.round.slots(num_groups)
             count += 1
             largest = max(largest, shipment.round.size)
-        part = self.exchange.part_bytes(old)
+        part = self.exchange.part_bytes(pool)
         due = len(moves.narrow_group)
         sent, due = (part * self.exchange.copies_sent * pages for pages in (sent, due))
-        return new, Traffic(sent, due, count, part * self.exchange.staged * largest)
+        return pool, Traffic(sent, due, count, part * self.exchange.staged * largest)
 
-    def _ship(self, shipment: Shipment, old: Pool, new: Pool) -> Pool:
+    def _ship(self, shipment: Shipment, pool: Pool) -> Pool:
         size, group = shipment.round.size, shipment.round.group
-        pack = self.programs[Key("pack", self.source, size)]
+        pack = self.programs[Key("pack", self.source, size, target=self.target)]
         unpack = self.programs[Key("unpack", self.target, size)]
         part = 0 if group == ALL else 1 + group
         exchange = self.programs[Key("exchange", self.source, size, target=self.target, part=part)]
         narrow, wide = [shipment.narrow_page], self._wide_pages(shipment)
         leaving, arriving = (narrow, wide) if self.exchange.is_up else (wide, narrow)
-        # An empty slot sends what happens to be in the null page, and arrives there.
-        buffers: tuple[Buffer, ...] = tuple(pack(old, _flat(pages)) for pages in leaving)
+        # An empty slot sends what happens to be in the null page, and arrives nowhere.
+        buffers: tuple[Buffer, ...] = tuple(pack(pool, _flat(pages)) for pages in leaving)
         arrived = exchange(buffers)
         if self.waits:
             jax.block_until_ready(arrived)
         for buffer, pages in zip(arrived, arriving, strict=True):
-            new = unpack(new, buffer, _flat(pages))
-        return new
+            pool = unpack(pool, buffer, _flat(pages))
+        return pool
 
     def _wide_pages(self, shipment: Shipment) -> list[np.ndarray]:
         """Pages by wide group, int[wide groups, size], for each buffer."""

@@ -1,7 +1,7 @@
 """Pages of the KV cache on their way between two layouts: pack, exchange, unpack.
 
 A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
-buffers, and unpacks them into the target's pool. Buffers have a few fixed sizes, so that three kinds
+buffers, and unpacks them into the target's pool, in the same memory. Buffers have a few fixed sizes, so that three kinds
 of small programs carry any pages between any two layouts, and nothing but live pages is sent.
 
 The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pat_jax.engine.layout import Axes, Layout
+from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.state import Pool
 from pat_jax.models.kv_cache import KV_AXES
 
@@ -151,38 +152,72 @@ class Exchange:
         )
 
 
-def pack(layout: Layout) -> Callable[[Pool, Array], Buffer]:
-    """Copies the pages `pages[i]` of each group out of its pool."""
+def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:
+    """The memory of the source's pools as pools of the target; nothing moves, nothing is sent.
+
+    A page whose KV heads the target splits in f ways becomes f pages. The pool is to be donated.
+    """
+
+    def run(pool: Pool) -> Pool:
+        def one(x: Array) -> Array:
+            seen = _seen_by(source, target, x)
+            # Without any write XLA:CPU copies the pool where this leaves one head to a page.
+            null_page = seen[NULL_PAGE : NULL_PAGE + 1]
+            return jax.lax.dynamic_update_slice(seen, null_page, (NULL_PAGE, 0, 0, 0))
+
+        return jax.tree.map(one, pool)
+
+    return jax.shard_map(
+        run,
+        mesh=source.mesh,
+        in_specs=source.spec(*KV_AXES),
+        out_specs=target.spec(*KV_AXES),
+        check_vma=False,
+    )
+
+
+def _seen_by(holder: Layout, other: Layout, x: Array) -> Array:
+    """A device's pages in one layout as those of another: the same bytes in the same order."""
+    heads = x.shape[1] * holder.size(holder.kv_axes) // other.size(other.kv_axes)
+    return jnp.reshape(x, (-1, heads, *x.shape[2:]))
+
+
+def pack(source: Layout, target: Layout) -> Callable[[Pool, Array], Buffer]:
+    """Copies the source's pages `pages[i]` of each group out of a pool that the target sees."""
 
     def run(pool: Pool, pages: Int[Array, " pages"]) -> Buffer:
-        arrays = [jnp.take(x, pages, axis=0, mode="clip") for x in jax.tree.leaves(pool)]
+        seen = [_seen_by(target, source, x) for x in jax.tree.leaves(pool)]
+        arrays = [jnp.take(x, pages, axis=0, mode="clip") for x in seen]
         return jnp.stack(arrays, axis=2)
 
     return jax.shard_map(
         run,
-        mesh=layout.mesh,
-        in_specs=(layout.spec(*KV_AXES), layout.spec("batch")),
-        out_specs=layout.spec(*PAGE_AXES),
+        mesh=source.mesh,
+        in_specs=(target.spec(*KV_AXES), source.spec("batch")),
+        out_specs=source.spec(*PAGE_AXES),
         check_vma=False,
     )
 
 
 def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
-    """Writes a buffer to the pages `pages[i]` of each group; the pool is to be donated."""
+    """Writes a buffer to the pages `pages[i]` of each group; what goes to NULL_PAGE is dropped.
+
+    The pool is to be donated.
+    """
 
     def run(pool: Pool, buffer: Buffer, pages: Int[Array, " pages"]) -> Pool:
         leaves, tree = jax.tree.flatten(pool)
 
         # One page after the other: a scatter would copy the whole pool on some backends.
         def write(slot: Int[Array, ""], leaves: list[Array]) -> list[Array]:
-            return [
-                jax.lax.dynamic_update_slice(
-                    x,
-                    jax.lax.dynamic_index_in_dim(buffer[:, :, i], slot),
-                    (pages[slot], 0, 0, 0),
-                )
-                for i, x in enumerate(leaves)
-            ]
+            written = []
+            for i, x in enumerate(leaves):
+                new = jax.lax.dynamic_index_in_dim(buffer[:, :, i], slot)
+                old = jax.lax.dynamic_index_in_dim(x, pages[slot])
+                # A wide null page's neighbours lie in a narrow one, and may not have left yet.
+                kept = jnp.where(pages[slot] == NULL_PAGE, old, new)
+                written.append(jax.lax.dynamic_update_slice(x, kept, (pages[slot], 0, 0, 0)))
+            return written
 
         return jax.tree.unflatten(tree, jax.lax.fori_loop(0, len(pages), write, leaves))
 

@@ -298,7 +298,7 @@ class RolloutEngine:
             kv=way(carried.num_recomputed, live),
             bytes_moved=weight_bytes + carried.traffic.num_bytes,
             least_bytes=weight_bytes + carried.traffic.least_bytes,
-            extra_bytes=carried.extra_bytes + chunk_bytes,
+            extra_bytes=carried.traffic.staging_bytes + chunk_bytes,
             seconds=seconds,
             predicted_saving_s=plan.predicted_saving_s,
             predicted_cost_s=plan.predicted_cost_s,

@@ -20,8 +20,8 @@ class Fits:
     """Where there is room, at each moment of a forecast."""
 
     run: np.ndarray  # bool[split, moments]: pages to decode on to the next moment
-    reslice: np.ndarray  # bool[from, to, moments]: the weights and the new pool; pages in it
-    migrate: np.ndarray  # bool[from, to, moments]: the old pool and the new one at once
+    reslice: np.ndarray  # bool[from, to, moments]: the weights, and a chunk of them twice
+    migrate: np.ndarray  # bool[from, to, moments]: pages beside those that they come from
     recompute: np.ndarray  # bool[to, moments]: pages
 
 
@@ -40,7 +40,7 @@ class MemoryModel:
     pages: Mapping[Split, int]  # of one group's pool, NULL_PAGE among them
     page_size: int  # tokens
     chunk: int  # bytes, over all devices, of the weights that are re-sliced at once
-    staging: int  # of pages on their way from one pool to the other, at most
+    staging: int  # bytes of pages on their way from one layout to another, at most
     ahead: int  # tokens that a context needs room for beside its own
 
     @property
@@ -83,21 +83,22 @@ class MemoryModel:
         has_room = np.array([self.held(split) <= self.usable for split in splits])[:, None]
         run = has_room & (free >= 0)
         run[free.argmax(axis=0), np.arange(free.shape[1])] |= ~run.any(axis=0)
-        arrives = has_room & (self.needed(fullest, now) < pages)
-        reslice, migrate = (peak <= self.usable for peak in self._switches(splits))
-        return Fits(run, reslice[:, :, None] & arrives, migrate[:, :, None] & arrives, arrives)
+        need = self.needed(fullest, now)
+        arrives = has_room & (need < pages)
+        # What leaves lies in the memory of as many pages there, and nothing arrives in them.
+        occupied = np.ceil((need + 1)[:, None] * (pages / pages[:, 0])[:, :, None].swapaxes(0, 1))
+        beside = need + occupied <= pages
+        reslice = np.broadcast_to((self._peaks(splits) <= self.usable)[:, :, None], beside.shape)
+        return Fits(run, reslice, reslice & arrives & beside, arrives)
 
-    def _switches(self, splits: tuple[Split, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Peaks of a switch by recomputing and of one by migrating, bytes[from, to].
+    def _peaks(self, splits: tuple[Split, ...]) -> np.ndarray:
+        """Most bytes of a switch, [from, to].
 
         A re-slice frees each old leaf once its new one is there, so the larger of the two sets of
-        weights and one chunk are the most it holds. It runs while pages are still on their way from
-        one pool to the other; a pool to be recomputed is given up before.
+        weights and one chunk are the most it holds, while pages are still on their way in the pool.
         """
-        weights, pools = (
-            np.array([x(split) for split in splits]) for x in (self.weights.__getitem__, self.pool)
-        )
-        tp = np.array([split.tp for split in splits])
+        weights = np.array([self.weights[split] for split in splits])
+        tp, pool = np.array([split.tp for split in splits]), max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
-        held = self.resident + np.maximum(weights[:, None], weights) + chunk
-        return held + pools, held + pools[:, None] + pools + self.staging
+        held = self.resident + np.maximum(weights[:, None], weights)
+        return held + chunk + pool + self.staging

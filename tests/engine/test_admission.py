@@ -77,6 +77,12 @@ def test_the_youngest_gives_way_and_comes_back_first():
     assert round.spans.stop.tolist() == [18]
 
 
+def test_who_turns_out_to_be_done_is_not_admitted():
+    admission = make_admission(plain(3))
+    admission.scheduler.is_done[1] = True
+    assert admission.admit(3, BURST).spans.sequence.tolist() == [0, 2]
+
+
 def test_nobody_overtakes_who_needs_more_pages():
     three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
     requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
@@ -89,7 +95,7 @@ def test_pages_that_are_shared_move_once():
     requests = [*plain(1, prompt=13)] * 3
     admission = make_admission(requests, num_groups=1, num_pages=100)
     admission.admit(3, BURST)
-    moves, round = admission.carry(
+    _, moves, round = admission.carry(
         1, num_pages=50, is_recomputed=np.array([False, False, True]), steps=BURST
     )
     # 12 known tokens: three pages, all shared; the third sequence finds them.
@@ -101,7 +107,7 @@ def test_pages_that_are_shared_move_once():
 def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
     admission = make_admission(plain(5, prompt=8, most=5), num_groups=2, num_pages=100)
     admission.admit(2, BURST)  # the fifth waits
-    moves, _ = admission.carry(
+    _, moves, _ = admission.carry(
         1, num_pages=6, is_recomputed=np.array([False, True, False, True]), steps=BURST
     )
     assert admission.scheduler.live.tolist() == [0, 2] and len(moves.new_page) == 4
@@ -137,7 +143,7 @@ def test_groups_that_merge_share_what_they_have_in_common():
     admission = make_admission(requests, num_groups=2, num_pages=100)
     admission.admit(1, BURST)
     assert admission.pages_held == 2 * 3
-    moves, _ = admission.carry(1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST)
+    _, moves, _ = admission.carry(1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST)
     assert len(moves.old_page) == 2 and len(set(moves.old_group)) == 1
 
 

@@ -114,17 +114,17 @@ def test_a_round_sends_its_pages_and_nothing_else(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_moving_pages_is_local_and_in_place(name):
     catalogue = subject(name).engine.catalogue
-    for kind in ("pack", "unpack", "copy_pages", "allocate"):
+    for kind in ("view", "pack", "unpack", "copy_pages", "allocate"):
         for key in programs(name, kind):
             assert collectives(hlo(name, key)) == []
-            if kind in ("unpack", "copy_pages"):  # the pool is donated
-                memory = subject(name).engine.programs[key].memory_analysis()
-                layout = subject(name).engine.layouts[key.split]
-                pool = bytes_a_device(jax.tree.leaves(catalogue.pool(layout)))
+            memory = subject(name).engine.programs[key].memory_analysis()
+            layout = subject(name).engine.layouts[key.split]
+            pool = bytes_a_device(jax.tree.leaves(catalogue.pool(layout)))
+            if kind in ("view", "unpack", "copy_pages"):  # the pool is donated
                 assert memory.alias_size_in_bytes == pool
-                # Besides its pages nothing is copied, least of all the pool.
-                pages = bytes_a_device([catalogue.buffer(layout, max(key.rows, 1))])
-                assert memory.temp_size_in_bytes <= 3 * pages + 1024
+            # Besides its pages nothing is copied, least of all the pool.
+            pages = bytes_a_device([catalogue.buffer(layout, max(key.rows, 1))])
+            assert memory.temp_size_in_bytes <= 3 * pages + 1024
 
 
 @pytest.mark.parametrize("kind", ["decode", "prefill"])

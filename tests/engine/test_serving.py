@@ -1,5 +1,7 @@
 """Rows and pages of sequences, held against devices that write and move tokens as they are told."""
 
+from fractions import Fraction
+
 import numpy as np
 from bursts import burst
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.admission import Admission, PageMoves, Round
-from pat_jax.engine.paging import NULL_PAGE, prefill_calls
+from pat_jax.engine.paging import NULL_PAGE, Copies, prefill_calls
 from pat_jax.engine.scheduler import Request, Scheduler
 
 BURST = 4
@@ -65,13 +67,33 @@ class Devices:
                 self.write(sequence, group, start, start + length)
             for sequence, group, start, length in blocks:  # all it attends to is there
                 self.check(sequence, group, start + length)
-        for group, source, target in zip(*round.copies, strict=True):
+        self.copy(round.copies)
+
+    def copy(self, copies: Copies) -> None:
+        for group, source, target in zip(*copies, strict=True):
             self.cache[group, target] = self.cache[group, source]
 
     def move(self, moves: PageMoves) -> None:
         old, self.cache = self.cache, self.empty()
         assert len(set(zip(moves.new_group, moves.new_page, strict=True))) == len(moves.new_page)
         self.cache[moves.new_group, moves.new_page] = old[moves.old_group, moves.old_page]
+
+
+def check_memory_is_not_shared(
+    moves: PageMoves, old: tuple[int, int], new: tuple[int, int]
+) -> None:
+    """No page arrives where one that leaves lies, on any device that has both.
+
+    Args:
+      old, new: groups and pages of a group; the pools of a device are the same bytes.
+    """
+    fewer = min(old[0], new[0])
+    for i, page in zip(moves.new_group.tolist(), moves.new_page.tolist(), strict=True):
+        for j, other in zip(moves.old_group.tolist(), moves.old_page.tolist(), strict=True):
+            if (i - j) % fewer == 0:
+                begins = Fraction(page, new[1]), Fraction(other, old[1])
+                ends = Fraction(page + 1, new[1]), Fraction(other + 1, old[1])
+                assert ends[0] <= begins[1] or ends[1] <= begins[0]
 
 
 class Serving(RuleBasedStateMachine):
@@ -128,13 +150,17 @@ class Serving(RuleBasedStateMachine):
             return
         flags = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
         smallest = 1 + -(-int(scheduler.end.max() - 1) // self.admission.page_size)
-        moves, round = self.admission.carry(
+        before = len(self.admission.pools), self.num_pages
+        self.num_pages = max(smallest, self.num_pages - fewer)
+        copies, moves, round = self.admission.carry(
             num_groups,
-            num_pages=max(smallest, self.num_pages - fewer),
+            num_pages=self.num_pages,
             is_recomputed=np.array(data.draw(flags)),
             steps=BURST,
         )
         self.rows = max(self.rows, scheduler.rows_per_group)
+        self.devices.copy(copies)
+        check_memory_is_not_shared(moves, before, (num_groups, self.num_pages))
         self.devices.move(moves)
         self.devices.prefill(round)
         for i, group in zip(scheduler.live.tolist(), scheduler.group(scheduler.live), strict=True):

@@ -69,7 +69,7 @@ def test_a_pool_takes_the_same_of_a_device_in_every_layout_that_splits_the_heads
 
 
 @given(st.integers(1, CAPACITY), st.sampled_from(SPLITS), st.floats(100, 60_000))
-def test_what_fits_a_switch_holds_both_pools_and_has_pages(live, current, limit):
+def test_what_fits_a_switch_holds_the_weights_and_has_pages_in_one_pool(live, current, limit):
     """Added up move by move, for each pair and moment."""
     memory = make_memory(limit, pages=60)
     load = make_load(live, current, budget=400)
@@ -77,20 +77,21 @@ def test_what_fits_a_switch_holds_both_pools_and_has_pages(live, current, limit)
     last = int((load.context + load.budget).max())
     fits = memory.fits(SPLITS, seen, last)
     for j, context in enumerate(seen.context):
+        tokens = min(context + memory.ahead, last)
+        need = [int(np.ceil(seen.fullest[0, b, j])) * -(-tokens // PAGE) for b in range(4)]
         for b, target in enumerate(SPLITS):
-            tokens = min(context + memory.ahead, last)
-            need = int(np.ceil(seen.fullest[0, b, j])) * -(-tokens // PAGE)
-            new = memory.page[target] * memory.pages[target]
-            arrives = memory.weights[target] + new <= memory.usable
-            arrives &= need <= memory.pages[target] - 1
+            pages, pool = memory.pages[target], 64 * 60
+            arrives = memory.weights[target] + pool <= memory.usable and need[b] <= pages - 1
             assert fits.recompute[b, j] == arrives
             for a, source in enumerate(SPLITS):
-                old = memory.page[source] * memory.pages[source]
                 chunk = memory.chunk // min(source.tp, target.tp)
                 held = max(memory.weights[source], memory.weights[target]) + chunk
-                both = held + old + new + memory.staging
-                assert fits.migrate[a, b, j] == (arrives and both <= memory.usable)
-                assert fits.reslice[a, b, j] == (arrives and held + new <= memory.usable)
+                reslices = held + pool + memory.staging <= memory.usable
+                assert fits.reslice[a, b, j] == reslices
+                # Old pages and the null page first, in bytes; what arrives comes behind them.
+                old = (need[a] + 1) * memory.page[source]
+                first = -(-old // memory.page[target])
+                assert fits.migrate[a, b, j] == (reslices and arrives and first + need[b] <= pages)
 
 
 def test_somewhere_it_must_run():
@@ -148,8 +149,9 @@ class TestThePlanner:
         plan = planner_of(make_memory(1.0, pages=2)).plan(load, DP8)
         assert 0 < plan.predicted_remaining_s < 1000 and abs(plan.predicted_saving_s) < 1000
 
-    def test_it_recomputes_where_two_pools_do_not_fit(self):
-        load = make_load(4, DP2TP4, generated=200, budget=40)
+    def test_it_recomputes_where_the_pages_find_no_room_beside_the_old_ones(self):
+        """Four sequences of 13 pages in TP8: 52 of 88, behind 27 of each half."""
+        load = make_load(4, DP2TP4, generated=190, budget=40)
         latency = made_up_latency(
             {DP2TP4: 0.8, TP8: 0.1},
             {DP2TP4: 0.0, TP8: 0.0},
@@ -158,9 +160,9 @@ class TestThePlanner:
             lengths=(64, 128, 256, 512),
         )
         planner = CostModelPlanner((DP2TP4, TP8), latency, LengthModel.empty(480))
+        planner.memory = make_memory(1e9, pages=22)
         assert planner.plan(load, DP2TP4).recompute_below == MIGRATE_ALL
-        # Weights of 20 kB before and pools of 17 kB: 54 kB while it migrates, else 37 kB.
-        planner.memory = make_memory(45_000, weights=80_000)
+        planner.memory = make_memory(1e9, pages=19)
         plan = planner.plan(load, DP2TP4)
         assert (plan.split, plan.recompute_below) == (TP8, RECOMPUTE_ALL)
 
