@@ -170,10 +170,22 @@ class Admission:
             self._turn[i] = self._num_admitted = self._num_admitted + 1
         return admitted
 
-    def release_ended(self) -> None:
-        """The pages of sequences that are done are free again."""
+    def release_ended(self) -> Copies:
+        """The pages of sequences that are done are free again.
+
+        Those with a NaN are to be written over, as the copies say: attention multiplies what it does
+        not see by zero, and a NaN stays one.
+        """
+        spoilt = []
         for i in np.flatnonzero(self.scheduler.is_done & (self._num_pages > 0)).tolist():
-            self._release(i)
+            if self.scheduler.has_failed(i):
+                group = int(self._group[i])
+                freed = self.pools[group].discard(self._pages[i])
+                spoilt += [(group, NULL_PAGE, page) for page in freed.tolist()]
+                self._pages[i], self._num_pages[i] = NO_PAGES, 0
+            else:
+                self._release(i)
+        return Copies(*np.array(spoilt, np.int32).reshape(-1, 3).T)
 
     def carry(
         self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.engine.layout import Layout, ManualPartition
 from pat_jax.engine.sampling import Seen, likeliest, remember, sample, uniform
@@ -108,10 +108,13 @@ class DecodeFunctions:
         def several_steps(carry: tuple[_Step, Array]) -> tuple[_Step, Array]:
             # A fixed trip count: only this outer loop has a condition for the host side to wait on.
             done = jax.lax.fori_loop(
-                0, self.check_every, lambda _, c: self._step(layout, params, *c), carry[0]
+                0, self.check_every, lambda _, c: self._step(layout, params, numbers, *c), carry[0]
             )
             return done, fullest_group(done[0].live)
 
+        # The numbers of all steps at once: one by one they cost more than the rest of sampling.
+        ahead = state.rows.position[None, :] + 1 + jnp.arange(self.burst_steps)[:, None]
+        numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
         pages = tuple(PagedLayer(*layer, tables) for layer in state.pool)
         caches = self._begin(layout, pages, state.rows.position)
         carry = (state.rows, state.seen, caches, output), fullest_group(state.rows.live)
@@ -142,6 +145,7 @@ class DecodeFunctions:
         self,
         layout: Layout,
         params: Params,
+        numbers: Float[Array, "steps rows"],
         rows: RowState,
         seen: Seen,
         caches: Caches,
@@ -158,12 +162,12 @@ class DecodeFunctions:
         assert written is not None  # caches went in
         logits = model.logits(hidden[:, 0], partition)
         with jax.named_scope("sample"):
-            numbers = uniform(rows.key, rows.position + 1)
+            number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
             vocab_size, endings = self.policy.config.vocab_size, self._endings(rows)
             may_end = rows.position + 1 >= rows.sampling.may_end_at
             forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
             tokens, logprobs = sample(
-                logits, numbers, rows.sampling, seen, forbidden, vocab_size=vocab_size
+                logits, number, rows.sampling, seen, forbidden, vocab_size=vocab_size
             )
             top_tokens, top_logprobs = likeliest(
                 logits, rows.sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size

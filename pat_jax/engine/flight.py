@@ -70,6 +70,8 @@ class Flight:
     def admit(self, params: Params) -> int:
         """Pages for the next burst, and waiting sequences into free rows; returns tokens prefilled."""
         self._grow()
+        if not len(self.scheduler.waiting):
+            return 0
         most_rows = self.catalogue.buckets.rows[self.split][-1]
         due = self.admission.admit(most_rows, self._burst_steps)
         self._rows = None
@@ -116,7 +118,7 @@ class Flight:
         self._rows, self._seen, self.pool = state.rows, state.seen, state.pool
         output, still_live = jax.device_get((output, state.rows.live))
         tokens = self.scheduler.retire(output, still_live)
-        self.admission.release_ended()
+        self._copy(self.admission.release_ended())
         return int(output.steps), tokens
 
     def end(self, has_enough: Callable[[int, np.ndarray], bool]) -> None:
@@ -125,7 +127,7 @@ class Flight:
         ended = [i for i in scheduler.live if has_enough(int(i), scheduler.response(i))]
         if ended:
             scheduler.end_now(np.array(ended))
-            self.admission.release_ended()
+            self._copy(self.admission.release_ended())
             self._rows = None
 
     def carry(self, target: Layout, recompute_below: int) -> Carried:

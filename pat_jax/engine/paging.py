@@ -189,6 +189,15 @@ class PagePool:
             else:
                 self._idle[page] = None
 
+    def discard(self, pages: np.ndarray) -> np.ndarray:
+        """Releases pages whose content is spoilt; returns those that nobody holds now, int32[pages].
+
+        Nothing admitted before is found any more: what follows a spoilt page is spoilt as well.
+        """
+        self.release(pages)
+        self.forget_prefixes()
+        return np.array([page for page in pages.tolist() if not self._holders[page]], np.int32)
+
     def forget_prefixes(self) -> None:
         """From now on nothing is found that was admitted before: the policy has changed."""
         self._index.clear()

@@ -111,6 +111,11 @@ class Scheduler(Accounts):
         """What sequence i has said so far, int32[tokens]; not a copy."""
         return self.tokens[i, self.prompt_length[i] : self.length[i]]
 
+    def has_failed(self, i: int) -> bool:
+        """The newest token of sequence i was drawn from logits that are no numbers."""
+        has_said = self.length[i] > self.prompt_length[i]
+        return bool(has_said and np.isnan(self.logprobs[i, self.length[i] - 1]))
+
     def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
         return [self.completion(i, eos_ids) for i in range(len(self.requests))]
 
@@ -120,7 +125,7 @@ class Scheduler(Accounts):
         tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
         endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
         top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
-        if len(tokens) and np.isnan(logprobs[-1]):
+        if self.has_failed(i):
             # The token was drawn from logits that are no numbers: it is not part of the response.
             tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
             error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"

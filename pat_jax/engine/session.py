@@ -1,8 +1,8 @@
 """Any number of requests through one engine: each checked, generated, and yielded as it ends.
 
-A request that cannot be generated gets one sentence in its own completion; the others go on. Today
-the engine is given batches of its capacity; what comes out does not depend on how they are cut,
-because sampling keys belong to requests.
+A request that cannot be generated gets one sentence in its own completion; the others go on. The
+engine is handed many times as many requests as run at once, so that its rows stay full, but never all
+of a long file. What comes out does not depend on the cuts: sampling keys belong to requests.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -17,6 +17,8 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import PLAIN, Sampling
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.types import Load
+
+WINDOW = 32  # times the engine's capacity: requests that it is handed at once
 
 Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it has said enough
 
@@ -87,7 +89,7 @@ class Session:
                 yield i, failed(f"{name(i)}: {complaint}")
                 continue
             batch[i] = request
-            if len(batch) == self.engine.capacity:
+            if len(batch) == WINDOW * self.engine.capacity:
                 yield from self._run(batch, watch, name)
                 batch = {}
         if batch:

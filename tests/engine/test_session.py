@@ -10,7 +10,7 @@ from fakes import SETTINGS, subject
 
 from benchmarks.lossless import make_requests
 from pat_jax.engine.nan_search import where_nans_start
-from pat_jax.engine.session import Session
+from pat_jax.engine.session import WINDOW, Session
 from pat_jax.engine.types import Sampling
 from pat_jax.planning.scripts import FixedLayout
 
@@ -47,17 +47,17 @@ def test_what_ends_early_comes_early(session: Session):
 
 def test_nothing_is_read_before_it_is_needed(session: Session):
     request = replace(make_requests(SETTINGS[BENCH], 0)[0], max_new_tokens=2)
-    taken = []
+    taken, wanted = [], WINDOW * session.engine.capacity
 
     def requests():
-        for i in range(100):
+        for i in range(2 * wanted):
             taken.append(i)
             yield request
 
     stream = session.stream(requests())
     next(stream)
     stream.close()  # the rest is not wanted: the cache is freed
-    assert len(taken) == session.engine.capacity
+    assert len(taken) == wanted
     assert len(dict(session.stream([request] * 3))) == 3
 
 
@@ -158,6 +158,37 @@ def test_logits_that_are_no_numbers_name_the_request_and_the_layer(name, value, 
     assert part in str(
         where_nans_start(bench.policy, params, np.array(request.tokens), bench.engine.dtype)
     )
+
+
+def test_the_pages_of_a_failed_request_spoil_nobody_elses():
+    bench, settings = subject(BENCH), SETTINGS[BENCH]
+    planner = FixedLayout(bench.static(1).split)
+    layout = bench.engine.layouts[planner.split]
+
+    def completions(params, requests):
+        bench.engine.set_weights(
+            jax.device_put(params, layout.param_shardings(bench.policy)), layout
+        )
+        return dict(Session(bench.engine, planner).stream(requests))
+
+    good = [
+        replace(request, key=np.array([i, 5], np.uint32))
+        for i in range(3)
+        for request in make_requests(settings, 0)
+    ]
+    expected = completions(bench.params, good)
+    said = {token for i in expected for token in expected[i].tokens.tolist()}
+    bad = next(t for t in range(61) if t not in said and all(t not in r.tokens for r in good))
+    rows = np.array(jax.tree.leaves(bench.params["embedding"])[0])
+    rows[bad] = np.nan
+    params = jax.tree.map(lambda x: x, bench.params)
+    params["embedding"] = jax.tree.map(lambda _: rows, params["embedding"])
+    poisoned = [replace(r, tokens=(bad, *r.tokens[1:])) for r in good[: bench.engine.capacity]]
+    done = completions(params, [*poisoned, *good])
+    assert all(done[i].error for i in range(len(poisoned)))
+    for i, completion in expected.items():
+        again = done[len(poisoned) + i]
+        assert again.error == "" and again.tokens.tolist() == completion.tokens.tolist()
 
 
 def test_sound_weights_have_no_such_layer(session: Session):
