@@ -241,13 +241,11 @@ class Admission:
         scheduler.leave(left)
         rows = int(np.bincount(group[~is_left], minlength=1).max())
         scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
-        moved_pages = PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T)
-        return copies, moved_pages, self._round(admitted)
+        return copies, PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T), self._round(admitted)
 
     def _compact(self) -> Copies:
         """Pages of every pool numbered from the first one on."""
-        copies = []
-        numbers = [pool.compact() for pool in self.pools]
+        copies, numbers = [], [pool.compact() for pool in self.pools]
         for i in np.flatnonzero(self._num_pages).tolist():
             self._pages[i] = numbers[self._group[i]][self._pages[i]]
         for group, number in enumerate(numbers):

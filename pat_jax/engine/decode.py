@@ -210,21 +210,27 @@ def _advance(
 
 
 def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:
-    """Copies page `source[i]` of each group to its page `target[i]`, one after the other.
+    """Copies page `source[i]` of each group to its page `target[i]`; no page is both.
 
-    The pool is to be donated.
+    Pairs of NULL_PAGE are empty. The pool is to be donated.
     """
 
     def run(pool: Pool, source: Int[Array, " pairs"], target: Int[Array, " pairs"]) -> Pool:
-        # One page after the other: a scatter would copy the whole pool on some backends.
-        def copy(pair: Int[Array, ""], pool: Pool) -> Pool:
-            def one(x: Array) -> Array:
+        # In turn, as in `pages.put`: XLA:CPU may copy the whole pool for a scatter.
+        def in_turn(x: Array, source: Array, target: Array) -> Array:
+            def copy(pair: Int[Array, ""], x: Array) -> Array:
                 page = jax.lax.dynamic_index_in_dim(x, source[pair])
                 return jax.lax.dynamic_update_slice(x, page, (target[pair], 0, 0, 0))
 
-            return jax.tree.map(one, pool)
+            return jax.lax.fori_loop(0, len(source), copy, x)
 
-        return jax.lax.fori_loop(0, len(source), copy, pool)
+        def at_once(x: Array, source: Array, target: Array) -> Array:
+            return x.at[target].set(x[source])
+
+        return jax.tree.map(
+            lambda x: jax.lax.platform_dependent(x, source, target, cpu=in_turn, default=at_once),
+            pool,
+        )
 
     pool, batch = layout.spec(*KV_AXES), layout.spec("batch")
     return jax.shard_map(

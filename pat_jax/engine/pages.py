@@ -207,19 +207,8 @@ def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
 
     def run(pool: Pool, buffer: Buffer, pages: Int[Array, " pages"]) -> Pool:
         leaves, tree = jax.tree.flatten(pool)
-
-        # One page after the other: a scatter would copy the whole pool on some backends.
-        def write(slot: Int[Array, ""], leaves: list[Array]) -> list[Array]:
-            written = []
-            for i, x in enumerate(leaves):
-                new = jax.lax.dynamic_index_in_dim(buffer[:, :, i], slot)
-                old = jax.lax.dynamic_index_in_dim(x, pages[slot])
-                # A wide null page's neighbours lie in a narrow one, and may not have left yet.
-                kept = jnp.where(pages[slot] == NULL_PAGE, old, new)
-                written.append(jax.lax.dynamic_update_slice(x, kept, (pages[slot], 0, 0, 0)))
-            return written
-
-        return jax.tree.unflatten(tree, jax.lax.fori_loop(0, len(pages), write, leaves))
+        written = [put(x, buffer[:, :, i], pages) for i, x in enumerate(leaves)]
+        return jax.tree.unflatten(tree, written)
 
     pool = layout.spec(*KV_AXES)
     return jax.shard_map(
@@ -229,3 +218,25 @@ def unpack(layout: Layout) -> Callable[[Pool, Buffer, Array], Pool]:
         out_specs=pool,
         check_vma=False,
     )
+
+
+def put(pool: Array, new: Array, pages: Int[Array, " pages"]) -> Array:
+    """`new[i]` at page `pages[i]`; what goes to NULL_PAGE is dropped."""
+    # A wide null page's neighbours lie in a narrow one, and may not have left yet.
+    return jax.lax.platform_dependent(pool, new, pages, cpu=put_in_turn, default=put_at_once)
+
+
+def put_in_turn(pool: Array, new: Array, pages: Array) -> Array:
+    """One page after the other: XLA:CPU may copy the whole pool for a scatter."""
+
+    def write(slot: Int[Array, ""], pool: Array) -> Array:
+        old = jax.lax.dynamic_index_in_dim(pool, pages[slot])
+        kept = jnp.where(pages[slot] == NULL_PAGE, old, jax.lax.dynamic_index_in_dim(new, slot))
+        return jax.lax.dynamic_update_slice(pool, kept, (pages[slot], 0, 0, 0))
+
+    return jax.lax.fori_loop(0, len(pages), write, pool)
+
+
+def put_at_once(pool: Array, new: Array, pages: Array) -> Array:
+    dropped = jnp.where(pages == NULL_PAGE, pool.shape[0], pages)
+    return pool.at[dropped].set(new, mode="drop")

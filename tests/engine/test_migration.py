@@ -16,7 +16,7 @@ from benchmarks.lossless import make_requests
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.migration import Migration
-from pat_jax.engine.pages import Exchange, pack, unpack, view
+from pat_jax.engine.pages import Exchange, pack, put_at_once, put_in_turn, unpack, view
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rounds import ALL, MOST_EMPTY, SIZES, Moves, rounds, shipments
@@ -216,6 +216,16 @@ def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
 
 
 COUNTS = st.lists(st.integers(0, 200), min_size=2, max_size=8).map(np.array)
+
+
+@given(st.permutations(range(1, 7)).map(lambda pages: [*pages[:3], NULL_PAGE, NULL_PAGE]))
+def test_pages_are_put_alike_on_every_back_end(pages):
+    rng = np.random.default_rng(pages)
+    pool, new = (jnp.asarray(rng.normal(size=(n, 2, 3, 2)).astype(np.float32)) for n in (7, 5))
+    expected = np.array(pool)
+    expected[pages[:3]] = new[:3]
+    for put in (put_in_turn, put_at_once):
+        np.testing.assert_array_equal(put(pool, new, jnp.array(pages)), expected)
 
 
 @given(COUNTS)

@@ -1,4 +1,4 @@
-"""Real rollouts on devices that are said to be small: nothing runs that was found not to fit."""
+"""Real rollouts in small pools, under the planner that ships."""
 
 from dataclasses import replace
 
@@ -19,18 +19,17 @@ LONGEST = 190
 
 
 @pytest.mark.slow
-def test_a_rollout_leaves_a_layout_whose_groups_outgrow_their_pools():
-    """The long responses are in one group: both groups' pages together hold them."""
+def test_who_has_to_make_room_goes_where_there_is_some():
+    """Three long responses in one group, whose pages hold two: the youngest moves to the other."""
     options = f"--rollout.min_length 64 --rollout.max_completion_length {LONGEST}"
-    config = parse([*TINY, *options.split(), "--rollout.kv_pages", "40", "--run_dir", "unused"])
+    config = parse([*TINY, *options.split(), "--rollout.kv_pages", "30", "--run_dir", "unused"])
     setup = build(config, jax.devices()[:2])
     engine = setup.engine
     engine.compile()
     setup.trainer.compile()
     params = setup.trainer.init(0)
-    four, eight, last = np.array(4), np.array(8), np.array(LONGEST + 2)
-    assert not setup.memory.holds(DP2, four, last) and setup.memory.holds(TP2, four, last)
-    assert not setup.memory.holds(TP2, eight, last)
+    two, three, last = (np.array(n) for n in (2, 3, LONGEST + 2))
+    assert not setup.memory.holds(DP2, three, last) and setup.memory.holds(DP2, two, last)
 
     warmup = MadeUpClock(engine)
     latency = warmup.measure(lambda layout: setup.trainer.transfer(params, layout))
@@ -47,5 +46,4 @@ def test_a_rollout_leaves_a_layout_whose_groups_outgrow_their_pools():
     engine.set_weights(setup.trainer.transfer(params, start), start)
     completions, report = engine.rollout(requests, planner)
     assert [len(done.tokens) for done in completions] == [20, LONGEST] * 4
-    assert [(s.source, s.target) for s in report.switches] == [("dp2tp1", "dp1tp2")]
-    assert {burst[0] for burst in report.bursts} == {DP2, TP2} and report.preempted == 0
+    assert report.preempted == 1 and not report.switches
