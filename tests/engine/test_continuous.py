@@ -25,7 +25,7 @@ WHOLE = 8  # pages of the longest sequence
 def engine() -> RolloutEngine:
     """Four rows on two devices, and pages for one whole sequence and a part of another in each."""
     settings = SETTINGS["kv2"]
-    config = replace(settings.rollout, min_rows=1, min_length=64, kv_pages=WHOLE + 5)
+    config = replace(settings.rollout, min_rows=1, min_length=64, kv_pages=WHOLE + 2)
     engine = RolloutEngine(
         subject("kv2").policy, jax.devices()[:2], config, capacity=4, eos_ids=EOS_IDS
     )
