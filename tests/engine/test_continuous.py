@@ -13,6 +13,7 @@ from benchmarks.near_ties import Tally, compare
 from pat_jax.engine.rollout import RolloutEngine, RolloutReport
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.models.policy import Params
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
@@ -34,10 +35,12 @@ def engine() -> RolloutEngine:
     return engine
 
 
-def run(requests: list[Request], planner: Planner) -> tuple[list[Completion], RolloutReport]:
+def run(
+    requests: list[Request], planner: Planner, params: Params | None = None
+) -> tuple[list[Completion], RolloutReport]:
     """From DP2 on."""
     layout, policy = engine().layouts[DP2], engine().policy
-    weights = jax.device_put(subject("kv2").params, layout.param_shardings(policy))
+    weights = jax.device_put(params or subject("kv2").params, layout.param_shardings(policy))
     engine().set_weights(weights, layout)
     done = engine().rollout(requests, planner)
     engine().release_weights()
@@ -97,3 +100,26 @@ def test_a_prompt_is_computed_once_for_its_samples():
     total = sum(map(compare, expected, found, decisions), Tally())
     assert total.unexplained == 0 and total.compared > 60
     assert len({tuple(done.tokens.tolist()) for done in found}) == 4
+
+
+def test_the_pages_of_a_failed_request_spoil_nobody_elses():
+    config = engine().policy.config
+    padding = config.vocab_size  # an embedding that no sound request reads
+    assert padding < config.padded_vocab_size
+
+    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
+        is_embedding = "embedding" in jax.tree_util.keystr(path)
+        return np.where((np.arange(len(x)) == padding)[:, None], np.nan, x) if is_embedding else x
+
+    params = jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
+    good, expected = static_run("kv2", seed=0)
+    # Each fills nearly the whole pool of its group: whoever comes next gets its pages.
+    longest = engine().catalogue.buckets.lengths[-1]
+    spoilt = [
+        replace(request, tokens=(padding,) * (longest - 1), max_new_tokens=1)
+        for request in good[:2]
+    ]
+    found, _ = run([*spoilt, *good], FixedLayout(DP2), params)
+    assert all(done.error for done in found[:2])
+    assert not any(done.error for done in found[2:])
+    check(good, expected, found[2:])

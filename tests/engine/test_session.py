@@ -160,32 +160,6 @@ def test_logits_that_are_no_numbers_name_the_request_and_the_layer(name, value, 
     )
 
 
-def test_the_pages_of_a_failed_request_spoil_nobody_elses():
-    bench, settings = subject(BENCH), SETTINGS[BENCH]
-    planner = FixedLayout(bench.static(1).split)
-    layout = bench.engine.layouts[planner.split]
-    padding = bench.policy.config.vocab_size  # an embedding that no sound request reads
-    assert padding < bench.policy.config.padded_vocab_size
-
-    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
-        is_embedding = "embedding" in jax.tree_util.keystr(path)
-        return np.where((np.arange(len(x)) == padding)[:, None], np.nan, x) if is_embedding else x
-
-    params = jax.tree_util.tree_map_with_path(damage, bench.params)
-    bench.engine.set_weights(jax.device_put(params, layout.param_shardings(bench.policy)), layout)
-    good = make_requests(settings, 0)
-    spoilt = [
-        replace(request, tokens=(*request.tokens, padding))
-        for request in good
-        if request.ignore_eos
-    ]
-    expected, _ = bench.engine.rollout(good, planner)
-    found, _ = bench.engine.rollout([*spoilt, *good], planner)
-    assert all(done.error for done in found[: len(spoilt)])
-    for before, after in zip(expected, found[len(spoilt) :], strict=True):
-        assert after.error == "" and after.tokens.tolist() == before.tokens.tolist()
-
-
 def test_sound_weights_have_no_such_layer(session: Session):
     bench = subject(BENCH)
     assert where_nans_start(bench.policy, bench.params, np.array([3, 4]), bench.dtype) is None
