@@ -35,7 +35,8 @@ from benchmarks.kernel_tables import add_data_option
 from benchmarks.workloads import LengthData, read
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device, configure
-from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Request
 from pat_jax.models.policy import Params, Policy

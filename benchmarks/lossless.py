@@ -25,7 +25,8 @@ from benchmarks.near_ties import Judge, Tally, compare
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import Sampling

@@ -7,7 +7,8 @@ import numpy as np
 
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import Sampling
@@ -57,7 +58,8 @@ class Generator:
             for prompt in prompts
             for sample in range(num_samples)
         ]
-        completions, report = self._generate(requests)
+        ids = np.array([request.prompt_id for request in requests])
+        completions, report = self._generate(requests, self.lengths.expected(ids))
         self._learn(requests, completions)
         groups = [
             _group(prompt, completions[i * num_samples : (i + 1) * num_samples])
@@ -77,12 +79,14 @@ class Generator:
             ]
         return groups
 
-    def _generate(self, requests: Sequence[Request]) -> tuple[list[Completion], RolloutReport]:
+    def _generate(
+        self, requests: Sequence[Request], expected: np.ndarray | None = None
+    ) -> tuple[list[Completion], RolloutReport]:
         # Wherever the rollout before has ended, so that an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reslice(first)
-        completions, report = self.engine.rollout(requests, self.planner)
+        completions, report = self.engine.rollout(requests, self.planner, expected)
         if failed := [done.error for done in completions if done.error]:
             raise UserError(
                 f"{len(failed)} of {len(requests)} responses could not be sampled: {failed[0]}; go "

@@ -21,7 +21,7 @@ from pat_jax.cli import dump, parse, run_command
 from pat_jax.config import RunConfig
 from pat_jax.devices import configure
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.rollout import RolloutReport
+from pat_jax.engine.report import RolloutReport
 from pat_jax.files import replace_text
 from pat_jax.generation import Generator, describe_rollouts
 from pat_jax.memory import describe_memory

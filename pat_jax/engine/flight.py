@@ -40,13 +40,21 @@ class Flight:
         programs: ProgramTable,
         layout: Layout,
         requests: Sequence[Request],
+        expected: np.ndarray | None = None,
     ):
+        """
+        Args:
+          expected: float[requests], tokens of the responses; see Admission.
+        """
         self.catalogue, self.programs, self.layout = catalogue, programs, layout
         split, buckets = layout.split, catalogue.buckets
         rows = buckets.rows[split][-1]
         self.scheduler = Scheduler(requests, num_groups=split.dp, rows_per_group=rows)
         self.admission = Admission(
-            self.scheduler, num_pages=catalogue.pages[split], page_size=catalogue.page_size
+            self.scheduler,
+            num_pages=catalogue.pages[split],
+            page_size=catalogue.page_size,
+            expected=expected,
         )
         self.length = buckets.lengths[0]
         self.pool: Pool = programs[Key("allocate", split)]()

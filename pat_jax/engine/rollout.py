@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -24,66 +23,15 @@ from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.report import RolloutReport, describe_switch
 from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.engine.trace import Switch
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.types import Plan, Split, way
 from pat_jax.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
-MIB = 2**20
-
-
-@dataclass
-class RolloutReport:
-    """What a rollout did and what it cost, in seconds, tokens and switches."""
-
-    tokens: int = 0
-    decode_steps: int = 0
-    busy_rows: int = 0  # rows x steps that sampled a token
-    total_rows: int = 0  # rows x steps that ran
-    prefill_tokens: int = 0
-    preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
-    seconds: dict[str, float] = field(default_factory=dict)
-    times_s: list[float] = field(default_factory=list)
-    total_s: float = 0.0
-    steps: list[int] = field(default_factory=list)
-    live: list[int] = field(default_factory=list)
-    done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
-    layouts: list[str] = field(default_factory=list)
-    switches: list[Switch] = field(default_factory=list)
-    bursts: list[tuple[Split, int, int, float]] = field(
-        default_factory=list
-    )  # split, rows, length, s/step
-
-    def trace(self) -> RolloutTrace:
-        return RolloutTrace(
-            times_s=tuple(self.times_s),
-            steps=tuple(self.steps),
-            live=tuple(self.live),
-            done_after=tuple(self.done_after),
-            layout=tuple(self.layouts),
-            total_s=self.total_s,
-            total_steps=self.decode_steps,
-            switches=tuple(self.switches),
-        )
-
-
-def describe_switch(switch: Switch, total_s: float) -> str:
-    """What was predicted of a switch and what came of it, when the rollout has ended."""
-    text = (
-        f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
-        f"({switch.predicted_cost_s:.3f} predicted), moved {switch.bytes_moved / MIB:.1f} MiB "
-        f"({switch.least_bytes / MIB:.1f} at least), held {switch.extra_bytes / MIB:.1f} MiB more on a "
-        f"device, {total_s - switch.at_s:.3f} s to the end"
-    )
-    if not switch.predicted_remaining_s:  # scripted
-        return text
-    return (
-        f"{text} ({switch.predicted_remaining_s:.3f} predicted, "
-        f"{switch.predicted_stay_s:.3f} had it stayed)"
-    )
 
 
 class RolloutEngine:
@@ -200,11 +148,14 @@ class RolloutEngine:
         return plan.sent_bytes, plan.extra_bytes
 
     def rollout(
-        self, requests: Sequence[Request], planner: Planner
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        expected: np.ndarray | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         """Generates every request to its end; see `stream`."""
         report = RolloutReport()
-        done = dict(self.stream(requests, planner, report))
+        done = dict(self.stream(requests, planner, report, expected=expected))
         return [done[i] for i in range(len(requests))], report
 
     def stream(
@@ -213,6 +164,7 @@ class RolloutEngine:
         planner: Planner,
         report: RolloutReport,
         has_enough: Callable[[int, np.ndarray], bool] | None = None,
+        expected: np.ndarray | None = None,
     ) -> Iterator[tuple[int, Completion]]:
         """Yields each request's index and completion after the burst in which it ended.
 
@@ -222,10 +174,12 @@ class RolloutEngine:
           report: filled in on the way; whole when the last completion has been taken.
           has_enough: told after each burst what every live request has said, int32[tokens]; where
             it says True the request ends there.
+          expected: float[requests], tokens of the responses: of those that wait the longest begin
+            first. In their order where not given.
         """
         clock = Stopwatch()
         with clock("schedule"):
-            flight = Flight(self.catalogue, self.programs, self._weights[1], requests)
+            flight = Flight(self.catalogue, self.programs, self._weights[1], requests, expected)
 
         try:
             while flight.scheduler.has_work:

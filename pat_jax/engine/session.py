@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from pat_jax.engine.nan_search import where_nans_start
-from pat_jax.engine.rollout import RolloutEngine, RolloutReport
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import PLAIN, Sampling

@@ -17,7 +17,7 @@ from pat_jax.cli import parse
 from pat_jax.config import RunConfig
 from pat_jax.engine.background import THREAD_NAME
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.rollout import RolloutReport
+from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.generation import full_load

@@ -1,0 +1,62 @@
+"""What a rollout did and what it cost, filled in while it runs.
+
+Knows numbers and names. Does not know who measured them.
+"""
+
+from dataclasses import dataclass, field
+
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.planning.types import Split
+
+MIB = 2**20
+
+
+@dataclass
+class RolloutReport:
+    """What a rollout did and what it cost, in seconds, tokens and switches."""
+
+    tokens: int = 0
+    decode_steps: int = 0
+    busy_rows: int = 0  # rows x steps that sampled a token
+    total_rows: int = 0  # rows x steps that ran
+    prefill_tokens: int = 0
+    preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
+    seconds: dict[str, float] = field(default_factory=dict)
+    times_s: list[float] = field(default_factory=list)
+    total_s: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
+    done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
+    layouts: list[str] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
+    bursts: list[tuple[Split, int, int, float]] = field(
+        default_factory=list
+    )  # split, rows, length, s/step
+
+    def trace(self) -> RolloutTrace:
+        return RolloutTrace(
+            times_s=tuple(self.times_s),
+            steps=tuple(self.steps),
+            live=tuple(self.live),
+            done_after=tuple(self.done_after),
+            layout=tuple(self.layouts),
+            total_s=self.total_s,
+            total_steps=self.decode_steps,
+            switches=tuple(self.switches),
+        )
+
+
+def describe_switch(switch: Switch, total_s: float) -> str:
+    """What was predicted of a switch and what came of it, when the rollout has ended."""
+    text = (
+        f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
+        f"({switch.predicted_cost_s:.3f} predicted), moved {switch.bytes_moved / MIB:.1f} MiB "
+        f"({switch.least_bytes / MIB:.1f} at least), held {switch.extra_bytes / MIB:.1f} MiB more on a "
+        f"device, {total_s - switch.at_s:.3f} s to the end"
+    )
+    if not switch.predicted_remaining_s:  # scripted
+        return text
+    return (
+        f"{text} ({switch.predicted_remaining_s:.3f} predicted, "
+        f"{switch.predicted_stay_s:.3f} had it stayed)"
+    )
