@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
+from itertools import product, repeat
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def summary(seconds: dict[str, np.ndarray]) -> dict[str, dict]:
     """The table of the issue for a set of replays, percent."""
     best_static = np.min([seconds[name] for name in STATICS], axis=0)
     return {
-        **excess(seconds, [*BELIEFS, "naive threshold", *STATICS]),
+        **excess(seconds, [*held(seconds), "naive threshold", *STATICS]),
         "gain_over": {
             name: {
                 "mean": round(100 * float(np.mean(1 - seconds["right"] / seconds[name])), 3),
@@ -82,9 +82,14 @@ def summary(seconds: dict[str, np.ndarray]) -> dict[str, dict]:
         "gain_over_best_static": quantities(1 - seconds["right"] / best_static),
         "next_rollout": excess(
             {name: seconds[following(name)] for name in seconds if following(name) in seconds},
-            list(BELIEFS),
+            held(seconds),
         ),
     }
+
+
+def held(seconds: dict[str, np.ndarray]) -> list[str]:
+    """The beliefs that were replayed."""
+    return [name for name in BELIEFS if name in seconds]
 
 
 def excess(seconds: dict[str, np.ndarray], systems: list[str]) -> dict[str, dict]:
@@ -114,11 +119,11 @@ def print_table(title: str, table: dict[str, dict]) -> None:
 
 def print_excess(title: str, table: dict[str, dict]) -> None:
     print(f"\n{title}, percent")
-    print(f"{'':26}{'regret':>8}{'p95':>8}{'worst':>8}   {'loss/best static':>16}{'worst':>8}")
+    print(f"{'':33}{'regret':>8}{'p95':>8}{'worst':>8}   {'loss/best static':>16}{'worst':>8}")
     for name, regret in table["regret"].items():
         loss = table["loss_against_best_static"][name]
         print(
-            f"{name:26}{regret['mean']:8.2f}{regret['p95']:8.2f}{regret['worst']:8.2f}"
+            f"{name:33}{regret['mean']:8.2f}{regret['p95']:8.2f}{regret['worst']:8.2f}"
             f"   {loss['mean']:16.2f}{loss['worst']:8.2f}"
         )
 
@@ -133,8 +138,8 @@ def measure(args: argparse.Namespace) -> dict[Cell, dict]:
     cells = sorted(grid(args), key=lambda cell: (cell.lengths == "r1", cell.size), reverse=True)
     results = {}
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        counts = [args.replays] * len(cells)
-        for cell, seconds in zip(cells, pool.map(run_cell, cells, counts), strict=True):
+        replayed = pool.map(run_cell, cells, repeat(args.replays), repeat(args.beliefs))
+        for cell, seconds in zip(cells, replayed, strict=True):
             results[cell] = {name: np.array(values) for name, values in seconds.items()}
             print(f"{len(results)}/{len(cells)} {cell}", file=sys.stderr)
     return results
@@ -144,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
     parser.add_argument("--replays", type=int, default=67, help="of each cell: 3 x 67 with tails")
+    parser.add_argument("--beliefs", nargs="+", choices=BELIEFS, default=list(BELIEFS))
     parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
@@ -181,7 +187,7 @@ def report(
         table = summary(pooled({cell: results[cell]}, lambda _: True))
         by_cell[f"{cell.model} on {cell.gpu}, {cell.size} sequences, {cell.lengths}"] = {
             "seconds": {name: round(float(np.mean(s)), 2) for name, s in results[cell].items()},
-            "regret": {name: table["regret"][name] for name in BELIEFS},
+            "regret": {name: table["regret"][name] for name in held(results[cell])},
             "gain_over_best_static": table["gain_over_best_static"],
         }
     return {

@@ -1,7 +1,7 @@
 """The grid of `planner_regret`: one rollout under every planner and every wrong belief, in seconds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -173,14 +173,15 @@ MISMEASURED = ("steps +-20 %, by layout", "switch costs x3 or /3", DEAR)
 BELIEFS |= {checked(name): after_check(BELIEFS[name]) for name in MISMEASURED}
 
 
-def run_cell(cell: Cell, num_replays: int) -> dict[str, list]:
-    """Seconds of every system in every replay of one cell.
+def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, list]:
+    """Seconds of every system in every replay of one cell; the planner holds each of `beliefs`.
 
     Of every other pair of replays (the beliefs of a pair are wrong in opposite ways) the rollout
     that follows is replayed as well.
     """
     cheap, dear = cell.machine(), replace(cell, switch_s=TIMES_DEARER * cell.switch_s).machine()
-    machines = {CLAIRVOYANT: cheap, DEAR_CLAIRVOYANT: dear}
+    wanted = {best_of(name) for name in beliefs}
+    machines = {CLAIRVOYANT: cheap} | ({DEAR_CLAIRVOYANT: dear} if len(wanted) > 1 else {})
     seconds: dict[str, list] = {}
 
     def note(name: str, value: float) -> None:
@@ -198,9 +199,9 @@ def run_cell(cell: Cell, num_replays: int) -> dict[str, list]:
             note(name, replay(workload, planner, cheap).total_s)
             if goes_on:
                 note(following(name), replay(then, planner, cheap).total_s)
-        for name, beliefs in BELIEFS.items():
+        for name in beliefs:
             machine = machines[best_of(name)]
-            planner = CostModelPlanner(SPLITS, *beliefs(cell, machine.truth, seed))
+            planner = CostModelPlanner(SPLITS, *BELIEFS[name](cell, machine.truth, seed))
             note(name, replay(workload, planner, machine).total_s)
             if goes_on:
                 ended = workload.responses
