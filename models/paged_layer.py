@@ -50,7 +50,8 @@ class PagedLayer(NamedTuple):
         attended = jax.lax.platform_dependent(
             queries[:, 0],
             *cache,
-            positions[:, 0] + 1,
+            # A row that has ended within a burst may stand behind its last page.
+            jnp.minimum(positions[:, 0] + 1, self.table.shape[1] * self.page_size),
             cuda=attend_on_gpu,
             tpu=on_tpu,
             default=_attend_to_one,
@@ -67,9 +68,14 @@ class PagedLayer(NamedTuple):
         values: Float[Array, "rows chunk kv_heads head_dim"],
         start: Int[Array, " rows"],
     ) -> "PagedLayer":
-        """Puts tokens start … start + chunk - 1 of each row into the page that holds them."""
+        """Puts tokens start … start + chunk - 1 of each row into the page that holds them.
+
+        What lies behind the row's table, of rows that have ended within a burst, goes to NULL_PAGE.
+        """
         index = (start // self.page_size)[:, None]
-        pages = jnp.take_along_axis(self.table, index, axis=1, mode="clip")[:, 0]
+        pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)[
+            :, 0
+        ]
         offsets = start % self.page_size
 
         def put(pool: Array, chunk: Array) -> Array:

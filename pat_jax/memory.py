@@ -134,9 +134,9 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
             f"{options}: {best} needs {_gib(memory.held(best))} of a device (weights "
             f"{_gib(memory.weights[best])}, training state {_gib(memory.resident)}, KV cache "
             f"{_gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
-            f"tokens), but {_gib(memory.usable)} of its {_gib(memory.limit)} can be used; shorten "
-            "--rollout.max_prompt_length or --rollout.max_completion_length (the longest sequence "
-            "has to fit alone), lower --rollout.kv_pages if given, or use more devices."
+            f"tokens), but {_gib(memory.usable)} of its {_gib(memory.limit)} can be used; allow "
+            "shorter prompts and responses (the longest sequence has to fit alone), fewer "
+            "--rollout.kv_pages if given, take --compute_dtype bfloat16, or use more devices."
         )
 
 

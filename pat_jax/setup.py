@@ -132,7 +132,9 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
     engine = _engine(config, policy, devices, layouts, eos_ids, resident=())
-    roomless = without_room(engine_memory(engine, config.rollout), config.rollout)
+    memory = engine_memory(engine, config.rollout)
+    check_memory(memory, list(layouts), f"option --layout is {config.layout!r}")
+    roomless = without_room(memory, config.rollout)
     for split, reason in roomless.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in roomless}

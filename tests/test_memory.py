@@ -17,7 +17,7 @@ from pat_jax.memory import describe_memory, memory_limit, memory_model, shard_by
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
-from pat_jax.setup import Setup, build
+from pat_jax.setup import Setup, build, build_engine, model_config
 
 OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
 
@@ -89,6 +89,13 @@ class TestTheCheck:
             with pytest.raises(UserError, match=f"--layout is '{option}'.* pages of 16") as error:
                 setup(*tight, "--layout", option)
             assert "KV cache" in str(error.value) and "or use more devices." in str(error.value)
+
+    def test_an_engine_alone_that_cannot_begin_is_refused_in_one_sentence(self):
+        options = ["--rollout.device_memory_gib", "1e-5", "--devices", "2"]
+        config = parse([*OPTIONS, *options])
+        with pytest.raises(UserError, match=r"needs .* of a device") as error:
+            build_engine(config, model_config(config, 2), jax.devices()[:2])
+        assert "\n" not in str(error.value)
 
     def test_a_layout_without_room_is_dropped_and_refused_where_pinned(self):
         """Weights that matter, and nothing is allocated."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from pat_jax.engine.accounts import NO_ROW
 from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.catalogue import COPIES, Catalogue
 from pat_jax.engine.layout import Layout
@@ -159,7 +160,10 @@ class Flight:
         migration = Migration(self.programs, source, target)
         order = (0, 1, 3) if migration.exchange.is_up else (2, 3, 1)
         self.pool, traffic = migration.run(self.pool, Moves(*(moves[k] for k in order)))
-        return Carried(int(is_recomputed.sum()), due, traffic)
+        # Who found no pages is recomputed as well, now or when there are some.
+        has_no_row = scheduler.row[live] == NO_ROW
+        anew = is_recomputed | has_no_row | np.isin(live, due.spans.sequence)
+        return Carried(int(anew.sum()), due, traffic)
 
     def settle(self) -> None:
         """Waits until the pool is there."""

@@ -145,10 +145,12 @@ class Session:
             yield index[i], done
 
     def _to_first_layout(self, requests: Sequence[Request]) -> None:
-        none = np.zeros(len(requests), int)
-        lengths = np.array([len(request.tokens) for request in requests])
-        budgets = np.array([request.max_new_tokens for request in requests])
-        first = self.engine.layouts[self.planner.start(Load(none, none, lengths, budgets))]
+        begin = requests[: self.engine.capacity]
+        none = np.zeros(len(begin), int)
+        lengths = np.array([len(request.tokens) for request in begin])
+        budgets = np.array([request.max_new_tokens for request in begin])
+        load = Load(none, none, lengths, budgets, waiting=len(requests) - len(begin))
+        first = self.engine.layouts[self.planner.start(load)]
         if first is not self.engine.layout:
             self.engine.reslice(first)
 

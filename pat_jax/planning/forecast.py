@@ -100,6 +100,8 @@ class Forecast:
             expected = np.minimum(_fullest(members, survive, split.dp), np.ceil(most))
             fullest.append(np.where(is_queued, most, expected))
         weight = total[:, None] * survive if load.waiting else total[:, None]
+        # Where all who are known will have ended, whoever is live then is like any of them.
+        weight = np.where(weight.sum(axis=0) > 0, weight, total[:, None])
         mean_context = context_now @ weight / weight.sum(axis=0) + moments
         return cls(
             np.diff(edges),

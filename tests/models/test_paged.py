@@ -232,3 +232,15 @@ def test_both_ways_to_write_pages_write_the_same(pages, seed):
     np.testing.assert_array_equal(
         _write_at_once(pool, chunks, *at), _write_in_turn(pool, chunks, *at)
     )
+
+
+def test_a_row_that_stands_behind_its_table_spoils_no_page():
+    """As one does that has used up its budget before the other rows' burst is over."""
+    rng = np.random.default_rng(0)
+    pool = jnp.asarray(rng.normal(size=(3, HEADS, PAGE_SIZE, DIM)), jnp.float32)
+    layer = PagedLayer(pool, pool, jnp.array([[1, 2]]))
+    token = jnp.ones((1, 1, HEADS, DIM))
+    queries = jnp.ones((1, 1, HEADS, 2, DIM))
+    attended, written = layer.attend(queries, token, token, jnp.array([[2 * PAGE_SIZE]]))
+    np.testing.assert_array_equal(written.keys[1:], pool[1:])
+    assert np.isfinite(attended).all()

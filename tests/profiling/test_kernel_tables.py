@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernel_files import GPUS, KernelTables, Line, NoData
-from benchmarks.kernel_tables import SPLITS, Composer, weight_bytes
+from benchmarks.kernel_tables import ROUND_TOKENS, SPLITS, Composer, weight_bytes
 from benchmarks.workloads import read
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
@@ -73,7 +73,7 @@ def test_a_latency_model_grows_and_crosses_over(gpu):
     shard = weight_bytes(preset("qwen3-14b")) / 8
     assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.hbm_bytes_s
     assert composer.migrate(DP8, TP8) == pytest.approx(
-        1024 * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
+        ROUND_TOKENS * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
     )
 
 
