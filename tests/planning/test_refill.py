@@ -107,8 +107,7 @@ def test_a_script_counts_those_that_wait():
 @pytest.mark.parametrize(("live", "waiting"), [(2, 1), (10, 5), (8, 1)])
 def test_a_queue_behind_sequences_that_are_nearly_through(live, waiting):
     """Whoever waits may have ended before the horizon: no moment is without numbers."""
-    lengths = LengthModel.empty(512).updated(np.full(4000, 8), np.zeros(4000, bool))
-    near = make_load(live, DP8, generated=500, budget=12)
-    seen = Forecast.of(replace(near, waiting=waiting), lengths, SPLITS, DP8, 48)
+    near = make_load(live, DP8, generated=CAP - 10, budget=10)
+    seen = Forecast.of(replace(near, waiting=waiting), LENGTHS, SPLITS, DP8, 48)
     for name in ("any_live", "live", "context", "mean_context", "fullest"):
         assert np.isfinite(getattr(seen, name)).all()
