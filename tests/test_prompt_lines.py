@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import write_checkpoint
 
@@ -161,6 +161,7 @@ def test_a_stop_string_may_lie_across_tokens(tokenizer):
     least=st.integers(0, 20),
     burst=st.integers(1, 7),
 )
+@example(text="abb", stops=["a", "é a"], least=1, burst=1)  # the longer looks further back
 def test_stop_strings_end_after_the_least_tokens(
     tokenizer, text: str, stops: list[str], least: int, burst: int
 ):
