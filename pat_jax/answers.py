@@ -39,8 +39,13 @@ class TextStream:
 class StopFinder:
     """Looks for stop strings in a response as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
-        self.stream, self.stops = TextStream(tokenizer), stops
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0):
+        """
+        Args:
+          min_tokens: a stop string that these first tokens complete is none, as a stop token there
+            would be none.
+        """
+        self.stream, self.stops, self.min_tokens = TextStream(tokenizer), stops, min_tokens
         self.found_at: int | None = None  # where in the text the first stop string begins
 
     @property
@@ -60,12 +65,14 @@ class StopFinder:
                 break
             known = len(self.stream.text)
             self.stream.add(int(token))
-            self._search(known)
+            if self.num_tokens > self.min_tokens:
+                self._search(known)
         return self.found_at is not None
 
     def _search(self, known: int) -> None:
-        begin = max(0, known - max(map(len, self.stops)) + 1)
-        places = [self.stream.text.find(stop, begin) for stop in self.stops]
+        """For those that end after the first `known` characters."""
+        text = self.stream.text
+        places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.stops]
         self.found_at = min((place for place in places if place >= 0), default=None)
 
 
@@ -78,14 +85,15 @@ def describe(
 ) -> dict[str, Any]:
     """The fields of a result line that tell of the response."""
     tokens, reason = done.tokens, "length" if done.is_truncated else "stop"
-    if finder is not None and finder.has_stopped(tokens):
+    has_stopped = finder is not None and finder.has_stopped(tokens)
+    if finder is not None and has_stopped:
         tokens, text, reason = tokens[: finder.num_tokens], finder.text, "stop"
     else:
         text = None if tokenizer is None else tokenizer.decode(tokens.tolist())
     result: dict[str, Any] = {"text": text, "token_ids": tokens.tolist(), "finish_reason": reason}
     if wants_logprobs:
         result["logprobs"] = [_logprob(done, i) for i in range(len(tokens))]
-    if done.error:
+    if done.error and not has_stopped:  # what comes behind a stop string is not looked at
         result |= {"finish_reason": "error", "error": done.error}
     return result
 

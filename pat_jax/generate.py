@@ -72,7 +72,8 @@ class GenerateConfig:
     min_tokens: int | None = None
     """Nothing ends a response before it has so many tokens."""
     max_tokens: int | None = None
-    """Longest response in tokens; what --max_length leaves where nobody says otherwise."""
+    """Longest response in tokens; what --max_length leaves where nobody says otherwise. What
+    generation_config.json recommends is cut to that."""
     stop: str | None = None
     """A text that ends a response, itself left out; lines may have a list of them."""
     logprobs: int | None = None
@@ -115,16 +116,25 @@ class GenerateConfig:
         return _sound(Wishes(**{name: getattr(self, name) for name in named}), "option")
 
     def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:
-        """The options under the names that the engine is built by."""
+        """The options under the names that the engine is built by.
+
+        Raises:
+          UserError: more log-probabilities are asked for than the model has tokens.
+        """
+        vocab = (
+            lambda x: (x or 0) <= model.vocab_size,
+            f"at most the {model.vocab_size} tokens of the model",
+        )
+        check(self, "logprobs max_logprobs", vocab)
         length = min(self.max_length, model.max_position)
-        batch = math.ceil(self.batch / num_devices) * num_devices
+        batch, page = math.ceil(self.batch / num_devices) * num_devices, RolloutConfig.page_size
         rollout = RolloutConfig(
             prompts_per_step=batch,
             num_generations=1,
             max_prompt_length=length // 2,
             max_completion_length=length - length // 2,
             max_logprobs=max(self.max_logprobs, self.logprobs or 0),
-            min_length=min(SHORTEST_CACHE, length),
+            min_length=math.ceil(min(SHORTEST_CACHE, length) / page) * page,
         )
         return replace(
             self.model_options,
@@ -137,14 +147,18 @@ class GenerateConfig:
     @property
     def model_options(self) -> RunConfig:
         return RunConfig(
-            model=self.model, data=self.prompts, seed=self.seed, compute_dtype=self.compute_dtype
+            model=self.model,
+            # Absolute: a file may have the name of a built-in task, which brings its own vocabulary.
+            data=str(Path(self.prompts).absolute()),
+            seed=self.seed,
+            compute_dtype=self.compute_dtype,
         )
 
 
 def main() -> None:
     config = parse(sys.argv[1:], GenerateConfig, prog="python -m pat_jax.generate", presets=None)
     next(read_lines(Path(config.prompts)), None)  # refuses a file that cannot be read
-    wishes = config.wishes.over(checkpoint_wishes(Path(config.model)))
+    wishes, recommended = config.wishes, checkpoint_wishes(Path(config.model))
     devices = configure(config.devices)
     model = model_config(config.model_options, len(devices))
     tokenizer = None
@@ -156,7 +170,8 @@ def main() -> None:
     profile = find_profile(run, profile_subject(run, model, devices))
     with ResultFile(Path(config.out), resume=config.resume) as results:
         session = open_session(config, run, engine, profile)
-        Job(Path(config.prompts), config.seed, session, tokenizer, wishes, results).run()
+        prompts = Path(config.prompts)
+        Job(prompts, config.seed, session, tokenizer, wishes, recommended, results).run()
 
 
 def checkpoint_wishes(directory: Path) -> Wishes:
@@ -206,7 +221,7 @@ def open_session(
     planner = _planner(run, engine, profile, weights_in)
     first = next(iter(engine.layouts.values()))
     engine.set_weights(weights_in(first), first)
-    return Session(engine, planner, debug_nans=config.debug_nans)
+    return Session(engine, planner, max_length=config.max_length, debug_nans=config.debug_nans)
 
 
 def _planner(

@@ -46,10 +46,17 @@ class Job:
         session: Session,
         tokenizer: HuggingFaceTokenizer | None,
         wishes: Wishes,
+        recommended: Wishes,
         results: ResultFile,
     ):
+        """
+        Args:
+          wishes: of the command; a line's own win over them.
+          recommended: what holds where neither says anything.
+        """
         self.path, self.seed, self.session = path, seed, session
-        self.tokenizer, self.wishes, self.results = tokenizer, wishes, results
+        self.tokenizer, self.results = tokenizer, results
+        self.wishes, self.recommended = wishes, recommended
         self.waiting: dict[int, Entry] = {}  # by the place of the result in the file
         self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
         self.places: list[int] = []  # of the session's requests
@@ -101,15 +108,21 @@ class Job:
         try:
             given = parse_object(text)
             with self.tokenizing:
-                longest = self.session.max_length
-                ask = parse_ask(given, self.wishes, self.tokenizer, max_length=longest)
+                ask = parse_ask(
+                    given,
+                    self.wishes,
+                    self.recommended,
+                    self.tokenizer,
+                    max_length=self.session.max_length,
+                )
         except ValueError as error:
             yield Entry(number, 0, _copied(given), is_last=True), str(error)
             return
         for sample in range(ask.num_samples):
             finder = None
             if ask.stops and self.tokenizer is not None:
-                finder = StopFinder(self.tokenizer, ask.stops)
+                least = ask.sampling.min_tokens
+                finder = StopFinder(self.tokenizer, ask.stops, min_tokens=least)
             is_last = sample == ask.num_samples - 1
             yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
 

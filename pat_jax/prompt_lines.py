@@ -125,6 +125,8 @@ def parse_object(line: str) -> dict[str, Any]:
         raise ValueError(
             f"broken JSON at column {error.colno} ({error.msg}): expected one object a line."
         ) from None
+    except RecursionError:
+        raise ValueError("JSON nested too deeply to be read: expected a flatter object.") from None
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}: expected one object a line.")
     return value
@@ -133,6 +135,7 @@ def parse_object(line: str) -> dict[str, Any]:
 def parse_ask(
     given: Mapping[str, Any],
     defaults: Wishes,
+    recommended: Wishes,
     tokenizer: HuggingFaceTokenizer | None,
     *,
     max_length: int,
@@ -140,6 +143,9 @@ def parse_ask(
     """What a line asks for.
 
     Args:
+      defaults: what the command says, where the line does not.
+      recommended: what the checkpoint says, where the command does not either. Its `max_tokens` is
+        cut to what fits: nobody has asked for it.
       tokenizer: None allows token ids only.
       max_length: tokens of prompt and response that can be; what is left of it is `max_tokens`
         where nobody has said.
@@ -153,14 +159,16 @@ def parse_ask(
             hint = f"did you mean {near[0]!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {name!r}: {hint}")
     own = Wishes(**{name: value for name, value in given.items() if name in _WISHES})
-    wishes = own.over(defaults)
+    asked = own.over(defaults)
+    wishes = asked.over(recommended)
     sampling, tokens = wishes.sampling, tuple(_tokens(given, tokenizer))
     if wishes.stops and tokenizer is None:
         raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
+    left = max(max_length - len(tokens), 1)
     return Ask(
         tokens,
         sampling,
-        wishes.count("max_tokens", max(max_length - len(tokens), 1), 1),
+        asked.count("max_tokens", min(left, recommended.count("max_tokens", left, 1)), 1),
         wishes.count("n", 1, 1),
         wishes.count("seed", 0, 0) if wishes.seed is not None else None,
         wishes.stops,

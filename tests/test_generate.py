@@ -5,17 +5,23 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 from compilations import counted_compilations
-from runs import finish, start, write_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import QWEN3, finish, start, write_checkpoint
 
 from pat_jax import generate
 from pat_jax.cli import run_command
+from pat_jax.generate import SHORTEST_CACHE, GenerateConfig
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.setup import model_config
+from pat_jax.task import load_tokenizer
 
 COMMAND = ("-m", "pat_jax.generate")
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
@@ -87,11 +93,14 @@ def test_lines_become_results_in_their_order(model: Path, write, run):
 
 def test_a_stop_string_cuts_text_and_tokens(model: Path, write, run):
     tokenizer = HuggingFaceTokenizer(model)
-    line = {"prompt": "more", "seed": 1, "max_tokens": 60, "min_tokens": 60}
+    line = {"prompt": "more", "seed": 1, "max_tokens": 60, "min_tokens": 20}
     (whole,) = run(write(line))
-    stop = whole["text"][20:22]
-    cut, again = run(write({**line, "stop": ["never such", stop]}, line), out="cut.jsonl")
-    assert again["token_ids"] == whole["token_ids"] and again["finish_reason"] == "length"
+    early, stop = whole["text"][3:5], whole["text"][20:24]
+    assert whole["text"].count(early) == 1  # nothing ends a response before min_tokens
+    lines = {**line, "stop": ["never such", stop]}, line, {**line, "stop": early}
+    cut, *others = run(write(*lines), out="cut.jsonl")
+    for other in others:
+        assert other["token_ids"] == whole["token_ids"] and other["finish_reason"] == "length"
     assert cut["finish_reason"] == "stop"
     assert cut["text"] == whole["text"][: whole["text"].index(stop)]
     tokens = cut["token_ids"]
@@ -109,11 +118,41 @@ def test_what_the_checkpoint_recommends_holds_where_nobody_says_otherwise(
         greedy, hot = run(prompts)
         other, _ = run(prompts, "--temperature", "0", "--max_tokens", "11", out="other.jsonl")
         warm, _ = run(prompts, "--temperature", "9", out="warm.jsonl")
+        file.write_text(json.dumps({"max_new_tokens": 4096}))
+        (cut,) = run(write({"token_ids": [5] * 120}, name="long.jsonl"), out="cut.jsonl")
     finally:
         file.unlink()
     assert greedy["token_ids"] == other["token_ids"] != hot["token_ids"]
     assert warm["token_ids"] != greedy["token_ids"]
     assert max(len(result["token_ids"]) for result in (greedy, hot, warm)) <= 11
+    assert len(cut["token_ids"]) in range(1, 9)  # to what is left of --max_length
+
+
+@given(max_length=st.integers(2, 5000), context=st.integers(2, 5000))
+def test_every_length_has_an_engine(max_length: int, context: int):
+    model = replace(QWEN3, max_position=context)
+    rollout = GenerateConfig(max_length=max_length).run_config(model, 2).rollout
+    longest = rollout.max_prompt_length + rollout.max_completion_length
+    assert longest == min(max_length, context)
+    assert rollout.min_length <= max(longest + rollout.page_size - 1, SHORTEST_CACHE)
+
+
+def test_a_response_ends_at_the_longest_that_was_asked_for(write, run):
+    """In a bucket of 112 tokens, whole pages."""
+    lines = {"token_ids": [5] * 30, "min_tokens": 70}, {"token_ids": [5] * 30, "max_tokens": 71}
+    fits, is_more = run(write(*lines), "--max_length", "100")
+    assert len(fits["token_ids"]) == 70 and fits["finish_reason"] == "length"
+    assert "30 tokens of prompt and up to 71 of response are more than the 100" in is_more["error"]
+
+
+def test_a_file_that_is_called_as_a_task_brings_no_vocabulary(model: Path):
+    for name in ("tiny", str(model)):
+        task, other = (
+            GenerateConfig(model=name, prompts=prompts).model_options
+            for prompts in ("arithmetic", "prompts.jsonl")
+        )
+        assert model_config(task, 2) == model_config(other, 2)
+    assert isinstance(load_tokenizer(task), HuggingFaceTokenizer)
 
 
 BAD_LINES = [
@@ -122,6 +161,7 @@ BAD_LINES = [
     ({"token_ids": [5], "top_p": 2}, "top_p is 2: expected a number above 0"),
     ('{"prompt": "the', "broken JSON at column"),
     ("[5]", "a JSON list: expected one object a line."),
+    ("[" * 200_000, "JSON nested too deeply to be read"),
     ({"token_ids": [300]}, "token id 300: expected ids from 0 to 299."),
     ({"token_ids": [5] * 600}, "600 tokens, but the model's context is 512"),
     ({"token_ids": [5] * 100, "max_tokens": 29}, "100 tokens of prompt and up to 29 of response"),
@@ -205,6 +245,8 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
         (("--model", "{folder}/none"), ["--model", "there is no such directory"]),
         (("--model", "tinny"), ["model 'tinny'", "the nearest is 'tiny'"]),
         (("--max_length", "1"), ["--max_length is 1"]),
+        (("--logprobs", "301"), ["--logprobs is 301: expected at most the 300 tokens"]),
+        (("--max_logprobs", "301"), ["--max_logprobs is 301: expected at most the 300 tokens"]),
         (("--layout", "dp3tp1"), ["--layout is 'dp3tp1'"]),
     ],
     ids=str,

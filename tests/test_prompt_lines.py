@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import write_checkpoint
 
-from pat_jax.answers import StopFinder, TextStream
+from pat_jax.answers import StopFinder, TextStream, describe
+from pat_jax.engine.scheduler import Completion
 from pat_jax.engine.types import MAX_STOP_IDS, Sampling
 from pat_jax.prompt_lines import Wishes, parse_ask, parse_object
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
@@ -21,8 +23,17 @@ def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(write_checkpoint(tmp_path_factory.mktemp("checkpoint")))
 
 
-def ask(line: dict, tokenizer: HuggingFaceTokenizer | None, defaults: Wishes = Wishes()):  # noqa: B008
-    return parse_ask(parse_object(json.dumps(line)), defaults, tokenizer, max_length=100)
+NOTHING = Wishes()
+
+
+def ask(
+    line: dict,
+    tokenizer: HuggingFaceTokenizer | None,
+    defaults: Wishes = NOTHING,
+    recommended: Wishes = NOTHING,
+):
+    given = parse_object(json.dumps(line))
+    return parse_ask(given, defaults, recommended, tokenizer, max_length=100)
 
 
 def test_a_prompt_is_text_a_chat_or_token_ids(tokenizer: HuggingFaceTokenizer):
@@ -40,6 +51,19 @@ def test_a_line_wins_over_the_defaults():
     assert (found.num_samples, found.max_tokens, found.seed) == (2, 7, 3)
     assert found.wants_logprobs and not ask({"token_ids": [5]}, None).wants_logprobs
     assert ask({"token_ids": [5] * 30}, None).max_tokens == 70  # what is left
+
+
+@pytest.mark.parametrize("tokens", [1000, 71, 70, 9])
+def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens: int):
+    line, said = {"token_ids": [5] * 30}, Wishes(max_tokens=tokens, top_k=4)
+    recommended = ask(line, None, NOTHING, said)
+    assert recommended.max_tokens == min(tokens, 70) and recommended.sampling.top_k == 4
+    assert ask(line, None, said).max_tokens == tokens
+    assert ask(line, None, Wishes(max_tokens=3), said).max_tokens == 3
+    assert (
+        ask({**line, "max_tokens": tokens}, None, NOTHING, Wishes(max_tokens=5)).max_tokens
+        == tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,6 +114,12 @@ def test_a_line_that_is_no_object_is_refused(line: str):
         parse_object(line)
 
 
+@pytest.mark.parametrize("bracket", ["[", '{"a":'])
+def test_a_line_that_is_nested_too_deeply_is_refused(bracket: str):
+    with pytest.raises(ValueError, match=r"^JSON nested too deeply to be read: expected .*\.$"):
+        parse_object(bracket * 200_000)
+
+
 def test_text_needs_a_tokenizer():
     for line in ({"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
         with pytest.raises(ValueError, match="no tokenizer: expected token_ids"):
@@ -123,6 +153,44 @@ def test_a_stop_string_may_lie_across_tokens(tokenizer):
     assert not finder.has_stopped(tokens[:4])
     assert finder.has_stopped(tokens) and finder.text == "a c"
     assert finder.num_tokens == len(tokenizer.encode("a cat s"))
+
+
+@given(
+    text=st.text("ab é", max_size=20),
+    stops=st.lists(st.text("ab é", min_size=1, max_size=3), min_size=1, max_size=3),
+    least=st.integers(0, 20),
+    burst=st.integers(1, 7),
+)
+@example(text="abb", stops=["a", "é a"], least=1, burst=1)  # the longer looks further back
+def test_stop_strings_end_after_the_least_tokens(
+    tokenizer, text: str, stops: list[str], least: int, burst: int
+):
+    tokens = tokenizer.encode(text)
+
+    def count(stop: str) -> int:
+        """Characters that a stop string which may count ends after, of the first of them."""
+        ends = [i + len(stop) for i in range(len(text)) if text.startswith(stop, i)]
+        return min((end for end in ends if len(text[:end].encode()) > least), default=len(text) + 1)
+
+    finder = StopFinder(tokenizer, stops, min_tokens=least)
+    for end in range(burst, len(tokens) + burst, burst):
+        finder.has_stopped(tokens[:end])
+    first = min(map(count, stops))  # the tokenizer has one token a byte
+    assert finder.has_stopped(tokens) == (first <= len(text))
+    assert finder.num_tokens == len(text[:first].encode())
+    if finder.found_at is not None:
+        assert text[finder.found_at : first] in stops
+
+
+def test_what_fails_behind_a_stop_string_is_no_error(tokenizer):
+    tokens = np.array(tokenizer.encode("a cat"))
+    done = Completion(tokens, np.zeros(len(tokens), np.float32), True, error="NaN.")
+    stopped = describe(done, tokenizer, StopFinder(tokenizer, ["at"]), wants_logprobs=False)
+    ids = tokens.tolist()
+    assert stopped == {"text": "a c", "token_ids": ids, "finish_reason": "stop"}
+    for finder in (None, StopFinder(tokenizer, ["x"])):
+        failed = describe(done, tokenizer, finder, wants_logprobs=False)
+        assert (failed["finish_reason"], failed["error"]) == ("error", "NaN.")
 
 
 def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):

@@ -27,18 +27,24 @@ Watch = Callable[[int, np.ndarray], bool]  # (request, its tokens so far) -> it 
 class Session:
     """What a user asks of an engine that has its weights."""
 
-    def __init__(self, engine: RolloutEngine, planner: Planner, *, debug_nans: bool = False):
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        planner: Planner,
+        *,
+        max_length: int | None = None,
+        debug_nans: bool = False,
+    ):
         """
         Args:
+          max_length: tokens of the longest sequence, prompt and response; None allows what the
+            engine's largest bucket and the model's context hold.
           debug_nans: look for the layer in which NaN logits start; compiles a program each time.
         """
         self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest sequence, prompt and response, that can be generated."""
-        config = self.engine.policy.config
-        return min(self.engine.catalogue.buckets.lengths[-1], config.max_position)
+        most = min(engine.catalogue.buckets.lengths[-1], engine.policy.config.max_position)
+        # Tokens of the longest sequence, prompt and response, that can be generated.
+        self.max_length = most if max_length is None else min(most, max_length)
 
     def generate(
         self,

@@ -121,6 +121,18 @@ def test_a_bad_request_gets_a_sentence_and_the_others_go_on(session: Session):
         assert sound.error == "" and sound.tokens.tolist() == expected
 
 
+@pytest.mark.parametrize("asked", [None, 10**6, 40])
+def test_the_longest_sequence_is_what_was_asked_for(session: Session, asked: int | None):
+    fits = session.max_length
+    limited = Session(session.engine, session.planner, max_length=asked)
+    assert limited.max_length == min(fits, asked or fits)
+    (request, *_) = make_requests(SETTINGS[BENCH], 0)
+    most = limited.max_length - len(request.tokens)
+    assert limited.complaint(replace(request, max_new_tokens=most)) == ""
+    words = f"more than the {limited.max_length} that fit"
+    assert words in limited.complaint(replace(request, max_new_tokens=most + 1))
+
+
 def damaged(name: str, value: float):
     """The weights with one number of the parameter whose path has `name` replaced."""
 
