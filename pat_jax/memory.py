@@ -5,7 +5,7 @@ Knows layouts, shardings and options. Does not know how a plan uses the answer.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -181,6 +181,19 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
         if whole < sequences:
             lines[-1] += "; others wait or are preempted while it is full"
     return lines
+
+
+def describe_peak(memory: MemoryModel, devices: Iterable[Device]) -> str:
+    """What a run's log says of memory when it has ended."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    known = [peak for peak in peaks if peak is not None]
+    if not known:
+        return "memory: this backend names no peak"
+    split = max(memory.weights, key=memory.held)
+    return (
+        f"memory: at most {_gib(max(known))} of a device were in use; weights, KV cache and training "
+        f"state take {_gib(memory.held(split))} in {split}, the largest"
+    )
 
 
 def _gib(size: float) -> str:

@@ -24,7 +24,7 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.report import RolloutReport
 from pat_jax.files import replace_text
 from pat_jax.generation import Generator, describe_rollouts
-from pat_jax.memory import describe_memory
+from pat_jax.memory import describe_memory, describe_peak
 from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Params
@@ -278,6 +278,7 @@ class Run:
         self.checkpoints.wait()
         self.checkpoints.close()
         self.progress.close()
+        log.info("%s", describe_peak(self.setup.memory, self.setup.engine.mesh.devices.flat))
         if config.steps > self.first_step:
             plot_rollout(self.report.trace(), self.folder / "rollout.png")
         if config.checkpoint.export_dir:

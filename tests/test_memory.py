@@ -13,7 +13,7 @@ from runs import TINY
 from pat_jax.cli import parse
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
-from pat_jax.memory import describe_memory, memory_limit, memory_model, shard_bytes
+from pat_jax.memory import describe_memory, describe_peak, memory_limit, memory_model, shard_bytes
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
@@ -80,6 +80,21 @@ def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
     assert memory_limit(config, [Fake(5), Fake(3)]) == 3
     assert memory_limit(config, [Fake(None)]) == math.inf == memory_limit(config, jax.devices())
     assert memory_limit(replace(config, device_memory_gib=2.0), [Fake(5)]) == 2 * GIB
+
+
+def test_the_peak_is_the_largest_of_the_devices():
+    class Fake:
+        def __init__(self, peak: int | None):
+            self.peak = peak
+
+        def memory_stats(self):
+            return None if self.peak is None else {"peak_bytes_in_use": self.peak}
+
+    memory = setup().memory
+    largest = max(memory.weights, key=memory.held)
+    text = describe_peak(memory, [Fake(2 * GIB), Fake(3 * GIB), Fake(None)])
+    assert "at most 3 GiB of a device" in text and f"in {largest}, the largest" in text
+    assert describe_peak(memory, jax.devices()) == "memory: this backend names no peak"
 
 
 class TestTheCheck:
