@@ -1,8 +1,11 @@
 """Every compiled program, by name. Compiled ahead of time and in parallel; looked up while running."""
 
+import hashlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +41,9 @@ class ProgramTable:
         self._declared: dict[Key, Callable[[], jax.stages.Lowered]] = {}
         self._compiled: dict[Key, Program] = {}
         self.compile_seconds: dict[Key, float] = {}
+        # Of equal programs the first is compiled and the others are read from JAX's cache on disk,
+        # where an entry that is just being written must not be read.
+        self._of_text: defaultdict[str, Lock] = defaultdict(Lock)
 
     def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
         """`fun`, jitted with `jit_options`, for abstract `args`; traced when it is compiled."""
@@ -67,7 +73,9 @@ class ProgramTable:
     def compile(self, key: Key) -> None:
         """Compiles one declared program; notes the seconds that it took."""
         start = time.perf_counter()
-        program = self._declared[key]().compile()
+        lowered = self._declared[key]()
+        with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
+            program = lowered.compile()
         self.compile_seconds[key] = time.perf_counter() - start
         self._compiled[key] = program
         del self._declared[key]

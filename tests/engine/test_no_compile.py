@@ -153,9 +153,9 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
     asked = []
     rollout = warm.engine.rollout
 
-    def spy(requests, planner):
+    def spy(requests, planner, expected):
         asked.append({request.prompt_id for request in requests})
-        return rollout(requests, planner)
+        return rollout(requests, planner, expected)
 
     monkeypatch.setattr(warm.engine, "rollout", spy)
     warm.iterate(5, FixedLayout(DP8), temperature=1.0)
