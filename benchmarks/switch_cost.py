@@ -169,7 +169,8 @@ def main() -> None:
         min_rows=1,
         burst_steps=16,
     )
-    rig = Rig(args.model, devices, config, max(args.live), is_alone=False)
+    # As many pages again: in a rollout most sequences have ended when it switches.
+    rig = Rig(args.model, devices, config, 2 * max(args.live), is_alone=False)
     rig.profile(rig.together)
     here = []
     for live, way in product(args.live, WAYS):

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pat_jax.engine.accounts import NO_ROW, NO_SEQUENCE
-from pat_jax.engine.paging import NULL_PAGE, Admitted, Copies, PagePool, Spans, num_pages_for
+from pat_jax.engine.due import Copies, Spans
+from pat_jax.engine.paging import NULL_PAGE, Admitted, PagePool, num_pages_for
 from pat_jax.engine.scheduler import Scheduler
 
 NO_GROUP = -1

@@ -12,9 +12,10 @@ import numpy as np
 from pat_jax.engine.accounts import NO_ROW
 from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.catalogue import COPIES, Catalogue
+from pat_jax.engine.due import Copies, PrefillCall, Spans, prefill_calls
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.migration import Migration, Traffic
-from pat_jax.engine.paging import NULL_PAGE, Copies, PrefillCall, Spans, prefill_calls
+from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler

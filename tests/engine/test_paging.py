@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pat_jax.engine.accounts import NO_SEQUENCE
-from pat_jax.engine.paging import (
-    NULL_PAGE,
-    PagePool,
-    Spans,
-    num_pages_for,
-    prefill_calls,
-)
+from pat_jax.engine.due import Spans, prefill_calls
+from pat_jax.engine.paging import NULL_PAGE, PagePool, num_pages_for
 
 SYSTEM = (1, 2, 1, 1, 2)  # begins many prompts
 PROMPTS = st.one_of(

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.admission import Admission, PageMoves, Round
-from pat_jax.engine.paging import NULL_PAGE, Copies, prefill_calls
+from pat_jax.engine.due import Copies, prefill_calls
+from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.scheduler import Request, Scheduler
 
 BURST = 4

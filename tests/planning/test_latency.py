@@ -10,7 +10,7 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.paging import Spans, prefill_calls
+from pat_jax.engine.due import Spans, prefill_calls
 from pat_jax.planning.latency import RECENT, LatencyModel
 from pat_jax.planning.types import Split
 
