@@ -25,8 +25,9 @@ from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 )
 @dataclass(frozen=True)
 class BurstLayer:
-    keys: Float[Array, "rows kv_heads steps+length head_dim"]
-    values: Float[Array, "rows kv_heads steps+length head_dim"]
+    # One dimension for rows and KV heads: with two, and one head, XLA:CPU copies all of it each step.
+    keys: Float[Array, "rows*kv_heads steps+length head_dim"]
+    values: Float[Array, "rows*kv_heads steps+length head_dim"]
     start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
     steps: int  # columns of the tail
 
@@ -36,8 +37,8 @@ class BurstLayer:
 
         The layer's table need not reach farther than the longest row's `start`.
         """
-        room = ((0, 0), (0, 0), (steps, 0), (0, 0))
-        keys, values = (jnp.pad(x, room) for x in layer.gather())
+        room = ((0, 0), (steps, 0), (0, 0))
+        keys, values = (jnp.pad(jnp.reshape(x, (-1, *x.shape[2:])), room) for x in layer.gather())
         return cls(keys, values, start, steps)
 
     def attend(
@@ -60,30 +61,35 @@ class BurstLayer:
 
     def _attend(self, queries: Array, step: Array) -> Array:
         # As in `layers.linear`: the keys go left, where XLA:CPU reads them as they lie.
+        flat = jnp.reshape(queries, (self.keys.shape[0], *queries.shape[2:]))
         scores = jax.lax.optimization_barrier(
-            jnp.einsum("bksd,bkgd->bksg", self.keys, queries, preferred_element_type=jnp.float32)
+            jnp.einsum("nsd,ngd->nsg", self.keys, flat, preferred_element_type=jnp.float32)
         )
-        scores = jnp.swapaxes(scores, 2, 3) * queries.shape[-1] ** -0.5
-        column = jnp.arange(self.keys.shape[2])[None]
+        scores = jnp.swapaxes(scores, 1, 2) * queries.shape[-1] ** -0.5
+        column = jnp.arange(self.keys.shape[1])[None]
         in_context = (column >= self.steps) & (column < self.steps + self.start[:, None])
         is_visible = in_context | (column <= step)
-        scores = jnp.where(is_visible[:, None, None], scores, MASKED)
+        is_visible = jnp.repeat(is_visible, queries.shape[1], axis=0)
+        scores = jnp.where(is_visible[:, None], scores, MASKED)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         # The sum divides the few outputs rather than the many weights.
         total = jnp.sum(weights, axis=-1, keepdims=True)
         out = jnp.einsum(
-            "bkgs,bksd->bkgd",
+            "ngs,nsd->ngd",
             weights.astype(self.values.dtype),
             self.values,
             preferred_element_type=jnp.float32,
         )
-        return (out / total).astype(queries.dtype)
+        return jnp.reshape(out / total, queries.shape).astype(queries.dtype)
 
     def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
         """Copies the tail to the pages: tokens `start[r]` … `positions[r] - 1` of each row r."""
 
-        def write(pool: Array, rows: Array) -> Array:
-            return _write_tail(pool, rows[:, :, : self.steps], layer.table, self.start, positions)
+        def write(pool: Array, flat: Array) -> Array:
+            tail = jnp.reshape(
+                flat[:, : self.steps], (len(self.start), pool.shape[1], self.steps, pool.shape[3])
+            )
+            return _write_tail(pool, tail, layer.table, self.start, positions)
 
         return PagedLayer(
             write(layer.keys, self.keys), write(layer.values, self.values), layer.table
@@ -91,8 +97,8 @@ class BurstLayer:
 
 
 def _put(rows: Array, new: Array, column: Array) -> Array:
-    new = jnp.swapaxes(new, 1, 2).astype(rows.dtype)
-    return jax.lax.dynamic_update_slice(rows, new, (0, 0, column, 0))
+    new = jnp.reshape(new, (rows.shape[0], 1, rows.shape[2])).astype(rows.dtype)
+    return jax.lax.dynamic_update_slice(rows, new, (0, column, 0))
 
 
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:

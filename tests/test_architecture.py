@@ -13,7 +13,13 @@ ROOMS = ("models", "rl", "profiling")
 COMMANDS = ("train", "generate", "profile", "plan", "simulate")  # thin; may import every room
 LEAVES = ("pat_jax.errors", "pat_jax.pytree")  # import nothing of pat_jax themselves
 ENGINE_TYPES = ("pat_jax.engine.types", "pat_jax.engine.state", "pat_jax.engine.trace")
-HOST_SIDE = ("accounts", "paging", "due", "scheduler", "admission")  # of the engine; each knows the former
+HOST_SIDE = (
+    "accounts",
+    "paging",
+    "due",
+    "scheduler",
+    "admission",
+)  # of the engine; each knows the former
 BASIC = ("jax", "numpy", "jaxtyping", "transformers")
 EXTERNAL = {
     "models": (*BASIC, "flax", "ml_dtypes", "safetensors"),
