@@ -12,7 +12,7 @@ import pytest
 from pat_jax.errors import UserError
 from pat_jax.models import layers
 from pat_jax.models.config import ModelConfig, RopeScaling
-from pat_jax.models.kv_cache import kv_cache_shape
+from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.models.transformer import Transformer
@@ -61,13 +61,15 @@ def forward(name, params, tokens, positions=None, cache=None, *, remat=False, dt
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_decoding_with_a_cache_equals_the_full_forward(name):
-    """Rows stand at different positions, and the columns beyond them hold refuse."""
+    """Rows stand at different positions, and what lies beyond them in their pages is refuse."""
     policy, params = policy_and_params(name)
     tokens, length, prefilled = random_tokens(2, 12), np.array([6, 3]), 6
     full, _ = forward(name, params, tokens)
 
-    shape = kv_cache_shape(policy.config, rows=2, length=16, dtype=jnp.float32)
-    refuse = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e3, leaf.dtype), shape)
+    config = policy.config
+    pool = jnp.full((5, config.num_kv_heads, 8, config.head_dim), 1e3)
+    pages = PagedLayer(pool, pool, jnp.array([[1, 3], [4, 2]]))
+    refuse = (pages,) * config.num_layers
     start = np.broadcast_to(np.arange(prefilled), (2, prefilled))
     logits, cache = forward(name, params, tokens[:, :prefilled], start, refuse)
     np.testing.assert_allclose(logits, full[:, :prefilled], atol=2e-5)
