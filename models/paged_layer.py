@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.layers import attend
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 
-NULL_PAGE = 0
+NULL_PAGE = 0  # of every pool: empty rows read and write it
 TPU_LANES = 128  # of a vector register: the kernel takes whole ones
 
 

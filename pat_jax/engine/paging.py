@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NULL_PAGE = 0  # of every pool: empty rows read and write it
+from pat_jax.models.paged_layer import NULL_PAGE
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:
