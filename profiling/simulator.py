@@ -194,10 +194,8 @@ class _Flight:
             accounts.compact(rows)
 
     def launch(self, threshold: int) -> _Running:
-        accounts = self.accounts
-        compact_at = self.buckets.rows_below(self.split, accounts.rows_per_group)
-        threshold = max(compact_at, accounts.refill_at, threshold)
-        return self._launch(min(threshold, accounts.fullest - 1), 0)
+        compact_at = self.buckets.rows_below(self.split, self.accounts.rows_per_group)
+        return self._launch(min(max(compact_at, threshold), self.accounts.fullest - 1), 0)
 
     def launch_next(self, running: _Running) -> _Running | None:
         accounts = self.accounts

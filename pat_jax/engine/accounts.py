@@ -9,7 +9,6 @@ from pat_jax.planning.types import Load, Siblings
 
 NO_ROW = -1
 NO_SEQUENCE = -1
-REFILLED = 0.25  # of the fullest group's live rows: so many have to fall free before others enter
 
 
 class Accounts:
@@ -79,13 +78,6 @@ class Accounts:
     def fullest(self) -> int:
         """Live sequences of the fullest group."""
         return int(np.bincount(self.group(self.live), minlength=1).max())
-
-    @property
-    def refill_at(self) -> int:
-        """Live sequences of the fullest group at which a burst ends for the sake of those that wait."""
-        if not len(self.waiting):
-            return 0
-        return self.fullest - max(1, round(REFILLED * self.fullest))
 
     @property
     def max_context(self) -> int:

@@ -125,15 +125,13 @@ class Flight:
     def launch(self, params: Params, threshold: int) -> Burst:
         """Dispatches a burst of the live sequences; `fit` comes before.
 
-        It ends when the planner's `threshold` is reached, or where rows can be compacted or refilled.
+        It ends when the planner's `threshold` is reached, or where rows can be compacted.
         """
         if self._rows is None or self._seen is None:
             self._rows = self._put_rows(self.scheduler.row_state())
             self._seen = self._put_seen()
-        scheduler = self.scheduler
         compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
-        threshold = max(compact_at, scheduler.refill_at, threshold)
-        threshold = min(threshold, scheduler.fullest - 1)
+        threshold = min(max(compact_at, threshold), self.scheduler.fullest - 1)
         return self._launch(params, threshold, steps_before=0)
 
     def launch_next(self, params: Params, running: Burst) -> Burst | None:
@@ -248,7 +246,7 @@ class Flight:
         return prefill_calls(
             spans,
             num_groups=self.split.dp,
-            blocks=catalogue.prefill_blocks,
+            sizes=catalogue.prefill_sizes,
             page_size=catalogue.page_size,
         )
 
@@ -262,7 +260,8 @@ class Flight:
         ):
             tokens[block, :count] = self.scheduler.tokens[i, at : at + count]
         tables = self.admission.table(sequence, catalogue.width(length))
-        program = self.programs[Key("prefill", self.split, catalogue.prefill_blocks, length)]
+        blocks = call.sequence.shape[1]
+        program = self.programs[Key("prefill", self.split, blocks, length)]
         self.pool = program(params, self.pool, tokens, start, tables)
 
     def _copy(self, copies: Copies) -> None:
