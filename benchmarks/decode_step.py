@@ -2,7 +2,8 @@
 
     python -m benchmarks.decode_step --out benchmarks/results/decode_step_cpu.json
 
-Float32, one compute thread. A case decodes bursts behind prompts of equal length. In each round the
+Float32, one compute thread. A case generates behind prompts of equal length with the engine's own programs,
+and its decode bursts are timed. In each round the
 read bandwidth (an array of 256 MiB summed, and times a vector: the faster of both), the rate of a
 large product and every case are measured by turns; a case's ratios are taken within the round, and
 medians over rounds are printed.
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -31,17 +32,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
+from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
-from pat_jax.engine.sampling import sample, uniform
-from pat_jax.engine.state import seen_shape
-from pat_jax.engine.types import NO_TOKEN, RowSampling
-from pat_jax.models.burst_layer import BurstLayer
+from pat_jax.engine.flight import Flight
+from pat_jax.engine.programs import Key
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Request
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.paged_layer import PagedLayer
-from pat_jax.models.policy import Policy
+from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 
-PAGE_SIZE = 16
 SMALL = ModelConfig(
     architecture="qwen3",
     vocab_size=512,
@@ -100,73 +101,60 @@ CASES = (
 )
 
 
-def burst(policy: Policy, steps: int) -> Callable:
-    """The engine's decode burst without its bookkeeping: `steps` tokens for every row."""
-
-    def run(params, pools, table, context_table, tokens, start, keys):
-        model, rows = policy.bind(params), tokens.shape[0]
-        plain, none = RowSampling.empty(rows), jnp.full((rows, 1), NO_TOKEN)
-        seen = jnp.zeros(seen_shape(policy.config, rows), jnp.uint32)
-        cache = tuple(
-            BurstLayer.begin(PagedLayer(pool[0], pool[1], context_table), start, steps)
-            for pool in pools
-        )
-        # The numbers of all steps at once: one by one they cost more than the rest of sampling.
-        numbers = jax.vmap(lambda i: uniform(keys, start + 1 + i))(jnp.arange(steps))
-
-        def step(i, carry):
-            tokens, position, cache, out = carry
-            hidden, cache = model(tokens[:, None], position[:, None], cache)
-            logits = model.logits(hidden[:, 0])
-            with jax.named_scope("sample"):
-                number = jax.lax.dynamic_index_in_dim(numbers, i, keepdims=False)
-                tokens, _ = sample(
-                    logits, number, plain, seen, none, vocab_size=policy.config.vocab_size
-                )
-            out = jax.lax.dynamic_update_slice(out, tokens[:, None], (0, i))
-            return tokens, position + 1, cache, out
-
-        out = jnp.zeros((rows, steps), jnp.int32)
-        carry = jax.lax.fori_loop(0, steps, step, (tokens, start, cache, out))
-        tokens, position, cache, out = carry
-        ended = [
-            layer.end(PagedLayer(pool[0], pool[1], table), position)
-            for layer, pool in zip(cache, pools, strict=True)
-        ]
-        return [(layer.keys, layer.values) for layer in ended], tokens, out
-
-    return run
+def engine_for(case: Case, capacity: int, min_rows: int) -> RolloutEngine:
+    """Compiled, on one device, with room for `capacity` sequences of a case."""
+    config = replace(
+        RolloutConfig(),
+        max_prompt_length=case.prompt,
+        max_completion_length=case.steps * case.bursts,
+        burst_steps=case.steps,
+        min_rows=min_rows,
+    )
+    policy = Policy.from_config(case.config)
+    engine = RolloutEngine(policy, jax.devices(), config, capacity=capacity, eos_ids=())
+    engine.compile()
+    return engine
 
 
 class Decoder:
-    """One case, compiled; calling it decodes every burst behind the prompts once."""
+    """One case on the engine's own programs; calling it generates behind the prompts once."""
 
-    def __init__(self, case: Case, params):
-        self.case, self.params = case, params
-        config, policy = case.config, Policy.from_config(case.config)
-        width = -(-(case.prompt + case.steps * case.bursts) // PAGE_SIZE)
-        pages = np.arange(case.rows * width).reshape(case.rows, width) + 1
-        self.table = jnp.asarray(pages, jnp.int32)
-        shape = (pages.size + 1, config.num_kv_heads, PAGE_SIZE, config.head_dim)
-        self.pools = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_layers)]
-        self.tokens = jnp.arange(case.rows, dtype=jnp.int32)
-        self.keys = jnp.zeros((case.rows, 2), jnp.uint32)
-        run = jax.jit(burst(policy, case.steps), donate_argnums=1)
-        self.programs = [
-            run.lower(self.params, self.pools, *arguments).compile()
-            for arguments in map(self._arguments, range(case.bursts))
+    def __init__(self, case: Case, weights: Params, engine: RolloutEngine | None = None):
+        self.case, self.weights = case, weights
+        self.engine = engine or engine_for(case, case.rows, case.rows)
+        (self.layout,) = self.engine.layouts.values()
+        rng = np.random.default_rng(0)
+        self.requests = [
+            Request(
+                tuple(rng.integers(0, case.config.vocab_size, case.prompt).tolist()),
+                sequence_key(0, row),
+                case.steps * case.bursts,
+                ignore_eos=True,
+            )
+            for row in range(case.rows)
         ]
 
-    def _arguments(self, nth: int) -> tuple:
-        start = self.case.prompt + nth * self.case.steps
-        context = self.table[:, : -(-start // PAGE_SIZE)]
-        starts = jnp.full(self.case.rows, start, jnp.int32)
-        return self.table, context, self.tokens, starts, self.keys
+    def __call__(self, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Seconds of all decode steps: from each burst's dispatch to its end."""
+        engine, seconds = self.engine, 0.0
+        flight = Flight(engine.catalogue, engine.programs, self.layout, self.requests)
+        flight.admit(self.weights)
+        while flight.scheduler.has_work:
+            flight.fit()
+            start = clock()
+            burst = flight.launch(self.weights, threshold=0)
+            jax.block_until_ready(burst.output)
+            seconds += clock() - start
+            flight.collect(burst)
+        flight.release()
+        return seconds
 
-    def __call__(self) -> jax.Array:
-        for nth, program in enumerate(self.programs):
-            self.pools, self.tokens, out = program(self.params, self.pools, *self._arguments(nth))
-        return jax.block_until_ready(out)
+    @property
+    def text(self) -> str:
+        """The compiled program of the last burst."""
+        split, rows = self.layout.split, self.case.rows
+        length = self.engine.catalogue.buckets.lengths[-1]
+        return self.engine.programs[Key("decode", split, rows, length)].as_text()
 
 
 def measure(
@@ -189,7 +177,7 @@ def measure(
         bandwidth = array.nbytes / min(timed(read, 3) for read in reads)
         rate = 2 * 1024**3 / timed(lambda: product(square, square), 5)
         for case, decoder in zip(cases, decoders, strict=True):
-            seconds = timed(decoder, 3) / (case.steps * case.bursts)
+            seconds = min(decoder(clock) for _ in range(3)) / (case.steps * case.bursts)
             if nth:  # the first round warms up
                 found[case.name].append((seconds, bandwidth, rate))
         print(f"round {nth}/{rounds}", file=sys.stderr)
@@ -215,7 +203,7 @@ def summary(case: Case, rounds: list[tuple[float, float, float]]) -> dict[str, f
 
 def profile(decoder: Decoder, top: int = 30) -> None:
     """Microseconds a step of each kind of operation of the last burst's program."""
-    repeats, steps, text = 5, decoder.case.steps, decoder.programs[-1].as_text() or ""
+    repeats, steps, text = 5, decoder.case.steps, decoder.text
     kinds = {}
     for line in text.splitlines():
         if found := re.match(r'\s*(?:ROOT )?%([\w.\-]+) = (\S+?)[{ ].*op_name="([^"]*)"', line):

@@ -164,14 +164,13 @@ def build_engine(args: argparse.Namespace, devices: Sequence[Device]) -> Rollout
     )
     engine.programs = ProgramTable()
     engine.catalogue.declare(engine.programs)
-    blocks = engine.catalogue.prefill_blocks
     keys = {
         Key(name, split, rows, length)
         for length in engine.catalogue.buckets.lengths
         for split, steps in engine.catalogue.buckets.rows.items()
         for name, buckets in (
             ("decode", steps),
-            ("prefill", (blocks,)),
+            ("prefill", engine.catalogue.prefill_sizes),
         )
         for rows in buckets
     }

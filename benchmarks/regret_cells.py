@@ -76,7 +76,8 @@ class Cell:
             max_length=config.max_prompt_length + config.max_completion_length,
         )
         composer = Composer(_kernels(self.data, self.gpu), preset(self.model), self.switch_s)
-        return Machine.of(composer.latency_model(buckets), SPLITS, config, capacity=self.size)
+        latency = composer.latency_model(buckets)
+        return Machine.of(latency, SPLITS, config, capacity=self.size, runs_ahead=True)
 
 
 @cache

@@ -140,6 +140,12 @@ class Warmup:
             noted[table][key] = min(seconds) / per
         self._count()
 
+    def _warm(self, once: Callable[[], object]) -> None:
+        """Runs a program that is not timed."""
+        for _ in range(2):
+            once()
+        self._count()
+
     def _count(self) -> None:
         self.done += 1
         if self.progress:
@@ -149,7 +155,8 @@ class Warmup:
         """Times them in a pool of their own, which is returned."""
         pool = self.programs[Key("allocate", layout.split)]()
         for length in self.catalogue.buckets.lengths:
-            pool = self._prefill(layout, length, pool)
+            for blocks in sorted(set(self.catalogue.prefill_sizes), reverse=True):
+                pool = self._prefill(layout, blocks, length, pool)
             for rows in self.catalogue.buckets.rows[layout.split]:
                 pool = self._decode(layout, rows, length, pool)
         return pool
@@ -160,9 +167,9 @@ class Warmup:
         pages = np.arange(rows * width) % (self.catalogue.pages[layout.split] - 1) + 1
         return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
 
-    def _prefill(self, layout: Layout, length: int, pool: Pool) -> Pool:
-        """Times a call that ends sequences of `length` tokens."""
-        split, blocks, size = layout.split, self.catalogue.prefill_blocks, self.catalogue.page_size
+    def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
+        """Runs a call that ends sequences of `length` tokens; a large one is timed."""
+        split, size = layout.split, self.catalogue.page_size
         tokens = np.zeros((blocks * split.dp, size), np.int32)
         start = np.full(blocks * split.dp, length - size, np.int32)
         tables = self._tables(layout, blocks, length)
@@ -174,7 +181,10 @@ class Warmup:
             pool = jax.block_until_ready(program(self.engine.params, pool, tokens, start, tables))
             return time.perf_counter() - start_s
 
-        self._note("prefill_table", (split, length), once)
+        if blocks == self.catalogue.prefill_blocks:
+            self._note("prefill_table", (split, length), once)
+        else:
+            self._warm(once)
         return pool
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
@@ -234,9 +244,7 @@ class Warmup:
                 key = (source.split, target.split, ROUNDS[kind != ALL])
                 self._note("migrate_table", key, once)
             else:
-                for _ in range(2):
-                    once()
-                self._count()
+                self._warm(once)
         _delete(pool)
 
     def _reslice(

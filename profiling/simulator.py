@@ -92,6 +92,7 @@ class Machine:
     burst_steps: int = 64
     check_every: int = 8
     memory: MemoryModel | None = None  # what fits there; None: everything
+    runs_ahead: bool = False  # see RolloutEngine
 
     @classmethod
     def of(
@@ -102,6 +103,7 @@ class Machine:
         *,
         capacity: int,
         memory: MemoryModel | None = None,
+        runs_ahead: bool = False,
     ) -> "Machine":
         buckets = Buckets.build(
             splits,
@@ -110,7 +112,8 @@ class Machine:
             min_length=config.min_length,
             max_length=config.max_prompt_length + config.max_completion_length,
         )
-        return cls(truth, tuple(splits), buckets, config.burst_steps, config.check_every, memory)
+        steps = config.burst_steps, config.check_every
+        return cls(truth, tuple(splits), buckets, *steps, memory, runs_ahead)
 
     @property
     def capacity(self) -> int:
@@ -121,16 +124,34 @@ class Machine:
 def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     """Runs one rollout to its end under `planner`."""
     flight = _Flight(workload, machine, planner.start(workload.load(machine.capacity)))
+    running: _Running | None = None
     while flight.accounts.has_work:
-        flight.refill()
-        plan = planner.plan(flight.accounts.load(), flight.split)
-        if plan.split != flight.split:
-            source, seconds = flight.split, flight.switch(plan)
-            planner.observe_switch(source, plan, seconds)
-        flight.fit()
-        burst = flight.burst(plan.threshold)
-        planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
+        if running is None:
+            flight.refill()
+            plan = planner.plan(flight.accounts.load(), flight.split)
+            if plan.split != flight.split:
+                source, seconds = flight.split, flight.switch(plan)
+                planner.observe_switch(source, plan, seconds)
+            flight.fit()
+            running = flight.launch(plan.threshold)
+        following = None
+        if machine.runs_ahead and plan.split == flight.split:
+            following = flight.launch_next(running)
+        if burst := flight.collect(running):
+            planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
+        running = following
+        if running is not None and flight.accounts.has_work:
+            plan = planner.plan(flight.accounts.load(), flight.split)
     return flight.report()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A burst on its way: how it will end."""
+
+    length: int
+    max_steps: int
+    threshold: int
 
 
 class _Flight:
@@ -145,7 +166,6 @@ class _Flight:
             rows_per_group=1,
         )
         self.responses = workload.responses
-        self.length = self.buckets.lengths[0]
         self.clock_s, self.prefill_s, self.switch_s, self.step = 0.0, 0.0, 0.0, 0
         self.starts_s: list[float] = []
         self.bursts: list[Burst] = []
@@ -167,25 +187,47 @@ class _Flight:
         self.clock_s += seconds
 
     def fit(self) -> None:
-        """The smallest buckets that hold the live sequences and a few more steps of them."""
+        """The smallest row bucket that holds the live sequences."""
         accounts = self.accounts
         rows = self.buckets.rows_for(self.split, accounts.fullest)
         if rows != accounts.rows_per_group:
             accounts.compact(rows)
-        ahead = accounts.max_context + self.machine.check_every
-        self.length = self.buckets.length_for(min(self._last_end() - 1, ahead))
 
-    def burst(self, plan_threshold: int) -> Burst:
-        machine, accounts, live = self.machine, self.accounts, self.accounts.live
+    def launch(self, threshold: int) -> _Running:
+        compact_at = self.buckets.rows_below(self.split, self.accounts.rows_per_group)
+        return self._launch(min(max(compact_at, threshold), self.accounts.fullest - 1), 0)
+
+    def launch_next(self, running: _Running) -> _Running | None:
+        accounts = self.accounts
+        rows = self.buckets.rows_for(self.split, accounts.fullest)
+        if len(accounts.waiting) or rows != accounts.rows_per_group:
+            return None
+        live = accounts.live
+        goes_on = live[accounts.end[live] - accounts.length[live] > running.max_steps]
+        if int(np.bincount(accounts.group(goes_on), minlength=1).max()) <= running.threshold:
+            return None
+        return self._launch(running.threshold, running.max_steps)
+
+    def _launch(self, threshold: int, steps_before: int) -> _Running:
+        check_every, accounts = self.machine.check_every, self.accounts
+        context = accounts.max_context + steps_before
+        last_context = int(accounts.end[accounts.live].max()) - 1
+        length = self.buckets.length_for(min(last_context, context + check_every))
+        steps = self.machine.burst_steps
+        if length < last_context:
+            steps = min(steps, length - context) // check_every * check_every
+        return _Running(length, steps, threshold)
+
+    def collect(self, running: _Running) -> Burst | None:
+        """None if it takes no step: the one before had reached the threshold."""
+        accounts, live, check_every = self.accounts, self.accounts.live, self.machine.check_every
+        until_threshold = self._steps_until(running.threshold)
+        steps = min(running.max_steps, -(-until_threshold // check_every) * check_every)
+        if not steps:
+            return None
         rows = accounts.rows_per_group
-        compact_at = self.buckets.rows_below(self.split, rows)
-        threshold = min(max(compact_at, plan_threshold), accounts.fullest - 1)
-        check_every = machine.check_every
-        most = min(machine.burst_steps, self._steps_possible()) // check_every * check_every
-        until_threshold = self._steps_until(threshold)
-        steps = min(most, -(-until_threshold // check_every) * check_every)
-        seconds = steps * machine.truth.decode_step(self.split, rows, self.length)
-        burst = Burst(self.split, rows, self.length, len(live), steps, seconds)
+        seconds = steps * self.machine.truth.decode_step(self.split, rows, running.length)
+        burst = Burst(self.split, rows, running.length, len(live), steps, seconds)
         self.starts_s.append(self.clock_s)
         self.bursts.append(burst)
         left = self._left(live)
@@ -236,15 +278,6 @@ class _Flight:
             switches=tuple(self.switches),
         )
         return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s)
-
-    def _last_end(self) -> int:
-        return int(self.accounts.end[self.accounts.live].max())
-
-    def _steps_possible(self) -> int:
-        """Decode steps before a live sequence would outgrow the length bucket."""
-        if self._last_end() - 1 <= self.length:
-            return self.machine.burst_steps
-        return self.length - self.accounts.max_context
 
     def _left(self, live: np.ndarray) -> np.ndarray:
         """Tokens that each sequence will still say, int[live]: what no planner may see."""

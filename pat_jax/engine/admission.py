@@ -1,7 +1,7 @@
 """Who gets a row and pages, who waits for them, and who has to give them back.
 
-Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `carry`. All on the
-host. The devices do what a `Round` says before they decode.
+Before each burst: `grow`, then `admit`, or `reserve` where the burst before is not over; after it
+`release_ended`. In a switch: `carry`. All on the host. The devices do what a `Round` says before they decode.
 """
 
 from collections import defaultdict, deque
@@ -90,6 +90,13 @@ class Admission:
         """Pages of all groups that sequences hold; a shared one counts once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
+    @property
+    def unused(self) -> int:
+        """Tokens that live sequences have room for, and do not hold."""
+        live = self.scheduler.live
+        held = self._num_pages[live] * self.page_size - (self.scheduler.length[live] - 1)
+        return int(held.sum())
+
     def table(self, sequences: np.ndarray, width: int) -> np.ndarray:
         """The first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
 
@@ -110,11 +117,7 @@ class Admission:
         Where pages run out, the youngest of the group gives up its own and its row, and waits.
         """
         scheduler, num_preempted = self.scheduler, 0
-        live = scheduler.live
-        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
-        live = live[is_short := -(-tokens // self.page_size) > self._num_pages[live]]
-        age = np.argsort(self._turn[live])
-        for i, num_tokens in zip(live[age].tolist(), tokens[is_short][age].tolist(), strict=True):
+        for i, num_tokens in self._short(steps):
             while scheduler.row[i] != NO_ROW:
                 pages = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
                 if pages is not None:
@@ -123,6 +126,25 @@ class Admission:
                 self._preempt(self._youngest(int(self._group[i])))
                 num_preempted += 1
         return num_preempted
+
+    def reserve(self, steps: int) -> bool:
+        """As `grow`, but nobody gives way; returns whether there were pages for all."""
+        for i, num_tokens in self._short(steps):
+            pages = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
+            if pages is None:
+                return False
+            self._pages[i], self._num_pages[i] = pages, len(pages)
+        return True
+
+    def _short(self, steps: int) -> list[tuple[int, int]]:
+        """(sequence, tokens to have pages for) of who has too few for `steps` more; oldest first."""
+        scheduler = self.scheduler
+        live = scheduler.live
+        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
+        is_short = -(-tokens // self.page_size) > self._num_pages[live]
+        live, tokens = live[is_short], tokens[is_short]
+        age = np.argsort(self._turn[live])
+        return list(zip(live[age].tolist(), tokens[age].tolist(), strict=True))
 
     def _youngest(self, group: int) -> int:
         live = self.scheduler.live

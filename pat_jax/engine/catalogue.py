@@ -33,6 +33,7 @@ from pat_jax.planning.types import Split
 from pat_jax.pytree import with_sharding
 
 COPIES = 64  # pages of a group that one program copies
+SMALLER = 8  # a small prefill call than a large one: on accelerators about one read of the weights
 RESLICE_CHUNK_BYTES = 512 * 2**20  # of whole float32 leaves; bounds the extra memory of a switch
 
 
@@ -53,7 +54,7 @@ class Catalogue:
     buckets: Buckets
     page_size: int  # tokens
     pages: dict[Split, int]  # of one group, NULL_PAGE among them
-    prefill_blocks: int  # pages of a group that one call computes
+    prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
     gathers_on_host: bool = False  # weights, when TP falls: best where devices share its memory
     _reslices: dict[tuple[Split, Split], Reslice] = field(
@@ -85,6 +86,11 @@ class Catalogue:
         sizes = (x.staged * x.part_bytes(self.pool(x.wide)) for x in exchanges)
         return SIZES[0] * max(sizes, default=0)
 
+    @property
+    def prefill_sizes(self) -> tuple[int, int]:
+        """Pages of a group in a large and in a small prefill call."""
+        return self.prefill_blocks, max(1, self.prefill_blocks // SMALLER)
+
     def width(self, length: int) -> int:
         """Pages of a row of `length` tokens."""
         return num_pages_for(length, self.page_size)
@@ -104,17 +110,17 @@ class Catalogue:
                     Until(scalar, scalar),
                     donate_argnums=1,
                 )
-            blocks = self.prefill_blocks
-            table.declare(
-                Key("prefill", split, blocks, length),
-                self.functions.prefill(layout),
-                params,
-                pool,
-                self._index(layout, blocks, self.page_size),
-                self._index(layout, blocks),
-                self._index(layout, blocks, self.width(length)),
-                donate_argnums=1,
-            )
+            for blocks in set(self.prefill_sizes):
+                table.declare(
+                    Key("prefill", split, blocks, length),
+                    self.functions.prefill(layout),
+                    params,
+                    pool,
+                    self._index(layout, blocks, self.page_size),
+                    self._index(layout, blocks),
+                    self._index(layout, blocks, self.width(length)),
+                    donate_argnums=1,
+                )
 
     def _declare_pages(self, table: ProgramTable, layout: Layout) -> None:
         split, pool = layout.split, self.pool(layout)

@@ -53,7 +53,7 @@ class DecodeFunctions:
             lambda *args: self._burst(layout, *args),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, rows, scalar),
-            out_specs=(state, BurstOutput(rows, rows, rows, scalar, rows, rows)),
+            out_specs=(state, BurstOutput(rows, rows, rows, rows, scalar, rows, rows)),
             check_vma=False,
         )
 
@@ -92,6 +92,7 @@ class DecodeFunctions:
             tokens=jnp.zeros((rows, self.burst_steps), jnp.int32),
             logprobs=jnp.zeros((rows, self.burst_steps), jnp.float32),
             emitted=jnp.zeros(rows, jnp.int32),
+            live=state.rows.live,
             steps=jnp.int32(0),
             top_tokens=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.int32),
             top_logprobs=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.float32),
@@ -174,16 +175,18 @@ class DecodeFunctions:
             )
         # A log-probability that is no number has come from such logits: nothing good would follow.
         stopped = jnp.any(tokens[:, None] == endings, axis=1) | jnp.isnan(logprobs)
+        after = _advance(rows, tokens, stopped)
         output = BurstOutput(
             tokens=_put_column(output.tokens, tokens, output.steps),
             logprobs=_put_column(output.logprobs, logprobs, output.steps),
             emitted=output.emitted + rows.live,
+            live=after.live,
             steps=output.steps + 1,
             top_tokens=_put_column(output.top_tokens, top_tokens, output.steps),
             top_logprobs=_put_column(output.top_logprobs, top_logprobs, output.steps),
         )
         seen = remember(seen, tokens, rows.live)
-        return _advance(rows, tokens, stopped), seen, written, output
+        return after, seen, written, output
 
     def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""

@@ -41,12 +41,16 @@ class PrefillCall(NamedTuple):
 
 
 def prefill_calls(
-    spans: Spans, *, num_groups: int, blocks: int, page_size: int
+    spans: Spans, *, num_groups: int, sizes: tuple[int, int], page_size: int
 ) -> list[PrefillCall]:
-    """Packs the pages of all spans into calls of `blocks` pages in each group.
+    """Packs the pages of all spans into calls of a few fixed sizes.
 
     Lower positions come first: a page never comes in an earlier call than those that it attends to,
     its own sequence's or another's that it shares, and most calls see short contexts only.
+
+    Args:
+      sizes: blocks of a large and of a small call, pages in each group. Small calls take what is left
+        by large ones, as long as they have fewer blocks together than another large one.
     """
     counts = -(-(spans.stop - spans.start) // page_size)
     of = np.repeat(np.arange(len(counts)), counts)  # the span of each block
@@ -56,13 +60,22 @@ def prefill_calls(
     of, start = of[order], start[order]
     group = spans.group[of]
     place = np.arange(len(of)) - np.searchsorted(group, np.arange(num_groups))[group]
-    num_calls = -(-int(place.max(initial=-1) + 1) // blocks)
-    call, block = np.divmod(place, blocks)
-    packed = np.zeros((3, num_calls, num_groups, blocks), np.int32)
+    blocks = _call_blocks(int(place.max(initial=-1) + 1), *sizes)
+    packed = np.zeros((3, num_groups, sum(blocks)), np.int32)
     packed[0] = NO_SEQUENCE
-    packed[:, call, group, block] = (
+    packed[:, group, place] = (
         spans.sequence[of],
         start,
         np.minimum(spans.stop[of] - start, page_size),
     )
-    return [PrefillCall(*packed[:, i]) for i in range(num_calls)]
+    ends = np.cumsum(blocks)[:-1]
+    return [PrefillCall(*call) for call in np.split(packed, ends, axis=2)] if blocks else []
+
+
+def _call_blocks(most: int, large: int, small: int) -> list[int]:
+    """The size of each call, for the group with `most` blocks."""
+    num_large, left = divmod(most, large)
+    num_small = -(-left // small)
+    if num_small * small >= large:
+        return [large] * (num_large + 1)
+    return [large] * num_large + [small] * num_small

@@ -1,5 +1,9 @@
 """One rollout in flight: the pool of pages, the rows, and the moves between layouts.
 
+A burst is dispatched by `launch` and its results are taken in by `collect`. In between the next one
+can be dispatched behind it, so that the devices go on while the host keeps the accounts: it works
+with the rows that the first leaves behind, on pages that the host has given out ahead.
+
 Follows the host's accounts with device arrays. Decides nothing: `rollout.py` says when.
 """
 
@@ -19,7 +23,7 @@ from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
+from pat_jax.engine.state import BurstOutput, DecodeState, Pool, RowState, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Split
 
@@ -31,6 +35,18 @@ class Carried:
     num_recomputed: int
     due: Round  # what is still to be computed there
     traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A decode burst on its way."""
+
+    split: Split
+    rows: int  # row bucket of a group
+    length: int  # tokens that the cache of a row may come to hold
+    max_steps: int
+    threshold: int  # it ends when no group has more live sequences
+    output: BurstOutput  # on the devices
 
 
 class Flight:
@@ -58,11 +74,17 @@ class Flight:
             page_size=catalogue.page_size,
             expected=expected,
         )
-        self.length = buckets.lengths[0]
         self.pool: Pool = programs[Key("allocate", split)]()
         self.num_preempted = 0
+        self.prefill_tokens = 0
+        self.prefill_slots = 0  # tokens that the calls had room for
+        # Sums over the beginnings and ends of bursts, of what their sequences hold.
+        self.kv_slots, self.kv_unused = 0, 0  # tokens
         self._rows: RowState | None = None  # None: the host's copy is newer
         self._seen: jax.Array | None = None  # as old as the rows
+        # XLA's CPU devices share one pool of threads: the first to begin a second program that
+        # communicates might wait in it, holding the thread that another needs to end the first.
+        self._waits = layout.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def split(self) -> Split:
@@ -77,15 +99,14 @@ class Flight:
     def _burst_steps(self) -> int:
         return self.catalogue.functions.burst_steps
 
-    def admit(self, params: Params) -> int:
-        """Pages for the next burst, and waiting sequences into free rows; returns tokens prefilled."""
+    def admit(self, params: Params) -> None:
+        """Pages for the next burst, and waiting sequences into free rows, prefilled."""
         self._grow()
-        if not len(self.scheduler.waiting):
-            return 0
-        most_rows = self.catalogue.buckets.rows[self.split][-1]
-        due = self.admission.admit(most_rows, self._burst_steps)
-        self._rows = None
-        return self.compute(params, due)
+        if len(self.scheduler.waiting):
+            most_rows = self.catalogue.buckets.rows[self.split][-1]
+            due = self.admission.admit(most_rows, self._burst_steps)
+            self._rows = None
+            self.compute(params, due)
 
     def _grow(self) -> None:
         if count := self.admission.grow(self._burst_steps):
@@ -93,43 +114,81 @@ class Flight:
             self._rows = None
 
     def fit(self) -> None:
-        """The smallest buckets that hold the live sequences and a few more steps of them."""
+        """Pages for the next burst, and the smallest row bucket that holds the live sequences."""
         self._grow()
         scheduler, buckets = self.scheduler, self.catalogue.buckets
         rows = buckets.rows_for(self.split, scheduler.fullest)
         if rows != self.num_rows:
             scheduler.compact(rows)
             self._rows = None
-        ahead = scheduler.max_context + self.catalogue.functions.check_every
-        self.length = buckets.length_for(min(self._last_context, ahead))
 
-    def steps_possible(self) -> int:
-        """Decode steps before a live sequence would outgrow the length bucket."""
-        if self._last_context <= self.length:
-            return self._burst_steps
-        return self.length - self.scheduler.max_context
+    def launch(self, params: Params, threshold: int) -> Burst:
+        """Dispatches a burst of the live sequences; `fit` comes before.
 
-    @property
-    def _last_context(self) -> int:
-        """Tokens in the cache of the longest live sequence when it has used up its budget."""
-        return int(self.scheduler.end[self.scheduler.live].max()) - 1
-
-    def decode(self, params: Params, *, max_steps: int, threshold: int) -> tuple[int, int]:
-        """One burst on the devices; returns the decode steps run and the tokens sampled."""
+        It ends when the planner's `threshold` is reached, or where rows can be compacted.
+        """
         if self._rows is None or self._seen is None:
             self._rows = self._put_rows(self.scheduler.row_state())
             self._seen = self._put_seen()
-        until = Until(np.int32(max_steps), np.int32(threshold))
-        program = self.programs[Key("decode", self.split, self.num_rows, self.length)]
-        width = self.catalogue.width(self.length)
-        tables = self.admission.table(self.scheduler.occupants, width)
+        compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
+        threshold = min(max(compact_at, threshold), self.scheduler.fullest - 1)
+        return self._launch(params, threshold, steps_before=0)
+
+    def launch_next(self, params: Params, running: Burst) -> Burst | None:
+        """Dispatches the burst after `running`, whose results are not known yet.
+
+        It ends where `running` does: if that has reached the threshold, it takes no step.
+
+        Returns:
+          None, and nothing is dispatched, where rows are to change first, pages are too few, or
+          budgets say that `running` will reach the threshold.
+        """
+        scheduler, rows = self.scheduler, self.num_rows
+        if self._rows is None or len(scheduler.waiting):
+            return None
+        if self.catalogue.buckets.rows_for(self.split, scheduler.fullest) != rows:
+            return None
+        live = scheduler.live
+        goes_on = live[scheduler.end[live] - scheduler.length[live] > running.max_steps]
+        fullest = int(np.bincount(scheduler.group(goes_on), minlength=1).max())
+        if fullest <= running.threshold:
+            return None
+        if not self.admission.reserve(running.max_steps + self._burst_steps):
+            return None
+        if self._waits:
+            jax.block_until_ready(running.output)
+        return self._launch(params, running.threshold, steps_before=running.max_steps)
+
+    def _launch(self, params: Params, threshold: int, steps_before: int) -> Burst:
+        """Behind a burst of up to `steps_before` steps."""
+        scheduler, catalogue = self.scheduler, self.catalogue
+        check_every = catalogue.functions.check_every
+        context = scheduler.max_context + steps_before
+        last_context = int(scheduler.end[scheduler.live].max()) - 1  # with all budgets used up
+        length = catalogue.buckets.length_for(min(last_context, context + check_every))
+        steps = self._burst_steps
+        if length < last_context:
+            steps = min(steps, length - context) // check_every * check_every
+        program = self.programs[Key("decode", self.split, self.num_rows, length)]
+        tables = self.admission.table(scheduler.occupants, catalogue.width(length))
         state = DecodeState(self._rows, self._seen, self.pool)
+        self._count_pages()
+        until = Until(np.int32(steps), np.int32(threshold))
         state, output = program(params, state, tables, until)
         self._rows, self._seen, self.pool = state.rows, state.seen, state.pool
-        output, still_live = jax.device_get((output, state.rows.live))
-        tokens = self.scheduler.retire(output, still_live)
+        return Burst(self.split, self.num_rows, length, steps, threshold, output)
+
+    def collect(self, burst: Burst) -> tuple[int, int]:
+        """Waits for a burst; returns the decode steps run and the tokens sampled."""
+        output = jax.device_get(burst.output)
+        tokens = self.scheduler.retire(output)
         self._copy(self.admission.release_ended())
+        self._count_pages()
         return int(output.steps), tokens
+
+    def _count_pages(self) -> None:
+        self.kv_slots += self.admission.pages_held * self.admission.page_size
+        self.kv_unused += self.admission.unused
 
     def end(self, has_enough: Callable[[int, np.ndarray], bool]) -> None:
         """Ends the live sequences of which `has_enough`, given what they have said, says so."""
@@ -170,23 +229,24 @@ class Flight:
         """Waits until the pool is there."""
         jax.block_until_ready(self.pool)
 
-    def compute(self, params: Params, due: Round) -> int:
-        """Pages of known tokens; returns how many tokens were processed.
+    def compute(self, params: Params, due: Round) -> None:
+        """Pages of known tokens.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed.
         """
         for call in self._calls(due.spans):
             self._prefill(params, call)
+            self.prefill_slots += call.length.size * self.catalogue.page_size
+        self.prefill_tokens += int((due.spans.stop - due.spans.start).sum())
         self._copy(due.copies)
         self.settle()
-        return int((due.spans.stop - due.spans.start).sum())
 
     def _calls(self, spans: Spans) -> list[PrefillCall]:
         catalogue = self.catalogue
         return prefill_calls(
             spans,
             num_groups=self.split.dp,
-            blocks=catalogue.prefill_blocks,
+            sizes=catalogue.prefill_sizes,
             page_size=catalogue.page_size,
         )
 
@@ -200,7 +260,8 @@ class Flight:
         ):
             tokens[block, :count] = self.scheduler.tokens[i, at : at + count]
         tables = self.admission.table(sequence, catalogue.width(length))
-        program = self.programs[Key("prefill", self.split, catalogue.prefill_blocks, length)]
+        blocks = call.sequence.shape[1]
+        program = self.programs[Key("prefill", self.split, blocks, length)]
         self.pool = program(params, self.pool, tokens, start, tables)
 
     def _copy(self, copies: Copies) -> None:

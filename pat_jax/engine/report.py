@@ -20,6 +20,8 @@ class RolloutReport:
     busy_rows: int = 0  # rows x steps that sampled a token
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
+    prefill_padding: float = 0.0  # part of the computed tokens that were none
+    kv_waste: float = 0.0  # part of what live sequences' pages hold that is no token of theirs
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     seconds: dict[str, float] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)

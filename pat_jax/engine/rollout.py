@@ -20,7 +20,7 @@ from pat_jax.engine import switch
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, pages_per_group
 from pat_jax.engine.decode import DecodeFunctions
-from pat_jax.engine.flight import Flight
+from pat_jax.engine.flight import Burst, Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.report import RolloutReport, describe_switch
@@ -49,6 +49,7 @@ class RolloutEngine:
         layouts: dict[Split, Layout] | None = None,
         reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
         kv_bytes: float = math.inf,
+        runs_ahead: bool | None = None,
     ):
         """
         Args:
@@ -56,6 +57,9 @@ class RolloutEngine:
           layouts: the layouts to prepare; every one that divides the model where not given.
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
           kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
+          runs_ahead: dispatch a burst before the results of the one before it are known, so that
+            the devices do not wait for the host. What the planner decides then takes effect one
+            burst later. None: except on CPU, where the host's work takes the devices' own cores.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.dtype = dtype
@@ -72,6 +76,8 @@ class RolloutEngine:
             min_length=config.min_length,
             max_length=config.max_prompt_length + config.max_completion_length,
         )
+        is_on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        self.runs_ahead = not is_on_cpu if runs_ahead is None else runs_ahead
         functions = DecodeFunctions(
             policy,
             dtype,
@@ -96,7 +102,7 @@ class RolloutEngine:
             reslice_chunk_bytes,
             # XLA:CPU compiles an all-gather to slow loops (seen: six times the processor time of
             # copies on the host). Devices with memories and links of their own run the program.
-            gathers_on_host=self.mesh.devices.flat[0].platform == "cpu",
+            gathers_on_host=is_on_cpu,
         )
         self.programs = ProgramTable()
         self.catalogue.declare(self.programs)
@@ -181,59 +187,87 @@ class RolloutEngine:
         with clock("schedule"):
             flight = Flight(self.catalogue, self.programs, self._weights[1], requests, expected)
 
+        running: Burst | None = None
         try:
             while flight.scheduler.has_work:
-                with clock("prefill"):
-                    report.prefill_tokens += flight.admit(self._weights[0])
-                with clock("plan"):
-                    plan = planner.plan(flight.scheduler.load(), flight.split)
-                if not report.bursts:
-                    log.info("first plan for %d sequences: %s", len(requests), plan.reason)
-                if plan.split != flight.split:
-                    began, source = clock.elapsed, flight.split
-                    with clock("switch"):
-                        report.switches.append(self._switch(flight, plan, report, began))
-                    planner.observe_switch(source, plan, report.switches[-1].seconds)
-                with clock("schedule"):
-                    flight.fit()
+                if running is None:
+                    plan = self._prepare(flight, planner, report, clock)
+                    began = clock.elapsed
+                    with clock("decode"):
+                        running = flight.launch(self._weights[0], plan.threshold)
+                following = None
+                if self.runs_ahead and plan.split == flight.split:
+                    with clock("schedule"):
+                        following = flight.launch_next(self._weights[0], running)
                 live = flight.scheduler.live
-                self._burst(flight, plan, report, clock)
-                planner.observe(*report.bursts[-1])
+                if self._collect(flight, running, began, report, clock):
+                    planner.observe(*report.bursts[-1])
                 if has_enough is not None:
                     flight.end(has_enough)
+                running, began = following, clock.elapsed
+                if running is not None and flight.scheduler.has_work:
+                    with clock("plan"):
+                        plan = planner.plan(flight.scheduler.load(), flight.split)
                 for i in live[flight.scheduler.is_done[live]]:
                     yield int(i), flight.scheduler.completion(i, self.eos_ids)
         finally:  # also where nobody takes the rest
             flight.release()
-        report.preempted = flight.num_preempted
+        report.preempted, report.prefill_tokens = flight.num_preempted, flight.prefill_tokens
+        report.prefill_padding = 1 - flight.prefill_tokens / max(1, flight.prefill_slots)
+        report.kv_waste = flight.kv_unused / max(1, flight.kv_slots)
         report.total_s, report.seconds = clock.elapsed, clock.seconds
         for done in report.switches:
             log.info("%s", describe_switch(done, report.total_s))
         report.done_after = np.sort(flight.scheduler.done_after).tolist()
 
-    def _burst(self, flight: Flight, plan: Plan, report: RolloutReport, clock: Stopwatch) -> None:
-        report.times_s.append(clock.elapsed)
-        report.steps.append(report.decode_steps)
-        report.live.append(len(flight.scheduler.live))
-        report.layouts.append(str(flight.split))
-        rows, length, split = flight.num_rows, flight.length, flight.split
-        # End the burst where rows could be compacted, or where the planner wants to switch.
-        compact_at = self.catalogue.buckets.rows_below(split, rows)
-        threshold = min(max(compact_at, plan.threshold), flight.scheduler.fullest - 1)
-        max_steps = min(self.catalogue.functions.burst_steps, flight.steps_possible())
-        check_every = self.catalogue.functions.check_every
-        start = time.perf_counter()
+    def _prepare(
+        self, flight: Flight, planner: Planner, report: RolloutReport, clock: Stopwatch
+    ) -> Plan:
+        """All that comes before a burst while none runs: pages, prefill, the plan, a switch."""
+        with clock("prefill"):
+            flight.admit(self._weights[0])
+        with clock("plan"):
+            plan = planner.plan(flight.scheduler.load(), flight.split)
+        if not report.bursts:
+            count = len(flight.scheduler.requests)
+            log.info("first plan for %d sequences: %s", count, plan.reason)
+        if plan.split != flight.split:
+            began, source = clock.elapsed, flight.split
+            with clock("switch"):
+                report.switches.append(self._switch(flight, plan, report, began))
+            planner.observe_switch(source, plan, report.switches[-1].seconds)
+        with clock("schedule"):
+            flight.fit()
+        return plan
+
+    def _collect(
+        self,
+        flight: Flight,
+        burst: Burst,
+        began: float,
+        report: RolloutReport,
+        clock: Stopwatch,
+    ) -> bool:
+        """Waits for a burst that has had the devices for itself since `began`, and books it.
+
+        Returns whether it took a step: not if the one before had reached the threshold.
+        """
+        num_live = len(flight.scheduler.live)
         with clock("decode"):
-            steps, tokens = flight.decode(
-                self._weights[0],
-                max_steps=max_steps // check_every * check_every,
-                threshold=threshold,
-            )
-        report.bursts.append((split, rows, length, (time.perf_counter() - start) / steps))
+            steps, tokens = flight.collect(burst)
+        if not steps:
+            return False
+        report.times_s.append(began)
+        report.steps.append(report.decode_steps)
+        report.live.append(num_live)
+        report.layouts.append(str(burst.split))
+        seconds = (clock.elapsed - began) / steps
+        report.bursts.append((burst.split, burst.rows, burst.length, seconds))
         report.tokens += tokens
         report.decode_steps += steps
         report.busy_rows += tokens
-        report.total_rows += steps * rows * split.dp
+        report.total_rows += steps * burst.rows * burst.split.dp
+        return True
 
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:
         """Weights, cache and rows to the plan's layout: the contribution, in two lines each way."""
@@ -241,7 +275,7 @@ class RolloutEngine:
         live = len(flight.scheduler.live)
         carried = flight.carry(target, plan.recompute_below)
         weight_bytes, chunk_bytes = self.reslice(target)
-        report.prefill_tokens += flight.compute(self._weights[0], carried.due)
+        flight.compute(self._weights[0], carried.due)
         seconds = time.perf_counter() - start
         log.info("switch: %s; took %.3f s", plan.reason, seconds)
         return Switch(

@@ -86,8 +86,10 @@ class Scheduler(Accounts):
                     words[self.row[i], part] = token_set(tokens, 32 * shape[-1])
         return words
 
-    def retire(self, output: BurstOutput, still_live: np.ndarray) -> int:
+    def retire(self, output: BurstOutput) -> int:
         """Takes over what a burst sampled; sequences that ended give up their rows.
+
+        Nothing that it says of rows given up since it began matters any more.
 
         Returns the number of tokens sampled.
         """
@@ -104,7 +106,7 @@ class Scheduler(Accounts):
                         output.top_logprobs[self.row[i], :count, :wanted],
                     )
                 )
-        self.advance(emitted, still_live[self.row[live]], int(output.steps))
+        self.advance(emitted, np.asarray(output.live)[self.row[live]], int(output.steps))
         return int(emitted.sum())
 
     def response(self, i: int) -> np.ndarray:

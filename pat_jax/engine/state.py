@@ -80,6 +80,7 @@ class BurstOutput:
     tokens: Int[Array | np.ndarray, "rows burst"]
     logprobs: Float[Array | np.ndarray, "rows burst"]
     emitted: Int[Array | np.ndarray, " rows"]
+    live: Bool[Array | np.ndarray, " rows"]  # that go on
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]

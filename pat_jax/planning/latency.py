@@ -118,7 +118,8 @@ class LatencyModel:
     def recompute(self, target: Split, rows: float, length: int) -> float:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`.
 
-        Lower positions come first, so most calls see shorter contexts than `length`.
+        Lower positions come first, so most calls see shorter contexts than `length`. What is left
+        for smaller calls is priced as a whole one.
         """
         pages = -(-length // self.page_size)
         calls, done, seconds = math.ceil(rows * pages / self.prefill_blocks), 0, 0.0

@@ -6,11 +6,13 @@ from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.state import BurstOutput
 
 
-def burst_output(tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray) -> BurstOutput:
+def burst_output(
+    tokens: np.ndarray, logprobs: np.ndarray, emitted: np.ndarray, live: np.ndarray
+) -> BurstOutput:
     """The likeliest tokens are made up from those sampled, three of each."""
     top = tokens[:, :, None] + np.arange(3)[None, None, :]
     steps = np.int32(tokens.shape[1])
-    return BurstOutput(tokens, logprobs, emitted, steps, top, -top.astype(np.float32))
+    return BurstOutput(tokens, logprobs, emitted, live, steps, top, -top.astype(np.float32))
 
 
 def burst(
@@ -26,5 +28,5 @@ def burst(
     all_tokens = np.zeros((rows, steps), np.int32)
     said[live], is_live[live] = emitted, goes_on
     all_tokens[live] = np.broadcast_to(tokens, len(live))[:, None]
-    output = burst_output(all_tokens, -all_tokens.astype(np.float32), said)
-    scheduler.retire(output, is_live)
+    output = burst_output(all_tokens, -all_tokens.astype(np.float32), said, is_live)
+    scheduler.retire(output)

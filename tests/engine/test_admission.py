@@ -77,6 +77,17 @@ def test_the_youngest_gives_way_and_comes_back_first():
     assert round.spans.stop.tolist() == [18]
 
 
+def test_nobody_gives_way_for_what_is_only_reserved():
+    admission = make_admission(plain(2, prompt=5, most=20), num_pages=9)
+    admission.admit(2, steps=1)
+    assert admission.pages_held == 4
+    assert admission.unused == 2 * 8 - 2 * 4
+    assert admission.reserve(8) and admission.pages_held == 6  # 4 + 8 tokens each
+    assert not admission.reserve(13)
+    assert admission.scheduler.live.tolist() == [0, 1]
+    assert admission.pages_held == 8 and admission.grow(8) == 0  # the elder has them
+
+
 def test_who_turns_out_to_be_done_is_not_admitted():
     admission = make_admission(plain(3))
     admission.scheduler.is_done[1] = True

@@ -73,7 +73,8 @@ def test_everything_a_rollout_may_look_up_is_compiled(name):
     engine = subject(name).engine
     buckets, programs = engine.catalogue.buckets, engine.programs
     for split, length in product(engine.layouts, buckets.lengths):
-        assert Key("prefill", split, engine.catalogue.prefill_blocks, length) in programs
+        for blocks in engine.catalogue.prefill_sizes:
+            assert Key("prefill", split, blocks, length) in programs
         for rows in buckets.rows[split]:
             assert Key("decode", split, rows, length) in programs
     for split in engine.layouts:

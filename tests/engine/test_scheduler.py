@@ -71,8 +71,8 @@ class Moves(RuleBasedStateMachine):
             emitted[row] = data.draw(st.integers(1, min(BURST, left)))
             live[row] = emitted[row] < left and data.draw(st.booleans())
             self.said[i] += tokens[row, : emitted[row]].tolist()
-        output = burst_output(tokens, -tokens.astype(np.float32), emitted)
-        assert self.scheduler.retire(output, live) == emitted.sum()
+        output = burst_output(tokens, -tokens.astype(np.float32), emitted, live)
+        assert self.scheduler.retire(output) == emitted.sum()
 
     @has_work
     @rule(spare=st.integers(0, 5))
@@ -185,8 +185,8 @@ def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
     assert scheduler.live.tolist() == [0, 1, 2, 3, 4, 5] and scheduler.load().waiting == 3
     ended = np.array([0, 1, 5])
     rows = scheduler.row[ended]
-    output = burst_output(np.zeros((6, 1), np.int32), np.zeros((6, 1), np.float32), np.ones(6, int))
-    scheduler.retire(output, ~np.isin(np.arange(6), rows))
+    tokens, live = np.zeros((6, 1), np.int32), ~np.isin(np.arange(6), rows)
+    scheduler.retire(burst_output(tokens, tokens.astype(np.float32), np.ones(6, int), live))
     assert scheduler.deal().tolist() == [6, 7, 8]
     assert sorted(scheduler.row[[6, 7, 8]]) == sorted(rows)
     assert scheduler.deal().tolist() == [] and scheduler.load().step == 1
@@ -226,8 +226,8 @@ def test_a_completion_says_how_it_ended(case):
     scheduler = Scheduler([request], num_groups=1, rows_per_group=1)
     scheduler.deal()
     tokens = np.array([case.tokens], np.int32)
-    output = burst_output(tokens, np.zeros((1, 2), np.float32), np.array([2]))
-    scheduler.retire(output, np.array([False]))
+    logprobs, goes_on = np.zeros((1, 2), np.float32), np.array([False])
+    scheduler.retire(burst_output(tokens, logprobs, np.array([2]), goes_on))
     (done,) = scheduler.completions(eos_ids=(0,))
     assert done.is_truncated == case.is_truncated
     assert not scheduler.has_work and scheduler.load().live == 0

@@ -59,7 +59,7 @@ class Devices:
 
     def prefill(self, round: Round) -> None:
         groups, size = self.scheduler.num_groups, self.admission.page_size
-        for call in prefill_calls(round.spans, num_groups=groups, blocks=2, page_size=size):
+        for call in prefill_calls(round.spans, num_groups=groups, sizes=(4, 2), page_size=size):
             blocks = [
                 (int(call.sequence[g, b]), g, int(call.start[g, b]), int(call.length[g, b]))
                 for g, b in np.argwhere(call.length).tolist()

@@ -88,7 +88,7 @@ def test_recomputing_costs_whole_calls_of_blocks(rows, length, short, long):
 def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     every = np.arange(rows)
     spans = Spans(every, 0 * every, 0 * every, 0 * every + length)
-    calls = prefill_calls(spans, num_groups=1, blocks=8, page_size=16)
+    calls = prefill_calls(spans, num_groups=1, sizes=(8, 8), page_size=16)
     expected = sum(0.5 if call.context <= 64 else 0.75 for call in calls)
     assert MODEL.recompute(TP2, rows, length) == pytest.approx(expected)
 

@@ -1,0 +1,175 @@
+"""Bursts dispatched before the results of the one before are known: nothing comes out differently."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from fakes import SETTINGS, made_up_latency, static_run, subject
+
+from benchmarks.lossless import EOS_IDS
+from benchmarks.near_ties import Tally, compare
+from pat_jax.engine.flight import Burst, Flight
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
+from pat_jax.profiling.simulator import Machine, Workload, replay
+
+DP2, TP2 = Split(2, 1), Split(1, 2)
+CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
+
+
+@cache
+def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
+    engine = RolloutEngine(
+        subject("kv2").policy,
+        jax.devices()[:2],
+        replace(CONFIG, kv_pages=kv_pages),
+        capacity=capacity,
+        eos_ids=EOS_IDS,
+        runs_ahead=True,
+    )
+    engine.compile()
+    return engine
+
+
+@pytest.fixture
+def ahead(monkeypatch) -> list[str]:
+    """What the host did in which order: bursts dispatched, results taken in."""
+    done, launch_next, collect = [], Flight.launch_next, Flight.collect
+
+    def noted_launch(self, params, running: Burst) -> Burst | None:
+        burst = launch_next(self, params, running)
+        done.append("no launch" if burst is None else "launch")
+        return burst
+
+    def noted_collect(self, burst: Burst) -> tuple[int, int]:
+        steps, tokens = collect(self, burst)
+        done.append("collect" if steps else "collect nothing")
+        return steps, tokens
+
+    monkeypatch.setattr(Flight, "launch_next", noted_launch)
+    monkeypatch.setattr(Flight, "collect", noted_collect)
+    return done
+
+
+def generate(
+    engine: RolloutEngine, requests: list[Request], planner: Planner, **options
+) -> tuple[list[Completion], RolloutReport]:
+    layout = engine.layouts[DP2]
+    engine.set_weights(
+        jax.device_put(subject("kv2").params, layout.param_shardings(engine.policy)), layout
+    )
+    report = RolloutReport()
+    done = dict(engine.stream(requests, planner, report, **options))
+    engine.release_weights()
+    return [done[i] for i in range(len(requests))], report
+
+
+def check(requests: list[Request], expected: list[Completion], found: list[Completion]) -> None:
+    decisions = subject("kv2").judge.decisions(requests, expected)
+    total = sum(map(compare, expected, found, decisions), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.9 * total.tokens > 100
+
+
+@pytest.mark.parametrize("below", [MIGRATE_ALL, RECOMPUTE_ALL], ids=["migrate", "recompute"])
+def test_no_token_changes(ahead, below):
+    """Rows compacted, contexts lengthened and layouts switched with a burst on its way."""
+    requests, expected = static_run("kv2", seed=0)
+    for planner in (
+        FixedLayout(DP2),
+        ScriptedPath(DP2, (Step(TP2, 12, below), Step(DP2, 8, below), Step(TP2, 3, below))),
+    ):
+        found, report = generate(engine(), requests, planner)
+        check(requests, expected, found)
+        assert report.tokens == sum(len(done.tokens) for done in found)
+        assert report.decode_steps == report.done_after[-1] + -report.done_after[-1] % 4
+    # Up and down; what a plan says while a burst is on its way comes one burst later, or never.
+    assert len(report.switches) >= 2
+    assert ahead.count("launch") > 5 and ahead.count("collect nothing") > 0
+    assert len({length for _, _, length, _ in report.bursts}) > 1
+
+
+def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
+    requests, expected = static_run("kv2", seed=0)
+    small = engine(kv_pages=10, capacity=4)
+    found, report = generate(small, requests, FixedLayout(DP2))
+    check(requests, expected, found)
+    assert report.preempted > 0
+    assert {"launch", "no launch"} <= set(ahead)
+
+
+def test_the_host_does_not_wait_before_it_dispatches(ahead):
+    request = Request((3, 4, 5), sequence_key(1), max_new_tokens=29, ignore_eos=True)
+    generate(engine(), [request, replace(request, key=sequence_key(2))], FixedLayout(DP2))
+    # Four bursts of eight steps; the fourth is known to be the last.
+    assert ahead == [*["launch", "collect"] * 3, "no launch", "collect"]
+
+
+def test_who_has_said_enough_is_not_heard_any_more(ahead):
+    """It ends although a burst with it is on its way, and nobody else notices."""
+    requests, expected = static_run("kv2", seed=0)
+    ended = {i for i in range(len(requests)) if i % 3 == 0}
+    found, _ = generate(
+        engine(),
+        requests,
+        FixedLayout(DP2),
+        has_enough=lambda i, tokens: i in ended and len(tokens) >= 5,
+    )
+    kept = [i for i in range(len(requests)) if i not in ended]
+    check(*([of[i] for i in kept] for of in (requests, expected, found)))
+    for i in ended:
+        said, whole = found[i].tokens.tolist(), expected[i].tokens.tolist()
+        assert said == whole[: len(said)]
+        assert min(5, len(whole)) <= len(said) <= 5 + CONFIG.burst_steps
+    assert "launch" in ahead and "no launch" in ahead
+
+
+def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way():
+    requests, _ = static_run("kv2", seed=0)
+    layout = engine().layouts[DP2]
+    for _ in range(2):
+        weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
+        engine().set_weights(weights, layout)
+        stream = engine().stream(requests, FixedLayout(DP2), RolloutReport())
+        next(stream)
+        stream.close()
+        engine().release_weights()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "ahead"])
+def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
+    """Burst for burst: layouts, buckets, live sequences and steps."""
+    monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
+    rng = np.random.default_rng(seed)
+    prompts = rng.integers(1, 12, 16)
+    requests = [
+        Request(tuple(rng.integers(3, 61, n).tolist()), sequence_key(seed, i), max_new_tokens=40)
+        for i, n in enumerate(prompts.tolist())
+    ]
+    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
+    found, report = generate(engine(), requests, planner)
+    responses = np.array([len(done.tokens) for done in found])
+    buckets = engine().catalogue.buckets
+    splits = tuple(engine().layouts)
+    truth = made_up_latency(
+        dict.fromkeys(splits, 1.0),
+        dict.fromkeys(splits, 0.0),
+        reslice=0.0,
+        migrate_per_token=0.0,
+        max_rows=16,
+        lengths=buckets.lengths,
+    )
+    machine = Machine(truth, splits, buckets, 8, 4, runs_ahead=runs_ahead)
+    simulated = replay(Workload(prompts, responses, 40), planner, machine)
+    assert [(b.split, b.rows) for b in simulated.bursts] == [b[:2] for b in report.bursts]
+    assert [b.live for b in simulated.bursts] == report.live
+    assert simulated.trace.steps == tuple(report.steps)
+    assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]
