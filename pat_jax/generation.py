@@ -1,6 +1,6 @@
 """From prompts to groups of responses: requests in, sampling keys, planner and what it learns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.trainer import Trainer
 
 TRAIN, EVAL = 0, 1  # streams of sampling keys
+
+OnEnd = Callable[[int, Rollout], None]
 
 
 @dataclass
@@ -49,50 +51,68 @@ class Generator:
         self.engine.release_weights()
 
     def rollout(
-        self, prompts: Sequence[Prompt], iteration: int
+        self, prompts: Sequence[Prompt], iteration: int, on_end: OnEnd
     ) -> tuple[list[RolloutGroup], RolloutReport]:
-        """Samples a group of responses to each prompt."""
-        config, num_samples = self.config, self.config.num_generations
+        """Samples a group of responses to each prompt.
+
+        Args:
+          on_end: told of each response when it has ended, the others going on: its place among the
+            responses of all groups, one group after the other, and what was said.
+        """
+        config, size = self.config, self.config.num_generations
         requests = [
             self._request(prompt, TRAIN, iteration, sample, config.temperature)
             for prompt in prompts
-            for sample in range(num_samples)
+            for sample in range(size)
         ]
         ids = np.array([request.prompt_id for request in requests])
-        completions, report = self._generate(requests, self.lengths.expected(ids))
-        self._learn(requests, completions)
+        report, rollouts = RolloutReport(), dict[int, Rollout]()
+        for i, done in self._generate(requests, report, self.lengths.expected(ids)):
+            rollouts[i] = _rollout(prompts[i // size], i % size, done)
+            on_end(i, rollouts[i])
+        in_order = [rollouts[i] for i in range(len(requests))]
+        self._learn(in_order)
         groups = [
-            _group(prompt, completions[i * num_samples : (i + 1) * num_samples])
+            RolloutGroup(prompt, tuple(in_order[i * size : (i + 1) * size]))
             for i, prompt in enumerate(prompts)
         ]
         return groups, report
 
-    def evaluate(self, prompts: Sequence[Prompt], temperature: float) -> list[RolloutGroup]:
+    def evaluate(self, prompts: Sequence[Prompt], temperature: float, on_end: OnEnd) -> None:
         """One response to each prompt, in as many rollouts as the engine's capacity asks for."""
-        groups: list[RolloutGroup] = []
         for start in range(0, len(prompts), self.engine.capacity):
             some = prompts[start : start + self.engine.capacity]
             requests = [self._request(prompt, EVAL, 0, 0, temperature) for prompt in some]
-            completions, _ = self._generate(requests)
-            groups += [
-                _group(prompt, [done]) for prompt, done in zip(some, completions, strict=True)
-            ]
-        return groups
+            for i, done in self._generate(requests, RolloutReport()):
+                on_end(start + i, _rollout(some[i], 0, done))
 
     def _generate(
-        self, requests: Sequence[Request], expected: np.ndarray | None = None
-    ) -> tuple[list[Completion], RolloutReport]:
+        self,
+        requests: Sequence[Request],
+        report: RolloutReport,
+        expected: np.ndarray | None = None,
+    ) -> Iterator[tuple[int, Completion]]:
+        """The responses as they end.
+
+        Raises:
+          UserError: some could not be sampled, when the others have ended.
+        """
         # Wherever the rollout before has ended, so that an evaluation or a resumption in between
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reslice(first)
-        completions, report = self.engine.rollout(requests, self.planner, expected)
-        if failed := [done.error for done in completions if done.error]:
+        failed: dict[int, str] = {}
+        for i, done in self.engine.stream(requests, self.planner, report, expected=expected):
+            if done.error:
+                failed[i] = done.error
+            else:
+                yield i, done
+        if failed:
             raise UserError(
-                f"{len(failed)} of {len(requests)} responses could not be sampled: {failed[0]}; go "
-                "back to an earlier checkpoint, or lower --optimizer.learning_rate."
+                f"{len(failed)} of {len(requests)} responses could not be sampled: "
+                f"{failed[min(failed)]}; go back to an earlier checkpoint, or lower "
+                "--optimizer.learning_rate."
             )
-        return completions, report
 
     def _request(
         self, prompt: Prompt, stream: int, iteration: int, sample: int, temperature: float
@@ -106,10 +126,10 @@ class Generator:
             prompt_id=prompt.id if stream == TRAIN else None,
         )
 
-    def _learn(self, requests: Sequence[Request], completions: Sequence[Completion]) -> None:
-        lengths = np.array([len(done.tokens) for done in completions])
-        is_cut = np.array([done.is_truncated for done in completions])
-        prompt = np.array([request.prompt_id for request in requests])
+    def _learn(self, rollouts: Sequence[Rollout]) -> None:
+        lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+        is_cut = np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
+        prompt = np.array([rollout.prompt.id for rollout in rollouts])
         self.set_lengths(self.lengths.updated(lengths, is_cut, prompt))
 
     def set_lengths(self, lengths: LengthModel) -> None:
@@ -128,19 +148,13 @@ def full_load(config: RolloutConfig, count: int) -> Load:
     )
 
 
-def _group(prompt: Prompt, completions: Sequence[Completion]) -> RolloutGroup:
-    return RolloutGroup(
-        prompt,
-        tuple(
-            Rollout(
-                prompt=prompt,
-                sample=sample,
-                tokens=done.tokens,
-                logprobs=done.logprobs,
-                finish=FinishReason.LENGTH if done.is_truncated else FinishReason.STOP,
-            )
-            for sample, done in enumerate(completions)
-        ),
+def _rollout(prompt: Prompt, sample: int, done: Completion) -> Rollout:
+    return Rollout(
+        prompt=prompt,
+        sample=sample,
+        tokens=done.tokens,
+        logprobs=done.logprobs,
+        finish=FinishReason.LENGTH if done.is_truncated else FinishReason.STOP,
     )
 
 

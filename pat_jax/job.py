@@ -34,6 +34,7 @@ class Entry:
     is_last: bool  # of its line
     ask: Ask | None = None
     finder: StopFinder | None = None
+    search: Future[bool] | None = None  # for a stop string, in what was said before the last burst
 
 
 class Job:
@@ -137,9 +138,20 @@ class Job:
         return f"{self.path}, line {entry.line}"
 
     def _watch(self, i: int, tokens: np.ndarray) -> bool:
-        finder = self.waiting[self.places[i]].finder
-        if finder is None:
+        """Whether there was a stop string before the last burst.
+
+        Each burst's tokens are searched beside the next one. So a response may run for a burst more
+        than it has to, which its result does not show: nothing behind a stop string is in it.
+        """
+        entry = self.waiting[self.places[i]]
+        if entry.finder is None:
             return False
+        if entry.search is not None and entry.search.result():
+            return True
+        entry.search = self.workers.submit(self._search, entry.finder, tokens.copy())
+        return False
+
+    def _search(self, finder: StopFinder, tokens: np.ndarray) -> bool:
         with self.tokenizing:
             return finder.has_stopped(tokens)
 

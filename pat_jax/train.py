@@ -37,9 +37,9 @@ from pat_jax.profiling.prepare import cost_planner, frozen, warm_up
 from pat_jax.progress import Progress, summarize
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch
-from pat_jax.rl.reward_workers import RewardScorer
-from pat_jax.rl.rewards import reward_inputs
-from pat_jax.rl.types import RolloutGroup
+from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.rewards import response_reader
+from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
 from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE, check_run_dir, log_to, make_run_dir
 from pat_jax.setup import (
     DTYPES,
@@ -107,15 +107,15 @@ class Run:
         clock.reset()
         self.bring_in_layouts()
         prompts = self.task.train_batch(step, config.rollout.prompts_per_step)
-        with clock("rollout"):
-            groups, report = self.generator.rollout(
-                prompts, step
-            )  # prompt -> rollout, switching inside
+        scoring = self.scoring(prompts, config.rollout.num_generations)
+        with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
+            groups, report = self.generator.rollout(prompts, step, scoring.add)
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
         with clock("reward"):
-            rewards = self.score(groups)
+            rewards = scoring.rewards().reshape(len(groups), -1)  # waits for the last of them
         measured = describe_rollouts(groups, rewards, report) | self.hindsight(groups, report)
+        measured["reward/hidden_seconds"] = scoring.hidden_seconds
         if config.train:
             batch = to_train_batch(
                 groups,
@@ -246,22 +246,22 @@ class Run:
         )
         return {"rollout/regret": regret}
 
-    def score(self, groups: Sequence[RolloutGroup]) -> np.ndarray:
-        """Rewards, float32[groups, samples]."""
-        return self.scorer.score(*reward_inputs(groups, self.task.tokenizer)).reshape(
-            len(groups), -1
-        )
+    def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:
+        """Of as many responses to each prompt; each is scored from the moment it ends."""
+        texts = [prompt.text for prompt in prompts for _ in range(num_samples)]
+        return self.scorer.begin(texts, response_reader(prompts, self.task.tokenizer))
 
     def evaluate(self, step: int) -> None:
         """Held-out reward of the current policy."""
         if not self.config.eval.every:
             return
-        start = time.perf_counter()
-        groups = self.generator.evaluate(self.task.heldout, self.config.eval.temperature)
-        reward = float(self.score(groups).mean())
+        start, prompts = time.perf_counter(), self.task.heldout
+        scoring = self.scoring(prompts, 1)
+        self.generator.evaluate(prompts, self.config.eval.temperature, scoring.add)
+        reward = float(scoring.rewards().mean())
         seconds = time.perf_counter() - start
         self.metrics.write(step, {"eval/reward": reward, "eval/seconds": seconds})
-        self.progress.print(f"step {step}: held-out reward {reward:.3f} ({len(groups)} prompts)")
+        self.progress.print(f"step {step}: held-out reward {reward:.3f} ({len(prompts)} prompts)")
 
     def save(self, step: int) -> None:
         """After the step's metrics are written: a run resumed from here does not repeat it."""

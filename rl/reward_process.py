@@ -1,28 +1,30 @@
 """The process that a reward function runs in: how it starts, and one call.
 
 Knows the function and what it may return. Does not know time limits or retries
-(`reward_workers.py`); imports no jax.
+(`reward_workers.py`, `reward_scorer.py`); imports no jax.
 """
 
 import contextlib
-import itertools
 import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 
 import numpy as np
 
 from pat_jax.errors import UserError
-from pat_jax.rl.rewards import RewardFunction, resolve_reward
+from pat_jax.rl.rewards import Response, RewardFunction, resolve_reward
 
 
 @dataclass(frozen=True)
 class Batch:
+    """The arguments of one call."""
+
     prompts: Sequence[str]
     completions: Sequence[str]
     columns: Mapping[str, Sequence[object]]
@@ -35,18 +37,20 @@ class Batch:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def take(self, rows: range) -> "Batch":
-        part = slice(rows.start, rows.stop)
-        columns = {name: values[part] for name, values in self.columns.items()}
-        return Batch(self.prompts[part], self.completions[part], columns)
+    @classmethod
+    def of(cls, responses: Sequence[Response]) -> "Batch":
+        """Of at least one response; all have the same columns."""
+        return cls(
+            [response.prompt for response in responses],
+            [response.completion for response in responses],
+            {name: [one.columns[name] for one in responses] for name in responses[0].columns},
+        )
 
-    def group_rows(self) -> Iterator[range]:
-        """Runs of equal prompts: the responses that a function may compare."""
-        start = 0
-        for _, group in itertools.groupby(self.prompts):
-            stop = start + len(list(group))
-            yield range(start, stop)
-            start = stop
+    def responses(self) -> list[Response]:
+        return [
+            Response(prompt, text, {name: values[i] for name, values in self.columns.items()})
+            for i, (prompt, text) in enumerate(zip(self.prompts, self.completions, strict=True))
+        ]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Outcome:
     failure: str = ""  # these responses could not be scored
     mistake: str = ""  # the reward function, or its use, is wrong for all responses
     has_raised: bool = False
+    seconds: float = 0.0  # that the function took
 
 
 @dataclass
@@ -86,6 +91,12 @@ def find_import_mistake() -> str:
 
 
 def score_in_worker(batch: Batch) -> Outcome:
+    start = time.perf_counter()
+    outcome = _score(batch)
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _score(batch: Batch) -> Outcome:
     assert _worker is not None
     if _worker.function is None:
         return Outcome(mistake=_worker.import_mistake)

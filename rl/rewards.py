@@ -15,13 +15,14 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from pat_jax.errors import UserError
 from pat_jax.rl.tokenizer import Tokenizer
-from pat_jax.rl.types import FinishReason, RolloutGroup
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
 
 RewardFunction = Callable[..., Sequence[float]]
 Column = TypeVar("Column")
@@ -89,25 +90,35 @@ def resolve_reward(spec: str) -> RewardFunction:
     return function
 
 
-def reward_inputs(
-    groups: Sequence[RolloutGroup], tokenizer: Tokenizer
-) -> tuple[list[str], list[str], dict[str, list[object]]]:
-    """Prompts, completions and columns of all responses, group by group in sample order.
+@dataclass(frozen=True)
+class Response:
+    """What a reward function is told of one response."""
+
+    prompt: str
+    completion: str
+    columns: Mapping[str, object]
+
+
+def response_reader(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer
+) -> Callable[[Rollout], Response]:
+    """Texts, columns of the data and `finish` of responses to some of `prompts`.
 
     A column that only some prompts have is None for the others.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    names = {name for group in groups for name in group.prompt.columns}
-    columns: dict[str, list[object]] = {
-        name: [rollout.prompt.columns.get(name) for rollout in rollouts] for name in sorted(names)
-    }
-    columns["finish"] = [rollout.finish for rollout in rollouts]
-    completions = []
-    for rollout in rollouts:
+    names = sorted({name for prompt in prompts for name in prompt.columns})
+
+    def read(rollout: Rollout) -> Response:
         has_eos = rollout.finish is FinishReason.STOP
         tokens = rollout.tokens[:-1] if has_eos else rollout.tokens
-        completions.append(tokenizer.decode(tokens.tolist()))
-    return [rollout.prompt.text for rollout in rollouts], completions, columns
+        columns = {name: rollout.prompt.columns.get(name) for name in names}
+        return Response(
+            rollout.prompt.text,
+            tokenizer.decode(tokens.tolist()),
+            columns | {"finish": rollout.finish},
+        )
+
+    return read
 
 
 def _require_column(reward: str, name: str, columns: Mapping[str, Column]) -> Column:

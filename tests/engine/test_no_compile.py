@@ -43,6 +43,10 @@ def test_the_counter_counts():
     assert events == []
 
 
+def ignore(*ended: object) -> None:
+    """What is told of responses as they end."""
+
+
 @dataclass
 class Iterations:
     """A run in small: sampling, a made-up reward, an update, the next policy."""
@@ -95,7 +99,7 @@ class Iterations:
             Prompt(i, tuple(rng.integers(3, 61, rng.integers(1, 13)).tolist()), "", {})
             for i in range(4)
         ]
-        groups, report = self.generator.rollout(prompts, step)
+        groups, report = self.generator.rollout(prompts, step, ignore)
         batch = to_train_batch(
             groups,
             rng.normal(size=(4, 4)),
@@ -144,24 +148,24 @@ def test_planning_by_the_measured_costs_compiles_nothing(warm):
         planner = CostModelPlanner(SPLITS, warm.latency, warm.generator.lengths)
         warm.iterate(4, planner, temperature=1.0)
         warm.generator.evaluate(
-            [Prompt(i, (3, 4, 5)[: 1 + i % 3], "", {}) for i in range(20)], temperature=0.0
+            [Prompt(i, (3, 4, 5)[: 1 + i % 3], "", {}) for i in range(20)], 0.0, ignore
         )
     assert events == []
 
 
 def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeypatch):
     asked = []
-    rollout = warm.engine.rollout
+    stream = warm.engine.stream
 
-    def spy(requests, planner, expected):
+    def spy(requests, *args, **options):
         asked.append({request.prompt_id for request in requests})
-        return rollout(requests, planner, expected)
+        return stream(requests, *args, **options)
 
-    monkeypatch.setattr(warm.engine, "rollout", spy)
+    monkeypatch.setattr(warm.engine, "stream", spy)
     warm.iterate(5, FixedLayout(DP8), temperature=1.0)
     learned = warm.generator.lengths
     assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
-    warm.generator.evaluate([Prompt(2, (3, 4), "", {})], temperature=0.0)
+    warm.generator.evaluate([Prompt(2, (3, 4), "", {})], 0.0, ignore)
     assert warm.generator.lengths is learned
     assert asked == [{0, 1, 2, 3}, {None}]  # prompt 2 of the held-out ones is another
 

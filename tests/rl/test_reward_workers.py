@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pat_jax.errors import UserError
-from pat_jax.rl.reward_workers import RewardScorer
+from pat_jax.rl.reward_scorer import RewardScorer
 
 ROOT = Path(__file__).parents[2]
 
@@ -170,7 +170,7 @@ def test_workers_run_neither_the_command_nor_jax(functions, tmp_path):
     command = tmp_path / "command.py"
     command.write_text(
         "import sentinel\n"
-        "from pat_jax.rl.reward_workers import RewardScorer\n"
+        "from pat_jax.rl.reward_scorer import RewardScorer\n"
         "if __name__ == '__main__':\n"
         f"    with RewardScorer({f'{functions}:modules'!r}, timeout=10) as scorer:\n"
         "        print(scorer.score(['p'], ['c'], {}).tolist())\n"

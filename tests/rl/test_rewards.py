@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from pat_jax.errors import UserError
 from pat_jax.rl.arithmetic import TOKENIZER
-from pat_jax.rl.reward_workers import RewardScorer
-from pat_jax.rl.rewards import exact_reward, math_reward, resolve_reward, reward_inputs
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.reward_process import Batch
+from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards import (
+    Response,
+    exact_reward,
+    math_reward,
+    resolve_reward,
+    response_reader,
+)
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "math"
@@ -99,23 +106,23 @@ def rollout(prompt: Prompt, sample: int, text: str, finish: FinishReason) -> Rol
     )
 
 
-def test_reward_inputs_follow_the_groups():
+def test_a_reward_is_told_text_columns_and_how_the_response_ended():
     one = Prompt(id=1, tokens=(5,), text="a1=", columns={"answer": "1"})
     two = Prompt(id=2, tokens=(6,), text="a2=", columns={"answer": "2", "level": 3})
-    groups = [
-        RolloutGroup(one, [rollout(one, 0, "#1", STOP), rollout(one, 1, "#1", LENGTH)]),
-        RolloutGroup(two, [rollout(two, 0, "#2", STOP)]),
+    read = response_reader([one, two], TOKENIZER)
+    told = [
+        read(rollout(one, 0, "#1", STOP)),
+        read(rollout(one, 1, "#1", LENGTH)),
+        read(rollout(two, 0, "#2", STOP)),
     ]
-    prompts, completions, columns = reward_inputs(groups, TOKENIZER)
-    assert prompts == ["a1=", "a1=", "a2="]
-    assert completions == ["#1", "#1", "#2"]
-    assert columns == {
-        "answer": ["1", "1", "2"],
-        "level": [None, None, 3],
-        "finish": [STOP, LENGTH, STOP],
-    }
+    assert told == [
+        Response("a1=", "#1", {"answer": "1", "level": None, "finish": STOP}),
+        Response("a1=", "#1", {"answer": "1", "level": None, "finish": LENGTH}),
+        Response("a2=", "#2", {"answer": "2", "level": 3, "finish": STOP}),
+    ]
+    batch = Batch.of(told)
     with RewardScorer("exact", timeout=1.0) as scorer:
-        scores = scorer.score(prompts, completions, columns)
+        scores = scorer.score(batch.prompts, batch.completions, batch.columns)
     assert scores.dtype == np.float32 and scores.tolist() == [1, 0, 1]
 
 

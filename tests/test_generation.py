@@ -1,0 +1,148 @@
+"""From an engine's stream to groups: each response is handed on when it ends, the others going on."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.errors import UserError
+from pat_jax.generation import Generator
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.types import Split
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards import response_reader
+from pat_jax.rl.types import FinishReason, Prompt
+
+SPLIT = Split(1, 1)
+CONFIG = RolloutConfig(prompts_per_step=3, num_generations=2, max_completion_length=40)
+PROMPTS = [Prompt(7 + i, (i + 2,), f"p{i}", {}) for i in range(3)]
+
+Stream = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
+
+KNOCK = """
+def knock(prompts, completions, **columns):
+    if completions[0] == "early":
+        with open({door!r}, "w") as file:  # waits until somebody listens
+            file.write(",".join(completions))
+    return [float(len(text)) for text in completions]
+"""
+
+
+class ScriptedEngine:
+    """Yields what a script says; knows whether somebody takes it to its end."""
+
+    def __init__(self, script: Stream, capacity: int = 6):
+        self.script, self.capacity = script, capacity
+        self.layouts = {SPLIT: "the layout"}
+        self.layout = self.layouts[SPLIT]
+        self.is_released = False
+
+    def stream(self, requests: Sequence[Request], *_: object, **__: object) -> Iterator:
+        try:
+            yield from self.script(requests)
+        finally:
+            self.is_released = True
+
+
+def generator(engine: ScriptedEngine) -> Generator:
+    lengths = LengthModel.empty(CONFIG.max_completion_length)
+    no_trainer = cast(Any, None)
+    return Generator(cast(Any, engine), no_trainer, FixedLayout(SPLIT), CONFIG, 0, lengths)
+
+
+def say(text: str, *, is_truncated: bool = False, error: str = "") -> Completion:
+    tokens = np.array(TOKENIZER.encode(text) + [TOKENIZER.eos_ids[0]] * (not is_truncated))
+    return Completion(tokens, np.zeros(len(tokens), np.float32), is_truncated, error=error)
+
+
+@given(order=st.permutations(range(6)), is_cut=st.lists(st.booleans(), min_size=6, max_size=6))
+def test_responses_are_handed_on_as_they_end_and_grouped_in_order(order, is_cut):
+    said = [say(str(i) * (i + 1), is_truncated=cut) for i, cut in enumerate(is_cut)]
+    handed_on = {}
+
+    def script(requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        assert [request.prompt_id for request in requests] == [7, 7, 8, 8, 9, 9]
+        for count, i in enumerate(order):
+            assert list(handed_on) == order[:count]
+            yield i, said[i]
+
+    groups, _ = generator(ScriptedEngine(script)).rollout(PROMPTS, 0, handed_on.__setitem__)
+    assert [group.prompt for group in groups] == PROMPTS
+    for i, done in enumerate(said):
+        rollout = groups[i // 2].rollouts[i % 2]
+        assert rollout is handed_on[i]
+        assert (rollout.prompt, rollout.sample) == (PROMPTS[i // 2], i % 2)
+        assert rollout.tokens is done.tokens and rollout.logprobs is done.logprobs
+        assert rollout.finish == (FinishReason.LENGTH if is_cut[i] else FinishReason.STOP)
+
+
+@pytest.mark.timeout(60)
+def test_a_group_is_scored_before_the_rollout_ends(tmp_path: Path):
+    door, function = tmp_path / "door", tmp_path / "knock_rewards.py"
+    os.mkfifo(door)
+    function.write_text(KNOCK.format(door=str(door)))
+
+    def script(_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        yield 3, say("bird")
+        yield 2, say("early")
+        assert door.read_text() == "early,bird"  # waits for the function: the rollout goes on after
+        for i in (5, 0, 4, 1):
+            yield i, say("a" * i)
+
+    with RewardScorer(f"{function}:knock", timeout=60.0) as scorer:
+        texts = [prompt.text for prompt in PROMPTS for _ in range(2)]
+        scoring = scorer.begin(texts, response_reader(PROMPTS, TOKENIZER))
+        generator(ScriptedEngine(script)).rollout(PROMPTS, 0, scoring.add)
+        assert scoring.rewards().tolist() == [0, 1, 5, 4, 4, 5]
+
+
+def test_an_error_over_a_response_ends_the_rollout_at_once():
+    def script(_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        yield 1, say("1")
+        raise AssertionError("the rollout went on")
+
+    def refuse(place: int, rollout: object) -> None:
+        raise UserError(f"the reward is wrong, as {place} shows")
+
+    engine = ScriptedEngine(script)
+    with pytest.raises(UserError, match="as 1 shows"):
+        generator(engine).rollout(PROMPTS, 0, refuse)
+    assert engine.is_released
+
+
+def test_responses_that_could_not_be_sampled_stop_the_run_after_the_others():
+    heard = []
+
+    def script(_: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        for i in (4, 5, 3, 0, 1, 2):
+            yield i, say("1", error=f"no logits in {i}" if i in (3, 5) else "")
+
+    with pytest.raises(
+        UserError, match="2 of 6 responses could not be sampled: no logits in 3; go"
+    ):
+        generator(ScriptedEngine(script)).rollout(PROMPTS, 0, lambda i, _: heard.append(i))
+    assert heard == [4, 0, 1, 2]
+
+
+def test_an_evaluation_in_several_rollouts_numbers_its_prompts_through():
+    heard = {}
+
+    def script(requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        for i in reversed(range(len(requests))):
+            yield i, say("1" * requests[i].tokens[0])
+
+    prompts = [Prompt(i, (i + 1,), "p", {}) for i in range(8)]
+    generator(ScriptedEngine(script, capacity=3)).evaluate(prompts, 0.0, heard.__setitem__)
+    assert list(heard) == [2, 1, 0, 5, 4, 3, 7, 6]
+    assert {i: len(rollout.tokens) - 1 for i, rollout in heard.items()} == {
+        i: i + 1 for i in range(8)
+    }

@@ -1,0 +1,82 @@
+"""From lines to results beside a made-up session: when stop strings are looked for does not show."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from runs import write_checkpoint
+
+from pat_jax.answers import StopFinder
+from pat_jax.engine.scheduler import Completion
+from pat_jax.job import Job
+from pat_jax.prompt_lines import Wishes
+from pat_jax.result_file import ResultFile
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+
+BURST, MOST, LINES = 7, 60, 40
+STOPS = ["2", "5", "no such", "é0"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(write_checkpoint(tmp_path_factory.mktemp("checkpoint")))
+
+
+class MadeUpSession:
+    """Says random digits in bursts, and of some requests that they ended by themselves."""
+
+    max_length = 100
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, *, asks: bool):
+        self.tokenizer, self.asks = tokenizer, asks
+        self.num_said: dict[int, int] = {}
+
+    def stream(self, requests, *, watch, name) -> Iterator[tuple[int, Completion]]:
+        live = {i: self.response(request.key) for i, request in enumerate(requests)}
+        for length in range(BURST, MOST + BURST, BURST):
+            for i, tokens in list(live.items()):
+                is_over = length >= len(tokens)
+                if is_over or (self.asks and watch(i, tokens[:length])):
+                    said = live.pop(i)[:length]
+                    self.num_said[i] = len(said)
+                    yield i, Completion(said, np.zeros(len(said), np.float32), not is_over)
+
+    def response(self, key: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng(key)
+        text = "".join(rng.choice(list("0123456789 é"), rng.integers(1, MOST - 10)))
+        return np.array(self.tokenizer.encode(text), np.int32)
+
+
+def generate(folder: Path, session: MadeUpSession) -> bytes:
+    prompts, out = folder / "prompts.jsonl", folder / f"asks_{session.asks}.jsonl"
+    lines = [{"prompt": "a", "stop": STOPS[i % 4]} for i in range(LINES)]
+    prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with ResultFile(out, resume=False) as results:
+        parts: Any = prompts, 3, cast(Any, session), session.tokenizer
+        Job(*parts, wishes=Wishes(), recommended=Wishes(), results=results).run()
+    return out.read_bytes()
+
+
+def test_a_response_runs_a_burst_on_and_its_result_does_not_show_it(tokenizer, tmp_path: Path):
+    eager, never = (MadeUpSession(tokenizer, asks=asks) for asks in (True, False))
+    results = generate(tmp_path, eager)
+    assert results == generate(tmp_path, never)
+    lines = [json.loads(line) for line in results.splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, LINES + 1))
+    num_cut = 0
+    for i, line in enumerate(lines):
+        whole = tokenizer.decode(line["token_ids"])
+        assert STOPS[i % 4] not in line["text"]
+        if line["text"] != whole:
+            num_cut += 1
+            assert whole.startswith(line["text"] + STOPS[i % 4]) and line["finish_reason"] == "stop"
+            finder = StopFinder(tokenizer, [STOPS[i % 4]])
+            assert finder.has_stopped(np.array(line["token_ids"]))
+            # Found in the burst that it came in, or said with the one after.
+            burst_of_stop = -(-len(line["token_ids"]) // BURST)
+            assert eager.num_said[i] <= (burst_of_stop + 1) * BURST
+    assert 10 < num_cut < LINES
+    assert sum(eager.num_said.values()) < sum(never.num_said.values())
