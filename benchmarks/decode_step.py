@@ -2,7 +2,7 @@
 
     python -m benchmarks.decode_step --out benchmarks/results/decode_step_cpu.json
 
-Float32, one compute thread. A case decodes bursts behind prompts of equal length. In each round the
+Float32 (`--weights auto,int8` decodes with weights kept in each of these), one compute thread. A case decodes bursts behind prompts of equal length. In each round the
 read bandwidth (an array of 256 MiB summed, and times a vector: the faster of both), the rate of a
 large product and every case are measured by turns; a case's ratios are taken within the round, and
 medians over rounds are printed.
@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import jax
@@ -40,6 +41,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
+from pat_jax.models.weight_formats import WeightFormat
 
 PAGE_SIZE = 16
 SMALL = ModelConfig(
@@ -65,31 +67,36 @@ class Case:
     prompt: int  # tokens, in every row
     steps: int  # of a burst
     bursts: int
+    weights: WeightFormat = "auto"
+
+    @cached_property
+    def policy(self) -> Policy:
+        return Policy.from_config(self.config).with_weights(self.weights)
 
     @property
     def mean_context(self) -> float:
         """Tokens that a step reads of a row, its own among them, averaged over the steps."""
         return self.prompt + (self.bursts * self.steps + 1) / 2
 
-    @property
-    def weights(self) -> int:
-        """Numbers that a step multiplies by: all but an embedding that is only looked up in."""
-        policy = Policy.from_config(self.config)
-        total = sum(leaf.size for leaf in jax.tree.leaves(policy.abstract_params))
-        looked_up = self.config.padded_vocab_size * self.config.embed_dim
-        return total if self.config.tie_embeddings else total - looked_up
+    def read(self, policy: Policy) -> tuple[int, int]:
+        """Numbers that a step multiplies by, and their bytes: all but rows that are looked up."""
+        leaves = jax.tree.leaves(policy.abstract_params)
+        rows = self.config.padded_vocab_size * self.config.embed_dim
+        looked_up = 0 if self.config.tie_embeddings else rows
+        num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return sum(leaf.size for leaf in leaves) - looked_up, num_bytes - 4 * looked_up
 
     @property
     def num_bytes(self) -> float:
         config = self.config
         of_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-        return 4 * (self.weights + self.rows * self.mean_context * of_token)
+        return self.read(self.policy)[1] + 4 * self.rows * self.mean_context * of_token
 
     @property
     def operations(self) -> float:
         config = self.config
         attention = 4 * config.num_layers * config.num_heads * config.head_dim * self.mean_context
-        return self.rows * (2 * self.weights + attention)
+        return self.rows * (2 * self.read(self.policy.with_weights("auto"))[0] + attention)
 
 
 CASES = (
@@ -143,7 +150,7 @@ class Decoder:
 
     def __init__(self, case: Case, params):
         self.case, self.params = case, params
-        config, policy = case.config, Policy.from_config(case.config)
+        config = case.config
         width = -(-(case.prompt + case.steps * case.bursts) // PAGE_SIZE)
         pages = np.arange(case.rows * width).reshape(case.rows, width) + 1
         self.table = jnp.asarray(pages, jnp.int32)
@@ -151,7 +158,7 @@ class Decoder:
         self.pools = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_layers)]
         self.tokens = jnp.arange(case.rows, dtype=jnp.int32)
         self.keys = jnp.zeros((case.rows, 2), jnp.uint32)
-        run = jax.jit(burst(policy, case.steps), donate_argnums=1)
+        run = jax.jit(burst(case.policy, case.steps), donate_argnums=1)
         self.programs = [
             run.lower(self.params, self.pools, *arguments).compile()
             for arguments in map(self._arguments, range(case.bursts))
@@ -244,6 +251,7 @@ def profile(decoder: Decoder, top: int = 30) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", default="", help="part of the names of the cases to run")
+    parser.add_argument("--weights", default="auto", help="formats, separated by commas")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument(
@@ -255,9 +263,14 @@ def main() -> None:
     args = parser.parse_args()
     devices = configure(1)
     machine = describe_machine(devices)
-    cases = [case for case in CASES if args.cases in case.name]
-    weights = {case.config: Policy.from_config(case.config).init(0) for case in cases}
-    decoders = [Decoder(case, weights[case.config]) for case in cases]
+    cases = [
+        replace(case, weights=kept, name=case.name if kept == "auto" else f"{case.name} {kept}")
+        for case in CASES
+        if args.cases in case.name
+        for kept in args.weights.split(",")
+    ]
+    weights = {(case.config, case.weights): case.policy.init(0) for case in cases}
+    decoders = [Decoder(case, weights[case.config, case.weights]) for case in cases]
     if args.profile:
         for decoder in decoders:
             profile(decoder)
