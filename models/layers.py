@@ -50,7 +50,9 @@ def linear(
     )
 
 
-def _plain(x: Array, weight: Array | QuantizedWeight, *, contracted: int, dtype: jnp.dtype) -> Array:
+def _plain(
+    x: Array, weight: Array | QuantizedWeight, *, contracted: int, dtype: jnp.dtype
+) -> Array:
     dims = tuple(range(-contracted, 0))
     if not isinstance(weight, QuantizedWeight):
         return _dot(x, weight.astype(x.dtype), (dims, dims), dtype)

@@ -97,9 +97,12 @@ def test_weights_in_eight_bits_are_a_model_nearby(write, run):
     for weights in ("auto", "int8"):
         (result,) = run(prompts, "--weights", weights, out=f"{weights}.jsonl")
         likeliest.append(dict(result["logprobs"][0]["top"]))
-    gaps = [abs(value - likeliest[1][token]) for token, value in likeliest[0].items() if token in likeliest[1]]
+    gaps = [
+        abs(value - likeliest[1][token])
+        for token, value in likeliest[0].items()
+        if token in likeliest[1]
+    ]
     assert gaps and 0 < max(gaps) < 0.1
-
 
 
 def test_a_stop_string_cuts_text_and_tokens(model: Path, write, run):

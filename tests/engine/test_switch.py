@@ -10,9 +10,7 @@ from fakes import SPLITS, subject
 from pat_jax.engine.switch import chunks
 
 
-@pytest.mark.parametrize(
-    "which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join
-)
+@pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
 def test_reslicing_equals_device_put(which):
     """Every pair of layouts, there and back, chunk by chunk; the old leaves are gone."""
     one = subject(*which)
@@ -46,9 +44,7 @@ def test_leaves_that_do_not_change_do_not_move():
     engine.release_weights()
 
 
-@pytest.mark.parametrize(
-    "which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join
-)
+@pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
 def test_a_reslice_sends_what_the_devices_lack(which):
     """Nothing going up; going down, what the new shards hold and the old ones do not."""
     one = subject(*which)
