@@ -2,8 +2,8 @@
 
     python -m benchmarks.decode_step --out benchmarks/results/decode_step_cpu.json
 
-Float32, one compute thread. A case generates behind prompts of equal length with the engine's own programs,
-and its decode bursts are timed. In each round the
+Float32 (`--weights auto,int8`: with weights kept in each of these), one compute thread. A case generates behind
+prompts of equal length with the engine's own programs, and its decode bursts are timed. In each round the
 read bandwidth (an array of 256 MiB summed, and times a vector: the faster of both), the rate of a
 large product and every case are measured by turns; a case's ratios are taken within the round, and
 medians over rounds are printed.
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import jax
@@ -42,6 +43,7 @@ from pat_jax.engine.scheduler import Request
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
+from pat_jax.models.weight_formats import WeightFormat
 
 SMALL = ModelConfig(
     architecture="qwen3",
@@ -66,31 +68,36 @@ class Case:
     prompt: int  # tokens, in every row
     steps: int  # of a burst
     bursts: int
+    weights: WeightFormat = "auto"
+
+    @cached_property
+    def policy(self) -> Policy:
+        return Policy.from_config(self.config).with_weights(self.weights)
 
     @property
     def mean_context(self) -> float:
         """Tokens that a step reads of a row, its own among them, averaged over the steps."""
         return self.prompt + (self.bursts * self.steps + 1) / 2
 
-    @property
-    def weights(self) -> int:
-        """Numbers that a step multiplies by: all but an embedding that is only looked up in."""
-        policy = Policy.from_config(self.config)
-        total = sum(leaf.size for leaf in jax.tree.leaves(policy.abstract_params))
-        looked_up = self.config.padded_vocab_size * self.config.embed_dim
-        return total if self.config.tie_embeddings else total - looked_up
+    def read(self, policy: Policy) -> tuple[int, int]:
+        """Numbers that a step multiplies by, and their bytes: all but rows that are looked up."""
+        leaves = jax.tree.leaves(policy.abstract_params)
+        rows = self.config.padded_vocab_size * self.config.embed_dim
+        looked_up = 0 if self.config.tie_embeddings else rows
+        num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return sum(leaf.size for leaf in leaves) - looked_up, num_bytes - 4 * looked_up
 
     @property
     def num_bytes(self) -> float:
         config = self.config
         of_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-        return 4 * (self.weights + self.rows * self.mean_context * of_token)
+        return self.read(self.policy)[1] + 4 * self.rows * self.mean_context * of_token
 
     @property
     def operations(self) -> float:
         config = self.config
         attention = 4 * config.num_layers * config.num_heads * config.head_dim * self.mean_context
-        return self.rows * (2 * self.weights + attention)
+        return self.rows * (2 * self.read(self.policy.with_weights("auto"))[0] + attention)
 
 
 CASES = (
@@ -110,8 +117,7 @@ def engine_for(case: Case, capacity: int, min_rows: int) -> RolloutEngine:
         burst_steps=case.steps,
         min_rows=min_rows,
     )
-    policy = Policy.from_config(case.config)
-    engine = RolloutEngine(policy, jax.devices(), config, capacity=capacity, eos_ids=())
+    engine = RolloutEngine(case.policy, jax.devices(), config, capacity=capacity, eos_ids=())
     engine.compile()
     return engine
 
@@ -232,6 +238,7 @@ def profile(decoder: Decoder, top: int = 30) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", default="", help="part of the names of the cases to run")
+    parser.add_argument("--weights", default="auto", help="formats, separated by commas")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument(
@@ -243,9 +250,14 @@ def main() -> None:
     args = parser.parse_args()
     devices = configure(1)
     machine = describe_machine(devices)
-    cases = [case for case in CASES if args.cases in case.name]
-    weights = {case.config: Policy.from_config(case.config).init(0) for case in cases}
-    decoders = [Decoder(case, weights[case.config]) for case in cases]
+    cases = [
+        replace(case, weights=kept, name=case.name if kept == "auto" else f"{case.name} {kept}")
+        for case in CASES
+        if args.cases in case.name
+        for kept in args.weights.split(",")
+    ]
+    weights = {(case.config, case.weights): case.policy.init(0) for case in cases}
+    decoders = [Decoder(case, weights[case.config, case.weights]) for case in cases]
     if args.profile:
         for decoder in decoders:
             profile(decoder)

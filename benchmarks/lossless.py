@@ -32,6 +32,7 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import Sampling
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
+from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Carry, Load, Plan, Split
@@ -86,6 +87,7 @@ class Settings:
     prefill_blocks: int = 4
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
     max_logprobs: int = 0
+    weights: WeightFormat = "auto"
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -99,6 +101,7 @@ class Settings:
             min_rows=self.min_rows,
             min_length=self.min_length,
             max_logprobs=self.max_logprobs,
+            weights=self.weights,
         )
 
 
@@ -120,8 +123,13 @@ class Subject:
     """One model on all devices: an engine, the weights it gets, and a judge that shares neither."""
 
     def __init__(self, config: ModelConfig, settings: Settings, dtype: jnp.dtype = jnp.float32):
-        self.policy, self.settings, self.dtype = Policy.from_config(config), settings, dtype
-        self.params: Params = jax.tree.map(lambda x: x.astype(dtype), _lively(self.policy))
+        unquantized = Policy.from_config(config)
+        self.policy, self.settings, self.dtype = (
+            unquantized.with_weights(settings.weights),
+            settings,
+            dtype,
+        )
+        self.params: Params = jax.device_get(self.policy.store(_lively(unquantized), dtype))
         self.engine = RolloutEngine(
             self.policy,
             jax.devices(),

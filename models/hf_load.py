@@ -7,10 +7,12 @@ before any tensor is read.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from pat_jax.errors import UserError
 from pat_jax.models.config import ModelConfig
@@ -18,6 +20,7 @@ from pat_jax.models.hf_config import CONFIG_FILE, read_config, read_json_object
 from pat_jax.models.hf_tensors import EMBEDDING, LM_HEAD, HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.safetensors_file import DTYPES, StoredTensor, read_header
+from pat_jax.models.weight_formats import QuantizedWeight, quantizer
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,25 +45,34 @@ def load_params(
 
     `shardings` is the tree of the parameters with a `jax.sharding.Sharding` for each array; None
     puts everything on the default device. Host memory peaks at about one tensor. Rows that pad
-    the vocabulary are zero.
+    the vocabulary are zero. What `policy` keeps quantized is read in float32 and quantized on the
+    devices.
     """
-    located = _locate(Path(directory), policy)
+    unquantized = policy.with_weights("auto")
+    located = _locate(Path(directory), unquantized)
 
-    def load(
-        tensor: HFTensor,
-        target: jax.ShapeDtypeStruct,
-        sharding: jax.sharding.Sharding | None = None,
+    def read(
+        tensor: HFTensor, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
     ) -> jax.Array:
-        reader = _ShardReader(
-            tensor.to_native(located[tensor.name].view()), target.shape, np.dtype(dtype), {}
-        )
+        stored = tensor.to_native(located[tensor.name].view())
+        reader = _ShardReader(stored, shape, np.dtype(dtype), {})
         if sharding is None:
             array = jax.device_put(reader.read(None))
         else:
-            array = jax.make_array_from_callback(target.shape, sharding, reader.read)
+            array = jax.make_array_from_callback(shape, sharding, reader.read)
         return jax.block_until_ready(array)  # else the host would read ahead of the transfers
 
-    trees = (hf_tensors(policy), policy.abstract_params)
+    def load(
+        tensor: HFTensor,
+        like: jax.ShapeDtypeStruct | QuantizedWeight,
+        sharding: Any = None,  # of one array, or of both of a quantized weight
+    ) -> jax.Array | QuantizedWeight:
+        if not isinstance(like, QuantizedWeight):
+            return read(tensor, like.shape, dtype, sharding)
+        weight = read(tensor, like.shape, jnp.float32, sharding and sharding.values)
+        return jax.block_until_ready(quantizer(like, sharding)(weight))
+
+    trees = (hf_tensors(unquantized), policy.abstract_params)
     return jax.tree.map(load, *trees, *(() if shardings is None else (shardings,)))
 
 

@@ -1,6 +1,7 @@
 """The mathematics of a decoder layer: products with weights, RMS norm, rotary positions, attention."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,10 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.weight_formats import QuantizedWeight
 
 QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
+BLOCK = 2**16  # values of a quantized weight that a CPU converts at once; seen best of 2^15 … 2^17
 
 
 class Rotation(NamedTuple):
@@ -24,7 +27,7 @@ class Rotation(NamedTuple):
 
 def linear(
     x: Float[Array, "*batch in"],
-    weight: Float[Array, "out in"],
+    weight: Float[Array, "out in"] | QuantizedWeight,
     *,
     contracted: int = 1,
     dtype: jnp.dtype | None = None,
@@ -32,29 +35,75 @@ def linear(
     """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
 
     Args:
-      weight: [*out, *in], so that what one output sums over lies together in memory.
+      weight: [*out, *in], so that what one output sums over lies together in memory. Of a quantized
+        one the sums over its values are scaled, in float32.
       dtype: of the sums and the result; x's where not given.
     """
-    dtype = dtype or x.dtype
-    batch = x.shape[: x.ndim - contracted]
-
-    def plain(x: Array, weight: Array) -> Array:
-        dims = tuple(range(-contracted, 0))
-        return _dot(x, weight, (dims, dims), dtype)
-
-    def streamed(x: Array, weight: Array) -> Array:
-        # XLA:CPU reads a left operand as it lies but copies a right one into another order first: so
-        # the weight goes left. Without the barriers XLA would turn the product round again.
-        few = jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :]))
-        turned = jax.lax.optimization_barrier(jnp.moveaxis(few, 0, -1))
-        dims = tuple(range(-contracted, 0)), tuple(range(contracted))
-        out = jax.lax.optimization_barrier(_dot(weight, turned, dims, dtype))
-        return jnp.reshape(jnp.moveaxis(out, -1, 0), (*batch, *out.shape[:-1]))
-
-    weight = weight.astype(x.dtype)
+    dtype, batch = dtype or x.dtype, x.shape[: x.ndim - contracted]
     if math.prod(batch) > FEW_TOKENS:
-        return plain(x, weight)
-    return jax.lax.platform_dependent(x, weight, cpu=streamed, default=plain)
+        return _plain(x, weight, contracted=contracted, dtype=dtype)
+    return jax.lax.platform_dependent(
+        x,
+        weight,
+        cpu=partial(_streamed, contracted=contracted, dtype=dtype),
+        default=partial(_plain, contracted=contracted, dtype=dtype),
+    )
+
+
+def _plain(
+    x: Array, weight: Array | QuantizedWeight, *, contracted: int, dtype: jnp.dtype
+) -> Array:
+    dims = tuple(range(-contracted, 0))
+    if not isinstance(weight, QuantizedWeight):
+        return _dot(x, weight.astype(x.dtype), (dims, dims), dtype)
+    x, values = _in_step(x, weight.values)
+    sums = _dot(x, values.astype(x.dtype), (dims, dims), jnp.float32)
+    scale = jnp.reshape(weight.scale, (1,) * (sums.ndim - weight.scale.ndim) + weight.scale.shape)
+    return (sums * scale).astype(dtype)
+
+
+def _streamed(
+    x: Array, weight: Array | QuantizedWeight, *, contracted: int, dtype: jnp.dtype
+) -> Array:
+    # XLA:CPU reads a left operand as it lies but copies a right one into another order first: so
+    # the weight goes left. Without the barriers XLA would turn the product round again.
+    batch = x.shape[: x.ndim - contracted]
+    few = jnp.reshape(x, (math.prod(batch), *x.shape[len(batch) :]))
+    turned = jax.lax.optimization_barrier(jnp.moveaxis(few, 0, -1))
+    if isinstance(weight, QuantizedWeight):
+        out = _in_blocks(weight, turned, contracted, dtype)
+    else:
+        sides = tuple(range(-contracted, 0)), tuple(range(contracted))
+        out = jax.lax.optimization_barrier(_dot(weight.astype(x.dtype), turned, sides, dtype))
+    return jnp.reshape(jnp.moveaxis(out, -1, 0), (*batch, *out.shape[:-1]))
+
+
+def _in_blocks(weight: QuantizedWeight, turned: Array, contracted: int, dtype: jnp.dtype) -> Array:
+    """weight · turned[*in, few], [*out, few], by so many outputs as stay in a core's cache.
+
+    XLA:CPU's products take floats: of a whole weight they would be written to memory and read again.
+    """
+    out_shape, num_in = weight.scale.shape, math.prod(turned.shape[:contracted])
+    turned, values = _in_step(jnp.reshape(turned, (num_in, -1)), weight.values)
+    values = jnp.reshape(values, (-1, num_in))
+    num_out, size = values.shape[0], min(values.shape[0], max(1, BLOCK // num_in))
+
+    def one_block(i: Array, sums: Array) -> Array:
+        # The last block starts earlier where it is no whole one: both clamp their start alike.
+        block = jax.lax.dynamic_slice_in_dim(values, i * size, size).astype(turned.dtype)
+        product = jax.lax.optimization_barrier(_dot(block, turned, ((1,), (0,)), jnp.float32))
+        return jax.lax.dynamic_update_slice_in_dim(sums, product, i * size, axis=0)
+
+    sums = jnp.zeros((num_out, turned.shape[1]), jnp.float32)
+    sums = jax.lax.fori_loop(0, -(-num_out // size), one_block, sums)
+    scaled = (sums * jnp.reshape(weight.scale, (-1, 1))).astype(dtype)
+    return jnp.reshape(scaled, (*out_shape, -1))
+
+
+def _in_step(x: Array, values: Array) -> tuple[Array, Array]:
+    # With x, which changes: else XLA would convert the values once before a loop over steps, and
+    # read what they became in each.
+    return jax.lax.optimization_barrier((x, values))
 
 
 def _dot(

@@ -1,7 +1,7 @@
 """A transformer taken apart: what is static, what is learned, and how the learned arrays are named."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import jax
@@ -10,8 +10,15 @@ from flax import nnx
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.transformer import Initializer, Keys, Transformer
+from pat_jax.models.weight_formats import (
+    QuantizedWeight,
+    WeightFormat,
+    abstract_weight,
+    is_quantized,
+    stored,
+)
 
-Params = nnx.State  # a pytree of arrays, one leaf a parameter
+Params = nnx.State  # a pytree of arrays, one leaf a parameter; two where it is quantized
 
 
 @dataclass(frozen=True)
@@ -20,13 +27,24 @@ class Policy:
 
     config: ModelConfig
     definition: nnx.GraphDef
-    abstract_params: Params  # ShapeDtypeStructs, float32
+    abstract_params: Params  # ShapeDtypeStructs, float32 where nothing is quantized
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> "Policy":
         model = nnx.eval_shape(lambda: Transformer(config, keys=Keys(jax.random.key(0))))
         definition, abstract_params = nnx.split(model, nnx.Param)
         return cls(config, definition, abstract_params)
+
+    def with_weights(self, weights: WeightFormat) -> "Policy":
+        """The same policy, whose parameters are kept in another format."""
+
+        def kept(variable: nnx.Variable) -> nnx.Variable:
+            contracted = variable.get_metadata()["contracted"]
+            return variable.replace(abstract_weight(variable.shape, contracted, weights))
+
+        return replace(
+            self, abstract_params=jax.tree.map(kept, self.abstract_params, is_leaf=_is_variable)
+        )
 
     def bind(self, params: Params) -> Transformer:
         return nnx.merge(self.definition, params)
@@ -40,15 +58,17 @@ class Policy:
         minutes to compile.
         """
         variables, tree = jax.tree.flatten(self.abstract_params, is_leaf=_is_variable)
-        placed = [None] * len(variables) if shardings is None else jax.tree.leaves(shardings)
+        placed = [None] * len(variables)
+        if shardings is not None:
+            placed = jax.tree.leaves(shardings, is_leaf=is_quantized)
         keys = [jax.random.fold_in(jax.random.key(seed), i) for i in range(len(variables))]
         return jax.tree.unflatten(
             tree,
             [
                 variable.replace(
-                    _initialize(variable.get_metadata()["init"], variable.shape, sharding, dtype)(
-                        key
-                    )
+                    _initialize(
+                        variable.get_metadata()["init"], variable.get_value(), sharding, dtype
+                    )(key)
                 )
                 for variable, sharding, key in zip(variables, placed, keys, strict=True)
             ],
@@ -56,14 +76,33 @@ class Policy:
 
     def param_axes(self) -> Params:
         """The same tree as the parameters, with a tuple of axis names in place of each array."""
-        return jax.tree.map(
-            lambda variable: variable.replace(variable.get_metadata()["axes"]),
-            self.abstract_params,
-            is_leaf=_is_variable,
-        )
+
+        def named(variable: nnx.Variable) -> nnx.Variable:
+            axes, value = variable.get_metadata()["axes"], variable.get_value()
+            if isinstance(value, QuantizedWeight):
+                return variable.replace(QuantizedWeight(axes, axes[: len(value.scale.shape)]))
+            return variable.replace(axes)
+
+        return jax.tree.map(named, self.abstract_params, is_leaf=_is_variable)
 
     def abstract(self, dtype: jnp.dtype) -> Params:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), self.abstract_params)
+        """Their shapes where they are kept in `dtype`, but for what is quantized."""
+
+        def kept(
+            x: jax.ShapeDtypeStruct | QuantizedWeight,
+        ) -> jax.ShapeDtypeStruct | QuantizedWeight:
+            return x if isinstance(x, QuantizedWeight) else jax.ShapeDtypeStruct(x.shape, dtype)
+
+        return jax.tree.map(kept, self.abstract_params, is_leaf=is_quantized)
+
+    def store(self, params: Params, dtype: jnp.dtype) -> Params:
+        """Float32 parameters, of which nothing is quantized, as this policy keeps them."""
+        return jax.tree.map(
+            lambda like, x: stored(x, like, dtype),
+            self.abstract_params,
+            params,
+            is_leaf=is_quantized,
+        )
 
 
 def _is_variable(node: object) -> bool:
@@ -73,11 +112,11 @@ def _is_variable(node: object) -> bool:
 @lru_cache
 def _initialize(
     init: Initializer,
-    shape: tuple[int, ...],
-    sharding: jax.sharding.Sharding | None,
+    like: jax.ShapeDtypeStruct | QuantizedWeight,
+    sharding: jax.sharding.Sharding | QuantizedWeight | None,
     dtype: jnp.dtype,
-) -> Callable[[jax.Array], jax.Array]:
-    def make(key: jax.Array) -> jax.Array:
-        return init(key, shape, jnp.float32).astype(dtype)
+) -> Callable[[jax.Array], jax.Array | QuantizedWeight]:
+    def make(key: jax.Array) -> jax.Array | QuantizedWeight:
+        return stored(init(key, like.shape, jnp.float32), like, dtype)
 
     return jax.jit(make, out_shardings=sharding)

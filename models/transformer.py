@@ -47,9 +47,19 @@ class Keys:
 
 
 def _param(
-    keys: Keys, shape: tuple[int, ...], axes: tuple[str | None, ...], init: Initializer
+    keys: Keys,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    init: Initializer,
+    *,
+    contracted: int = 0,
 ) -> nnx.Param:
-    return nnx.Param(init(keys.next(), shape, jnp.float32), axes=axes, init=init)
+    """
+    Args:
+      contracted: trailing dimensions that a linear layer sums over, whose weight may be quantized.
+    """
+    value = init(keys.next(), shape, jnp.float32)
+    return nnx.Param(value, axes=axes, init=init, contracted=contracted)
 
 
 _ones = jax.nn.initializers.ones
@@ -74,14 +84,18 @@ class Attention(nnx.Module):
             config.head_dim,
         )
         heads = ("kv_heads", "queries_per_kv", None)
-        self.query = _param(keys, (kv, group, dim, embed), (*heads, "embed"), _normal(embed))
-        self.key = _param(keys, (kv, dim, embed), ("kv_heads", None, "embed"), _normal(embed))
-        self.value = _param(keys, (kv, dim, embed), ("kv_heads", None, "embed"), _normal(embed))
+        of_kv = ("kv_heads", None, "embed")
+        self.query = _param(
+            keys, (kv, group, dim, embed), (*heads, "embed"), _normal(embed), contracted=1
+        )
+        self.key = _param(keys, (kv, dim, embed), of_kv, _normal(embed), contracted=1)
+        self.value = _param(keys, (kv, dim, embed), of_kv, _normal(embed), contracted=1)
         self.out = _param(
             keys,
             (embed, kv, group, dim),
             ("embed", *heads),
             _normal(config.num_heads * dim, 2 * config.num_layers),
+            contracted=3,
         )
         if config.attention_bias:
             self.query_bias = _param(keys, (kv, group, dim), heads, _zeros)
@@ -109,13 +123,13 @@ class Attention(nnx.Module):
             )
         else:
             attended, cache = cache.attend(queries, keys, values, positions)
-        out = linear(attended, self.out[...], contracted=3)
+        out = linear(attended, self.out.get_value(), contracted=3)
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
 
     def _project(self, x: Array) -> tuple[Array, Array, Array]:
-        queries = linear(x, self.query[...])
-        keys = linear(x, self.key[...])
-        values = linear(x, self.value[...])
+        queries = linear(x, self.query.get_value())
+        keys = linear(x, self.key.get_value())
+        values = linear(x, self.value.get_value())
         if self.config.attention_bias:
             queries += self.query_bias[...].astype(x.dtype)[None, None]
             keys += self.key_bias[...].astype(x.dtype)[None, None]
@@ -131,16 +145,16 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         embed, mlp = config.embed_dim, config.mlp_dim
-        self.gate = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed))
-        self.up = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed))
-        self.down = _param(
-            keys, (embed, mlp), ("embed", "mlp"), _normal(mlp, 2 * config.num_layers)
-        )
+        self.gate = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed), contracted=1)
+        self.up = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed), contracted=1)
+        into_residual = _normal(mlp, 2 * config.num_layers)
+        self.down = _param(keys, (embed, mlp), ("embed", "mlp"), into_residual, contracted=1)
 
     def __call__(self, x: Float[Array, "rows length embed"], partition: Partition) -> Array:
-        gated = jax.nn.silu(linear(x, self.gate[...])) * linear(x, self.up[...])
+        up = linear(x, self.up.get_value())
+        gated = jax.nn.silu(linear(x, self.gate.get_value())) * up
         gated = partition.constrain(gated, "batch", None, "mlp")
-        return partition.sum(linear(gated, self.down[...]), "mlp")
+        return partition.sum(linear(gated, self.down.get_value()), "mlp")
 
 
 class Layer(nnx.Module):

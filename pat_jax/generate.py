@@ -98,6 +98,9 @@ class GenerateConfig:
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights and arithmetic."""
+    weights: Literal["auto", "int8", "fp8"] = "auto"
+    """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
+    with a scale for each output: a half or a quarter of the memory, and another model by a little."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
 
@@ -134,6 +137,7 @@ class GenerateConfig:
             max_prompt_length=length // 2,
             max_completion_length=length - length // 2,
             max_logprobs=max(self.max_logprobs, self.logprobs or 0),
+            weights=self.weights,
             min_length=math.ceil(min(SHORTEST_CACHE, length) / page) * page,
         )
         return replace(

@@ -136,7 +136,8 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
             f"{_gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
             f"tokens), but {_gib(memory.usable)} of its {_gib(memory.limit)} can be used; allow "
             "shorter prompts and responses (the longest sequence has to fit alone), fewer "
-            "--rollout.kv_pages if given, take --compute_dtype bfloat16, or use more devices."
+            "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
+            "or use more devices."
         )
 
 

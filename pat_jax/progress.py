@@ -54,6 +54,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
     templates = {
         "reward/mean": "reward {:.3f}",
         "train/loss": "loss {:.4f}",
+        "train/behavior_gap": "logprob gap {:.0e}",
         "rollout/length_p50": "length p50 {:.0f}",
         "rollout/length_max": "max {:.0f}",
         "rollout/tokens_per_s": "{:,.0f} tok/s",

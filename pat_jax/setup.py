@@ -150,6 +150,7 @@ def _engine(
     resident: object,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    policy = policy.with_weights(config.rollout.weights)
     return RolloutEngine(
         policy,
         devices,
@@ -212,6 +213,7 @@ def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Dev
         num_devices=len(devices),
         model=asdict(model),
         dtype=config.compute_dtype,
+        weights=config.rollout.weights,
         jax=jax.__version__,
     )
 
@@ -289,6 +291,7 @@ def _trainer(
         is_on_policy=updates_per_step == 1,
         num_iterations=algorithm.num_iterations,
         supervised=functions(supervised) if warm_start.steps else None,
+        rollout_policy=policy.with_weights(config.rollout.weights),
     )
 
 

@@ -21,6 +21,7 @@ from pat_jax.pytree import with_sharding
 from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.losses import LossSums, zero_sums
 from pat_jax.rl.update import PolicyUpdate, TrainState, zero_gradients
+from pat_jax.transfer import declare_transfer
 
 
 def model_functions(
@@ -61,9 +62,11 @@ class Trainer:
         is_on_policy: bool,
         num_iterations: int = 1,
         supervised: PolicyUpdate | None = None,
+        rollout_policy: Policy | None = None,
     ):
         """
         Args:
+          rollout_policy: as the rollout keeps it; `policy` where not given.
           is_on_policy: every batch is used for one optimizer step, so the old policy is the policy.
           supervised: the update of a supervised stage before, with its own optimizer.
         """
@@ -74,7 +77,14 @@ class Trainer:
         self.programs = ProgramTable()
         self.shardings = layout.param_shardings(policy, role="train")
         self._declare(micro_shapes)
-        self._declare_transfer(rollout_layouts, rollout_dtype)
+        declare_transfer(
+            self.programs,
+            self.abstract_params,
+            layout,
+            rollout_policy or policy,
+            rollout_layouts,
+            rollout_dtype,
+        )
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress)
@@ -180,35 +190,6 @@ class Trainer:
         by_rows = self.layout.sharding("batch", role="train")
         return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
 
-    def _declare_transfer(self, layouts: dict[Split, Layout], dtype: jnp.dtype) -> None:
-        source, params = self.layout.split, self.abstract_params
-        gathered = self.layout.param_shardings(self.policy)
-
-        def cast(params: Params) -> Params:
-            # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
-            # FSDP first, re-sliced after: the partitioner finds no way to do both at once.
-            return jax.tree.map(
-                lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x.astype(dtype)), whole),
-                params,
-                gathered,
-            )
-
-        def checksum(params: Params) -> Array:
-            # Of bits, modulo 2^32: the same in whatever order a layout adds them up. Odd factors
-            # tell leaves that changed places.
-            total = jnp.zeros((), jnp.uint32)
-            for i, x in enumerate(jax.tree.leaves(params)):
-                total += jnp.uint32(2 * i + 1) * jnp.sum(_bits(x.astype(dtype)), dtype=jnp.uint32)
-            return total
-
-        self.programs.declare(Key("checksum", source), checksum, params)
-        for layout in layouts.values():
-            shardings = layout.param_shardings(self.policy)
-            key = Key("transfer", source, target=layout.split)
-            self.programs.declare(key, cast, params, out_shardings=shardings)
-            received = with_sharding(self.policy.abstract(dtype), shardings)
-            self.programs.declare(Key("checksum", source, target=layout.split), checksum, received)
-
     def __getitem__(self, name: str) -> Callable:
         return self.programs[Key(name, self.layout.split)]
 
@@ -216,7 +197,7 @@ class Trainer:
         return self.policy.init(seed, self.shardings)
 
     def transfer(self, params: Params, layout: Layout) -> Params:
-        """The policy on the rollout's shards, in its dtype, checked against the sender's.
+        """The policy on the rollout's shards, as it is kept there, checked against the sender's.
 
         Raises:
           RuntimeError: what arrived is not what was sent.
@@ -274,11 +255,6 @@ class Trainer:
             grads, sums = program(state.params, micro, grads, sums)
         state, grad_norm, is_applied = self[f"{stage}apply"](state, grads)
         return state, (sums, grad_norm, is_applied)
-
-
-def _bits(x: Array) -> Array:
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    return jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
 
 
 def _copy(params: Params) -> Params:

@@ -1,7 +1,7 @@
 """Small real things that several tests share: compiled engines, loads, made-up machines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
 
@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.lossless import MODELS, Settings, Subject, make_requests
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Load, Split
 from pat_jax.profiling.simulator import Machine
@@ -22,16 +23,18 @@ SETTINGS = {
 
 
 @cache
-def subject(name: str) -> Subject:
+def subject(name: str, weights: WeightFormat = "auto") -> Subject:
     """A compiled engine on eight devices, made once for all tests: compiling is what costs."""
-    return Subject(MODELS[name], SETTINGS[name])
+    return Subject(MODELS[name], replace(SETTINGS[name], weights=weights))
 
 
 @cache
-def static_run(name: str, seed: int) -> tuple[list[Request], list[Completion]]:
+def static_run(
+    name: str, seed: int, weights: WeightFormat = "auto"
+) -> tuple[list[Request], list[Completion]]:
     """What the engine generates without switching, on eight replicas."""
-    requests = make_requests(SETTINGS[name], seed)
-    return requests, subject(name).run(requests, subject(name).static(1))[0]
+    requests, one = make_requests(SETTINGS[name], seed), subject(name, weights)
+    return requests, one.run(requests, one.static(1))[0]
 
 
 SPLITS = (Split(8, 1), Split(4, 2), Split(2, 4), Split(1, 8))

@@ -110,6 +110,10 @@ def test_a_preset_of_a_real_model_wants_model_and_data():
             "--compute_dtype fp8",
             "option --compute_dtype is 'fp8': expected one of float32, bfloat16.",
         ),
+        (
+            "--rollout.weights int4",
+            "option --rollout.weights is 'int4': expected one of auto, int8, fp8.",
+        ),
         ("--steps", "option --steps has no value: expected an integer."),
         ("--steps --seed 1", "option --steps has no value: expected an integer."),
         ("steps=1", "unexpected 'steps=1': options are written --section.name value."),

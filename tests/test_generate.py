@@ -91,6 +91,20 @@ def test_lines_become_results_in_their_order(model: Path, write, run):
     assert all("logprobs" not in results[i] for i in (0, 2, 3, 4, 7))
 
 
+def test_weights_in_eight_bits_are_a_model_nearby(write, run):
+    prompts = write({"token_ids": [5, 6, 7], "max_tokens": 1, "logprobs": 5})
+    likeliest = []
+    for weights in ("auto", "int8"):
+        (result,) = run(prompts, "--weights", weights, out=f"{weights}.jsonl")
+        likeliest.append(dict(result["logprobs"][0]["top"]))
+    gaps = [
+        abs(value - likeliest[1][token])
+        for token, value in likeliest[0].items()
+        if token in likeliest[1]
+    ]
+    assert gaps and 0 < max(gaps) < 0.1
+
+
 def test_a_stop_string_cuts_text_and_tokens(model: Path, write, run):
     tokenizer = HuggingFaceTokenizer(model)
     line = {"prompt": "more", "seed": 1, "max_tokens": 60, "min_tokens": 20}

@@ -37,10 +37,11 @@ def on_first_device(tree: object) -> int:
     )
 
 
-@pytest.fixture(scope="module")
-def engine() -> RolloutEngine:
+@pytest.fixture(scope="module", params=["auto", "int8", "fp8"])
+def engine(request: pytest.FixtureRequest) -> RolloutEngine:
     """Two KV heads: replicated beyond TP 2."""
     policy = Policy.from_config(replace(PRESETS["tiny"], vocab_size=61, num_kv_heads=2))
+    policy = policy.with_weights(request.param)
     config = parse(OPTIONS).rollout
     return RolloutEngine(policy, jax.devices(), config, capacity=32, eos_ids=(0,))
 

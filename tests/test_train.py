@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 import yaml
@@ -145,6 +146,18 @@ def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path
     # The later mini-batches and the second pass have moved away from the policy that sampled.
     assert row["train/approx_kl"] > 0
     assert 1e-5 < row["train/behavior_gap_max"] < 0.2
+
+
+def test_a_run_with_quantized_weights_reports_the_gap(tmp_path: Path):
+    """What the rollout samples from is not what is trained, and by how much is written down."""
+    options = ["--rollout.weights", "int8", "--eval.every", "0", "--run_dir", "here"]
+    run(*TINY, *options, cwd=tmp_path)
+    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert 1e-4 < row["train/behavior_gap"] < row["train/behavior_gap_max"] < 0.5
+    _, state, _ = saved_run(tmp_path / "here")
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.programs import Key
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
+from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.batches import MicroBatch, TrainBatch
 from pat_jax.rl.update import PolicyUpdate
 from pat_jax.trainer import Trainer, model_functions
@@ -23,7 +24,12 @@ CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG
 ROWS, LENGTH = 8, 16
 
 
-def make_trainer(layout: Layout, *programs: str, dtype: jnp.dtype = jnp.float32) -> Trainer:
+def make_trainer(
+    layout: Layout,
+    *programs: str,
+    dtype: jnp.dtype = jnp.float32,
+    weights: WeightFormat = "auto",
+) -> Trainer:
     """With only the named programs compiled."""
     forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
     trainer = Trainer(
@@ -34,6 +40,7 @@ def make_trainer(layout: Layout, *programs: str, dtype: jnp.dtype = jnp.float32)
         rollout_layouts={layout.split: layout for layout in CHAIN.values()},
         rollout_dtype=dtype,
         is_on_policy=True,
+        rollout_policy=POLICY.with_weights(weights),
     )
     declared = trainer.programs._declared
     for key in [key for key in declared if key.name not in programs]:
@@ -103,22 +110,33 @@ def test_an_update_is_that_of_a_single_device(name: str, weights: Params, single
     assert min(moved) > 0.97
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_what_the_rollout_gets_is_what_was_sent(weights: Params, dtype: jnp.dtype):
-    trainer = make_trainer(CHAIN["dp8tp1"], "transfer", "checksum", dtype=dtype)
-    params = jax.device_put(weights, trainer.shardings)
-    wanted = jax.tree.map(lambda x: x.astype(dtype), weights)
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [(jnp.float32, "auto"), (jnp.bfloat16, "auto"), (jnp.float32, "int8"), (jnp.bfloat16, "fp8")],
+    ids=["float32", "bfloat16", "int8", "bfloat16-fp8"],
+)
+def test_what_the_rollout_gets_is_what_was_sent(
+    weights: Params, dtype: jnp.dtype, kept: WeightFormat
+):
+    """Bit for bit what one device makes of the whole weights, also where they were split over all."""
+    trainer = make_trainer(CHAIN["dp8tp1"], "transfer", "checksum", dtype=dtype, weights=kept)
+    params, policy = jax.device_put(weights, trainer.shardings), POLICY.with_weights(kept)
+    wanted = policy.store(weights, dtype)
     for layout in CHAIN.values():
         received = trainer.transfer(params, layout)
         assert same_bits(received, wanted)
-        assert jax.tree.map(lambda x: x.sharding, received) == layout.param_shardings(POLICY)
+        assert jax.tree.map(lambda x: x.sharding, received) == layout.param_shardings(policy)
         for leaf in jax.tree.leaves(received):
             leaf.delete()  # as the rollout does: the trainer must keep its own
     assert same_bits(params, weights)
 
 
-def test_one_wrong_bit_is_noticed(weights: Params, monkeypatch: pytest.MonkeyPatch):
-    trainer, target = make_trainer(CHAIN["dp4tp2"], "transfer", "checksum"), CHAIN["dp1tp8"]
+@pytest.mark.parametrize("kept", ["auto", "int8"])
+def test_one_wrong_bit_is_noticed(
+    weights: Params, kept: WeightFormat, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(CHAIN["dp4tp2"], "transfer", "checksum", weights=kept)
+    target = CHAIN["dp1tp8"]
     params = jax.device_put(weights, trainer.shardings)
     key = Key("transfer", CHAIN["dp4tp2"].split, target=target.split)
     transfer = trainer.programs[key]
@@ -126,7 +144,7 @@ def test_one_wrong_bit_is_noticed(weights: Params, monkeypatch: pytest.MonkeyPat
     def flip(params: Params) -> Params:
         leaves, tree = jax.tree.flatten(transfer(params))
         damaged = np.array(leaves[3])
-        damaged.view(np.uint32).flat[5] ^= 1
+        damaged.view(np.uint8).flat[5] ^= 1
         leaves[3] = jax.device_put(damaged, leaves[3].sharding)
         return jax.tree.unflatten(tree, leaves)
 

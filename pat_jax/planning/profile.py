@@ -49,6 +49,7 @@ class Subject:
     model: Mapping[str, Any]  # the fields of its configuration
     dtype: str
     jax: str  # version
+    weights: str = "auto"  # of the rollout's copy: auto in `dtype`, or int8 or fp8
 
     @property
     def file_name(self) -> str:

@@ -58,6 +58,23 @@ def test_every_layout_generates_the_same(name):
     check(sum(tally(subject(name), requests, static, others).values(), Tally()))
 
 
+@pytest.mark.parametrize(
+    "path", [(1, 2, 4, 8, 2), (8, 1)], ids=lambda path: "-".join(map(str, path))
+)
+def test_quantized_weights_are_the_same_numbers_in_every_layout(path):
+    """Switching changes no token of theirs, though most are others than those of float32."""
+    requests, static = static_run("kv2", seed=0, weights="int8")
+    one = subject("kv2", "int8")
+    adaptive, report = one.run(requests, one.adaptive(path, "mixed", len(requests)))
+    assert len(report.switches) == len(path) - 1
+    check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
+    unquantized = static_run("kv2", seed=0)[1]
+    same = [
+        a.tokens.tolist() == b.tokens.tolist() for a, b in zip(static, unquantized, strict=True)
+    ]
+    assert np.mean(same) < 0.9
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_comparison_covers_what_it_should(name):
     """Every way to sample and to end, many lengths, and buckets that change on the way."""

@@ -15,20 +15,23 @@ from pat_jax.engine import switch
 from pat_jax.engine.pages import Exchange
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.models.weight_formats import WeightFormat
 
 PAIRS = list(permutations(SPLITS, 2))
 UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]
 DOWN = [pair for pair in PAIRS if pair[1].tp < pair[0].tp]
 
 
-def hlo(name: str, key: Key) -> str:
-    return subject(name).engine.programs[key].as_text()
+def hlo(name: str, key: Key, weights: WeightFormat = "auto") -> str:
+    return subject(name, weights).engine.programs[key].as_text()
 
 
-def programs(name: str, kind: str, source=None, target=None) -> list[Key]:
+def programs(
+    name: str, kind: str, source=None, target=None, weights: WeightFormat = "auto"
+) -> list[Key]:
     found = [
         key
-        for key in subject(name).engine.programs.keys(kind)
+        for key in subject(name, weights).engine.programs.keys(kind)
         if source in (None, key.split) and target in (None, key.target)
     ]
     assert found
@@ -57,6 +60,29 @@ def test_raising_tp_reslices_without_any_communication(name):
     for source, target in UP:
         for key in programs(name, "reslice", source, target):
             assert collectives(hlo(name, key)) == []
+
+
+def test_raising_tp_reslices_quantized_weights_without_any_communication():
+    for source, target in UP:
+        keys = programs("kv2", "reslice", source, target, "int8")
+        texts = [hlo("kv2", key, "int8") for key in keys]
+        assert all(collectives(text) == [] for text in texts)
+        assert any(" s8[" in text for text in texts)
+
+
+def test_a_decode_step_reads_quantized_weights_and_sends_what_it_always_sends():
+    config = MODELS["kv2"]
+    for key in programs("kv2", "decode", weights="int8"):
+        text = hlo("kv2", key, "int8")
+        step = [c.name for c in collectives(text) if c.depth == 2]
+        sums = ["all-reduce"] * (2 * config.num_layers + 1)
+        assert sorted(step) == ([] if key.split.tp == 1 else ["all-gather", *sums])
+        # Both loops carry the values, and none of them what those are converted to.
+        loops = [line for line in text.splitlines() if " while(" in line and "s8[" in line]
+        assert [line.count("s8[") for line in loops] == [7 * config.num_layers] * 2
+        floats = f"f32[{config.embed_dim},{config.mlp_dim // key.split.tp}]"
+        if key.split.tp != 2:  # there the embedding has this shape
+            assert not any(floats in line for line in loops)
 
 
 @cache

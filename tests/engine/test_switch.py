@@ -10,22 +10,23 @@ from fakes import SPLITS, subject
 from pat_jax.engine.switch import chunks
 
 
-@pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
-def test_reslicing_equals_device_put(name):
+@pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
+def test_reslicing_equals_device_put(which):
     """Every pair of layouts, there and back, chunk by chunk; the old leaves are gone."""
-    engine = subject(name).engine
+    one = subject(*which)
+    engine = one.engine
     for source, target in permutations(engine.layouts.values(), 2):
-        engine.set_weights(subject(name).weights(source), source)
+        engine.set_weights(one.weights(source), source)
         old = jax.tree.leaves(engine.params)
         engine.reslice(target)
         assert engine.layout is target
-        expected = jax.tree.leaves(subject(name).weights(target))
+        expected = jax.tree.leaves(one.weights(target))
         for moved, reference in zip(jax.tree.leaves(engine.params), expected, strict=True):
             assert_same_shards(moved, reference)
         kept = {id(leaf) for leaf in jax.tree.leaves(engine.params)}
         assert all(leaf.is_deleted() for leaf in old if id(leaf) not in kept)
         engine.reslice(source)
-        back = jax.tree.leaves(subject(name).weights(source))
+        back = jax.tree.leaves(one.weights(source))
         for moved, reference in zip(jax.tree.leaves(engine.params), back, strict=True):
             assert_same_shards(moved, reference)
         engine.release_weights()
@@ -43,12 +44,13 @@ def test_leaves_that_do_not_change_do_not_move():
     engine.release_weights()
 
 
-@pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
-def test_a_reslice_sends_what_the_devices_lack(name):
+@pytest.mark.parametrize("which", [("kv8",), ("kv2",), ("kv1",), ("kv2", "int8")], ids=" ".join)
+def test_a_reslice_sends_what_the_devices_lack(which):
     """Nothing going up; going down, what the new shards hold and the old ones do not."""
-    engine = subject(name).engine
+    one = subject(*which)
+    engine = one.engine
     for source, target in permutations(engine.layouts.values(), 2):
-        engine.set_weights(subject(name).weights(source), source)
+        engine.set_weights(one.weights(source), source)
         before = bytes_held(engine.params)
         sent, _ = engine.reslice(target)
         after = bytes_held(engine.params)

@@ -64,6 +64,7 @@ def test_a_profile_reads_back_as_it_was(path: Path):
             "device_kind (NVIDIA H100 there, NVIDIA H200",
         ),
         (replace(SUBJECT, jax="0.11.0"), "jax (0.10.2 there, 0.11.0 here)"),
+        (replace(SUBJECT, weights="int8"), "weights (auto there, int8 here)"),
         (replace(SUBJECT, num_devices=4), "num_devices (8 there, 4 here)"),
         (
             replace(SUBJECT, model={"embed_dim": 32}),
