@@ -5,8 +5,8 @@ its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to 
 a row's tokens name it, and empty rows read and write it.
 
 The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
-over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, single tokens attend by a kernel
-that reads the pages where they lie (`paged_kernels`).
+over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, kernels read the pages where they
+lie: `paged_kernels` for single tokens, `prefill_kernels` for several.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,15 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.layers import attend
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
+from pat_jax.models.prefill_kernels import (
+    TPU_LANES,
+    attend_blocks_on_gpu,
+    attend_blocks_on_tpu,
+    fits_gpu,
+    fits_tpu,
+)
 
 NULL_PAGE = 0  # of every pool: empty rows read and write it
-TPU_LANES = 128  # of a vector register: the kernel takes whole ones
 
 
 class PagedLayer(NamedTuple):
@@ -45,7 +51,16 @@ class PagedLayer(NamedTuple):
         """
         cache = self.write(keys, values, positions[:, 0])
         if queries.shape[1] > 1:
-            return attend(queries, *cache.gather(), positions), cache
+            shape = self.page_size, queries.shape[-1]
+            attended = jax.lax.platform_dependent(
+                queries,
+                *cache,
+                positions[:, 0],
+                cuda=attend_blocks_on_gpu if fits_gpu(*shape) else _attend_to_blocks,
+                tpu=attend_blocks_on_tpu if fits_tpu(*shape) else _attend_to_blocks,
+                default=_attend_to_blocks,
+            )
+            return attended, cache
         on_tpu = attend_on_tpu if queries.shape[-1] % TPU_LANES == 0 else _attend_to_one
         attended = jax.lax.platform_dependent(
             queries[:, 0],
@@ -107,6 +122,13 @@ def _attend_to_one(
 ) -> Array:
     rows = PagedLayer(keys, values, table).gather()
     return attend(queries[:, None], *rows, lengths[:, None] - 1)[:, 0]
+
+
+def _attend_to_blocks(
+    queries: Array, keys: Array, values: Array, table: Array, start: Array
+) -> Array:
+    rows = PagedLayer(keys, values, table).gather()
+    return attend(queries, *rows, start[:, None] + jnp.arange(queries.shape[1])[None])
 
 
 def _gather(pool: Array, table: Array) -> Array:
