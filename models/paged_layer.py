@@ -113,8 +113,15 @@ def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> 
 
 
 def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
-    columns = offsets[:, None] + jnp.arange(chunks.shape[2])[None]
-    return pool.at[pages[:, None], :, columns].set(jnp.swapaxes(chunks, 1, 2))
+    _, heads, page_size, dim = pool.shape
+    count = chunks.shape[2]
+    if count == page_size:
+        return pool.at[pages].set(chunks)
+    # As rows of one matrix: for a scatter along two dimensions XLA:TPU lays the whole pool out anew.
+    of_head = pages[:, None] * heads + jnp.arange(heads)[None]
+    row = (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]
+    flat = jnp.reshape(pool, (-1, dim)).at[jnp.ravel(row)].set(jnp.reshape(chunks, (-1, dim)))
+    return jnp.reshape(flat, pool.shape)
 
 
 def _attend_to_one(
