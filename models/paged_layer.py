@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Int
 from pat_jax.models.layers import attend
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 from pat_jax.models.prefill_kernels import (
-    TPU_LANES,
     attend_blocks_on_gpu,
     attend_blocks_on_tpu,
     fits_gpu,
@@ -47,28 +46,28 @@ class PagedLayer(NamedTuple):
         """As `LayerCache.attend`. All rows write before any attends, so that a row may read what
         another one writes in the same call: blocks of one sequence can be rows side by side.
 
-        The tokens of a row lie within one page; the caller sees to it.
+        The tokens of a row lie within one page; the caller sees to it. A shape that a platform's
+        kernel does not take is gathered there.
         """
-        cache = self.write(keys, values, positions[:, 0])
+        cache, start = self.write(keys, values, positions[:, 0]), positions[:, 0]
+        shape = self.page_size, queries.shape[-1]
         if queries.shape[1] > 1:
-            shape = self.page_size, queries.shape[-1]
             attended = jax.lax.platform_dependent(
                 queries,
                 *cache,
-                positions[:, 0],
+                start,
                 cuda=attend_blocks_on_gpu if fits_gpu(*shape) else _attend_to_blocks,
                 tpu=attend_blocks_on_tpu if fits_tpu(*shape) else _attend_to_blocks,
                 default=_attend_to_blocks,
             )
             return attended, cache
-        on_tpu = attend_on_tpu if queries.shape[-1] % TPU_LANES == 0 else _attend_to_one
         attended = jax.lax.platform_dependent(
             queries[:, 0],
             *cache,
             # A row that has ended within a burst may stand behind its last page.
-            jnp.minimum(positions[:, 0] + 1, self.table.shape[1] * self.page_size),
-            cuda=attend_on_gpu,
-            tpu=on_tpu,
+            jnp.minimum(start + 1, self.table.shape[1] * self.page_size),
+            cuda=attend_on_gpu if fits_gpu(*shape) else _attend_to_one,
+            tpu=attend_on_tpu if fits_tpu(*shape) else _attend_to_one,
             default=_attend_to_one,
         )
         return attended[:, None], cache

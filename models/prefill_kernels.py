@@ -23,12 +23,12 @@ TPU_LANES = 128  # numbers of a row of a register
 
 
 def fits_gpu(page_size: int, head_dim: int) -> bool:
-    """Whether `attend_blocks_on_gpu` can be lowered: Triton's arrays have powers of two."""
+    """Whether kernels for GPUs can be lowered, for decoding as well: Triton wants powers of two."""
     return page_size.bit_count() == head_dim.bit_count() == 1 and head_dim >= LEAST_SIDE
 
 
 def fits_tpu(page_size: int, head_dim: int) -> bool:
-    """Whether `attend_blocks_on_tpu` can be lowered: pages of whole registers."""
+    """Whether kernels for TPUs can be lowered, for decoding as well: pages of whole registers."""
     return page_size % LEAST_SIDE == head_dim % TPU_LANES == 0
 
 

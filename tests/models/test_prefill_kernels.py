@@ -104,13 +104,16 @@ def test_on_a_tpu_blocks_see_their_sequence_up_to_themselves(heads, group, dtype
     check(on_tpu, Blocks(seed, starts, heads, group, dtype), TOLERANCE["bfloat16"])
 
 
-def lowered(platform: str, page_size: int, dim: int, group: int, dtype: str = "bfloat16") -> str:
-    """A prefill call of one layer, as it is lowered for a platform."""
+def lowered(
+    platform: str, page_size: int, dim: int, group: int, dtype: str = "bfloat16", length: int = 0
+) -> str:
+    """One layer's attention to `length` tokens or to a page, as it is lowered for a platform."""
+    length = length or page_size
     pool: Any = jax.ShapeDtypeStruct((64, 8, page_size, dim), dtype)
     table: Any = jax.ShapeDtypeStruct((4, 24), jnp.int32)
-    new = jax.ShapeDtypeStruct((4, page_size, 8, dim), dtype)
-    queries = jax.ShapeDtypeStruct((4, page_size, 8, group, dim), dtype)
-    positions = jax.ShapeDtypeStruct((4, page_size), jnp.int32)
+    new = jax.ShapeDtypeStruct((4, length, 8, dim), dtype)
+    queries = jax.ShapeDtypeStruct((4, length, 8, group, dim), dtype)
+    positions = jax.ShapeDtypeStruct((4, length), jnp.int32)
     traced = jax.jit(lambda layer, *chunk: layer.attend(*chunk)).trace(
         PagedLayer(pool, pool, table), queries, new, new, positions
     )
@@ -128,10 +131,11 @@ def test_a_prefill_call_is_lowered_to_the_kernel_of_its_platform(platform, kerne
     assert f"4x8x{24 * 16}x128x" not in text
 
 
+@pytest.mark.parametrize("length", [1, 0])
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])
 @pytest.mark.parametrize(("page_size", "dim"), [(12, 128), (16, 80), (16, 8)])
-def test_shapes_that_no_kernel_takes_are_gathered(platform, page_size, dim):
+def test_shapes_that_no_kernel_takes_are_gathered(platform, page_size, dim, length):
     fits = {"tpu": fits_tpu, "cuda": fits_gpu, "cpu": lambda *_: False}[platform]
-    text = lowered(platform, page_size, dim, group=4)
-    assert ("custom_call" in text) == fits(page_size, dim)
-    assert ("gather" in text) != fits(page_size, dim)
+    assert not fits(page_size, dim)
+    text = lowered(platform, page_size, dim, group=4, length=length)
+    assert "custom_call" not in text and f"4x8x{24 * page_size}x{dim}x" in text
