@@ -90,10 +90,16 @@ def is_wanted(key: Key, engine: RolloutEngine) -> bool:
     return key.name != "decode" or key.rows == engine.catalogue.buckets.rows[key.split][-1]
 
 
-def describe(key: Key, program: jax.stages.Compiled, seconds: float) -> dict[str, object]:
+def describe(
+    engine: RolloutEngine, key: Key, program: jax.stages.Compiled, seconds: float
+) -> dict[str, object]:
     text, memory = program.as_text() or "", program.memory_analysis()
+    pool = jax.tree.leaves(engine.catalogue.pool(engine.layouts[key.split]))[0]
+    shard = ",".join(map(str, pool.sharding.shard_shape(pool.shape)))
     sent = Counter(
-        (c.name, c.num_bytes, c.group, c.depth) for c in collectives(text) if c.group > 1
+        (c.name, c.num_bytes, c.group, c.depth)
+        for c in collectives(text)
+        if c.group > 1 or c.name == "collective-permute"  # whose group is its pairs
     )
     called = re.findall(r'custom_call_target="([^"]+)"', text)
     return {
@@ -107,7 +113,9 @@ def describe(key: Key, program: jax.stages.Compiled, seconds: float) -> dict[str
             {"kind": kind, "bytes": size, "devices": group, "depth": depth, "count": count}
             for (kind, size, group, depth), count in sorted(sent.items())
         ],
-        "async": len(re.findall(r"(?:all-reduce|all-gather|all-to-all)-start|async-start", text)),
+        # How XLA:GPU will sum; a copy of a whole pool is one too many.
+        "strategies": dict(Counter(re.findall(r'-start\(.*"kernel_strategy":"(\w+)"', text))),
+        "pool_copies": len(re.findall(rf"= bf16\[{shard}\]\S* copy\(", text)),
         "calls": dict(Counter(called)),
     }
 
@@ -136,7 +144,7 @@ def main() -> None:
             print(found[-1], flush=True)
             continue
         program: jax.stages.Compiled = engine.programs[key]  # pyright: ignore[reportAssignmentType]
-        found.append(describe(key, program, time.perf_counter() - start))
+        found.append(describe(engine, key, program, time.perf_counter() - start))
         print(json.dumps(found[-1]), flush=True)
         if args.hlo:
             args.hlo.mkdir(parents=True, exist_ok=True)

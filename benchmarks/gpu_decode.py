@@ -159,9 +159,10 @@ class Decoder:
 def read_bandwidth(num_bytes: int) -> float:
     """Bytes a second that this device reads, the faster of two ways."""
     array, vector = jnp.ones((num_bytes // 2**14, 2**13), DTYPE), jnp.ones(2**13, DTYPE)
+    total, product = jax.jit(jnp.sum), jax.jit(jnp.matmul)
     reads: list[Callable[[], jax.Array]] = [
-        lambda total=jax.jit(jnp.sum): total(array),
-        lambda product=jax.jit(jnp.matmul): product(array, vector),
+        lambda: total(array),
+        lambda: product(array, vector),
     ]
     seconds = []
     for read in reads:
