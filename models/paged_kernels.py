@@ -12,6 +12,9 @@ from jaxtyping import Array, Float, Int
 
 PAGES_PER_BLOCK = 8  # pages that a kernel attends to at once; tables are padded to a multiple
 MAX_SPLITS = 16  # parts of a sequence that a GPU works on side by side
+TPU_TABLE = (
+    2**17
+)  # entries of a table: it lies in a core's scalar memory, which holds twice as many
 
 
 def attend_on_gpu(
@@ -45,8 +48,15 @@ def attend_on_tpu(
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
     """As `attend_on_gpu`, for a TPU; the head dimension is to be a multiple of 128."""
     q, k, v, indices, lengths = _as_sequences(queries, keys, values, table, lengths)
-    out = tpu.paged_attention(q, k, v, lengths, indices, pages_per_compute_block=PAGES_PER_BLOCK)
-    return jnp.reshape(out, queries.shape)
+    at_once = max(TPU_TABLE // indices.shape[1], 1)
+    parts = [slice(begin, begin + at_once) for begin in range(0, len(q), at_once)]
+    out = [
+        tpu.paged_attention(
+            q[part], k, v, lengths[part], indices[part], pages_per_compute_block=PAGES_PER_BLOCK
+        )
+        for part in parts
+    ]
+    return jnp.reshape(jnp.concatenate(out), queries.shape)
 
 
 def _as_sequences(

@@ -5,8 +5,8 @@ its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to 
 a row's tokens name it, and empty rows read and write it.
 
 The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
-over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, single tokens attend by a kernel
-that reads the pages where they lie (`paged_kernels`).
+over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, kernels read the pages where they
+lie: `paged_kernels` for single tokens, `prefill_kernels` for several.
 """
 
 from typing import NamedTuple
@@ -17,9 +17,14 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.layers import attend
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
+from pat_jax.models.prefill_kernels import (
+    attend_blocks_on_gpu,
+    attend_blocks_on_tpu,
+    fits_gpu,
+    fits_tpu,
+)
 
 NULL_PAGE = 0  # of every pool: empty rows read and write it
-TPU_LANES = 128  # of a vector register: the kernel takes whole ones
 
 
 class PagedLayer(NamedTuple):
@@ -41,19 +46,28 @@ class PagedLayer(NamedTuple):
         """As `LayerCache.attend`. All rows write before any attends, so that a row may read what
         another one writes in the same call: blocks of one sequence can be rows side by side.
 
-        The tokens of a row lie within one page; the caller sees to it.
+        The tokens of a row lie within one page; the caller sees to it. A shape that a platform's
+        kernel does not take is gathered there.
         """
-        cache = self.write(keys, values, positions[:, 0])
+        cache, start = self.write(keys, values, positions[:, 0]), positions[:, 0]
+        shape = self.page_size, queries.shape[-1]
         if queries.shape[1] > 1:
-            return attend(queries, *cache.gather(), positions), cache
-        on_tpu = attend_on_tpu if queries.shape[-1] % TPU_LANES == 0 else _attend_to_one
+            attended = jax.lax.platform_dependent(
+                queries,
+                *cache,
+                start,
+                cuda=attend_blocks_on_gpu if fits_gpu(*shape) else _attend_to_blocks,
+                tpu=attend_blocks_on_tpu if fits_tpu(*shape) else _attend_to_blocks,
+                default=_attend_to_blocks,
+            )
+            return attended, cache
         attended = jax.lax.platform_dependent(
             queries[:, 0],
             *cache,
             # A row that has ended within a burst may stand behind its last page.
-            jnp.minimum(positions[:, 0] + 1, self.table.shape[1] * self.page_size),
-            cuda=attend_on_gpu,
-            tpu=on_tpu,
+            jnp.minimum(start + 1, self.table.shape[1] * self.page_size),
+            cuda=attend_on_gpu if fits_gpu(*shape) else _attend_to_one,
+            tpu=attend_on_tpu if fits_tpu(*shape) else _attend_to_one,
             default=_attend_to_one,
         )
         return attended[:, None], cache
@@ -98,8 +112,15 @@ def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> 
 
 
 def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
-    columns = offsets[:, None] + jnp.arange(chunks.shape[2])[None]
-    return pool.at[pages[:, None], :, columns].set(jnp.swapaxes(chunks, 1, 2))
+    _, heads, page_size, dim = pool.shape
+    count = chunks.shape[2]
+    if count == page_size:
+        return pool.at[pages].set(chunks)
+    # As rows of one matrix: for a scatter along two dimensions XLA:TPU lays the whole pool out anew.
+    of_head = pages[:, None] * heads + jnp.arange(heads)[None]
+    row = (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]
+    flat = jnp.reshape(pool, (-1, dim)).at[jnp.ravel(row)].set(jnp.reshape(chunks, (-1, dim)))
+    return jnp.reshape(flat, pool.shape)
 
 
 def _attend_to_one(
@@ -107,6 +128,13 @@ def _attend_to_one(
 ) -> Array:
     rows = PagedLayer(keys, values, table).gather()
     return attend(queries[:, None], *rows, lengths[:, None] - 1)[:, 0]
+
+
+def _attend_to_blocks(
+    queries: Array, keys: Array, values: Array, table: Array, start: Array
+) -> Array:
+    rows = PagedLayer(keys, values, table).gather()
+    return attend(queries, *rows, start[:, None] + jnp.arange(queries.shape[1])[None])
 
 
 def _gather(pool: Array, table: Array) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 _COLLECTIVE = re.compile(
     r" = (?P<shape>.*?) (?P<name>all-reduce|all-gather|all-to-all|ragged-all-to-all|"
-    r"reduce-scatter|collective-permute|collective-broadcast)(-start)?\("
+    r"reduce-scatter|collective-permute|collective-broadcast)(?P<started>-start)?\("
 )
 _CALLED = re.compile(
     r"(body|condition|calls|to_apply|true_computation|false_computation)=%([\w.-]+)"
@@ -47,7 +47,10 @@ def _walk(bodies, name, depth):
     for line in bodies[name]:
         found = _COLLECTIVE.search(line)
         if found:
-            yield Collective(found["name"], _num_bytes(found["shape"]), depth, _group(line))
+            size = _num_bytes(found["shape"])
+            if found["started"] and found["name"] == "all-gather":
+                size -= size // (_group(line) + 1)  # its operand is part of the result's type
+            yield Collective(found["name"], size, depth, _group(line))
             continue
         for role, callee in _CALLED.findall(line):
             yield from _walk(bodies, callee, depth + (role in ("body", "condition")))

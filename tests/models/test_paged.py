@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
+from pat_jax.models import paged_kernels
 from pat_jax.models.burst_layer import BurstLayer
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
@@ -188,9 +189,17 @@ def tpu_interpreted(*arguments):
         return attend_on_tpu(*arguments)
 
 
+def tpu_in_parts(*arguments):
+    """As where the table is more than a core's scalar memory holds: four sequences, then two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_kernels, "TPU_TABLE", 4 * paged_kernels.PAGES_PER_BLOCK)
+        return tpu_interpreted(*arguments)
+
+
 # Products are bfloat16 on a TPU, by default, and so are the interpreter's.
 @pytest.mark.parametrize(
-    ("kernel", "tolerance"), [(gpu_interpreted, 2e-6), (tpu_interpreted, 2e-2)]
+    ("kernel", "tolerance"),
+    [(gpu_interpreted, 2e-6), (tpu_interpreted, 2e-2), (tpu_in_parts, 2e-2)],
 )
 def test_kernels_equal_attention_over_the_sequence(kernel, tolerance):
     """Lengths of one token, inside and at the end of a page; heads that share keys."""
@@ -221,14 +230,19 @@ def test_a_decode_step_is_lowered_to_the_kernel_of_its_platform(platform, kernel
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     for name in ("tpu_custom_call", "triton"):
         assert (name in text) == (name == kernel)
+    # The tokens are written as rows of one matrix: else a TPU lays the pool out anew in every step.
+    written = "(tensor<8192x128xbf16>, tensor<32x1xi32>, tensor<32x128xbf16>)"
+    assert text.count(written) == 2 * (platform != "cpu")
 
 
 @given(st.permutations(range(6)), st.integers(0, 99))
 def test_both_ways_to_write_pages_write_the_same(pages, seed):
     rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, PAGE_SIZE, endpoint=True))  # up to whole pages
     pool = jnp.asarray(rng.normal(size=(6, HEADS, PAGE_SIZE, DIM)))
-    chunks = jnp.asarray(rng.normal(size=(3, HEADS, 2, DIM)))
-    at = jnp.asarray(pages[:3]), jnp.asarray(rng.integers(0, PAGE_SIZE - 1, 3))
+    chunks = jnp.asarray(rng.normal(size=(3, HEADS, count, DIM)))
+    offsets = rng.integers(0, PAGE_SIZE - count, 3, endpoint=True)
+    at = jnp.asarray(pages[:3]), jnp.asarray(offsets)
     np.testing.assert_array_equal(
         _write_at_once(pool, chunks, *at), _write_in_turn(pool, chunks, *at)
     )

@@ -1,0 +1,287 @@
+"""Decoding on one accelerator against the bytes that must move, and against `transformers`.
+
+    python -m benchmarks.gpu_decode --transformers ENV/bin/python --out benchmarks/results/gpu_decode.json
+    python -m benchmarks.gpu_decode --small            # the same on a CPU, in about a minute
+
+Random bfloat16 weights of a published shape, one layout, `--bursts` bursts behind prompts that differ.
+For each batch and context:
+
+    device   the engine's own burst program, called again with what it returns and never waited for in
+             between: what the device needs
+    wall     `RolloutEngine.rollout` of as many requests, from its first burst to its end: the same
+             bursts with the host between them
+    host gap 1 - device / wall
+
+Bytes are those that must move in a step: each weight once, and the keys and values of each row's own
+tokens. They are held against the read bandwidth of the same device, measured before each cell (a large
+array summed, and times a vector: the faster of both). A cell whose cache is more than the device has
+room for is left out and named. `transformers` (bfloat16, static cache, what it compiles of itself)
+decodes the same batches in a process that ends before this one takes the device's memory.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.adaptive_vs_static import describe_machine
+from benchmarks.decode_step import SMALL, Case
+from benchmarks.engine_vs_peers import Peer, draw
+from pat_jax.config import RolloutConfig
+from pat_jax.devices import Device, configure
+from pat_jax.engine.catalogue import page_bytes
+from pat_jax.engine.programs import Key
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Request
+from pat_jax.engine.state import DecodeState, RowState, Until, seen_shape
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_config import to_hf_config
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.types import Split
+
+DTYPE = jnp.bfloat16
+ALONE = Split(1, 1)
+ROOM = 0.9  # of a device's memory, for weights and cache
+
+
+@dataclass(frozen=True)
+class Cell:
+    model: str
+    config: ModelConfig
+    rows: int
+    context: int  # tokens of each prompt
+    steps: int  # of a burst
+    bursts: int
+
+    @property
+    def new_tokens(self) -> int:
+        return self.steps * self.bursts
+
+    @property
+    def step_bytes(self) -> float:
+        """That must move in a step, on average."""
+        # The newest token of a prompt comes with the first step.
+        case = Case("", self.config, self.rows, self.context - 1, self.steps, self.bursts)
+        return case.num_bytes * DTYPE.dtype.itemsize / np.dtype(np.float32).itemsize
+
+    @property
+    def held_bytes(self) -> int:
+        policy, size = Policy.from_config(self.config), DTYPE.dtype.itemsize
+        weights = sum(leaf.size for leaf in jax.tree.leaves(policy.abstract_params)) * size
+        of_token = page_bytes(self.config, 1, DTYPE)
+        return weights + self.rows * (self.context + self.new_tokens) * of_token
+
+
+class Decoder:
+    """The engine of one cell, with one bucket of rows and one of length: nothing else is compiled."""
+
+    def __init__(self, cell: Cell, devices: Sequence[Device], params: Params):
+        config = replace(
+            RolloutConfig(),
+            max_prompt_length=cell.context,
+            max_completion_length=cell.new_tokens,
+            burst_steps=cell.steps,
+            min_rows=cell.rows,
+            page_size=16,
+            # One bucket: no program for shorter contexts.
+            min_length=-(-(cell.context + cell.new_tokens) // 16) * 16,
+        )
+        policy = Policy.from_config(cell.config)
+        self.cell, self.params = cell, params
+        self.engine = RolloutEngine(
+            policy, devices, config, capacity=cell.rows, eos_ids=(1,), dtype=DTYPE
+        )
+        self.engine.compile()
+        self.layout = self.engine.layouts[ALONE]
+        (self.length,) = self.engine.catalogue.buckets.lengths
+
+    def device_seconds(self) -> float:
+        """Of a step, in bursts that follow one another without the host."""
+        cell, split, programs = self.cell, ALONE, self.engine.programs
+        program = programs[Key("decode", split, cell.rows, self.length)]
+        width = self.engine.catalogue.width(self.length)
+        tables = 1 + np.arange(cell.rows * width, dtype=np.int32).reshape(cell.rows, width)
+        rows = RowState.empty(cell.rows)
+        rows.live[:], rows.ignore_eos[:] = True, True
+        rows.position[:] = cell.context - 1
+        rows.end[:] = cell.context + cell.new_tokens
+        seen = np.zeros(seen_shape(cell.config, cell.rows), np.uint32)
+        put = jax.device_put((rows, seen, tables), self.layout.sharding("batch"))
+        state = DecodeState(*put[:2], programs[Key("allocate", split)]())
+        jax.block_until_ready(state)
+        until = Until(np.int32(cell.steps), np.int32(0))
+        outputs, start = [], time.perf_counter()
+        for _ in range(cell.bursts):
+            state, output = program(self.params, state, put[2], until)
+            outputs.append(output)
+        jax.block_until_ready(state)
+        seconds = time.perf_counter() - start
+        assert sum(int(output.steps) for output in outputs) == cell.new_tokens
+        for leaf in jax.tree.leaves(state.pool):
+            leaf.delete()
+        return seconds / cell.new_tokens
+
+    def wall_seconds(self, seed: int) -> tuple[float, float]:
+        """Of a step with the host between the bursts, and of the prefill before them."""
+        cell = self.cell
+        batch = draw(
+            seed,
+            cell.rows,
+            cell.context,
+            cell.new_tokens,
+            is_heavy=False,
+            vocab=cell.config.vocab_size,
+        )
+        requests = [
+            Request(tuple(prompt), sequence_key(seed, i), cell.new_tokens, ignore_eos=True)
+            for i, prompt in enumerate(batch.prompts)
+        ]
+        self.engine.set_weights(self.params, self.layout)
+        _, report = self.engine.rollout(requests, FixedLayout(ALONE))
+        assert report.decode_steps == cell.new_tokens
+        bursts = report.total_s - report.times_s[0]  # from the beginning of the first
+        return bursts / cell.new_tokens, report.seconds["prefill"]
+
+
+def read_bandwidth(num_bytes: int) -> float:
+    """Bytes a second that this device reads, the faster of two ways."""
+    array, vector = jnp.ones((num_bytes // 2**14, 2**13), DTYPE), jnp.ones(2**13, DTYPE)
+    total, product = jax.jit(jnp.sum), jax.jit(jnp.matmul)
+    reads: list[Callable[[], jax.Array]] = [
+        lambda: total(array),
+        lambda: product(array, vector),
+    ]
+    seconds = []
+    for read in reads:
+        jax.block_until_ready(read())
+        for _ in range(5):
+            start = time.perf_counter()
+            jax.block_until_ready(read())
+            seconds.append(time.perf_counter() - start)
+    return array.nbytes / min(seconds)
+
+
+def measure(cell: Cell, devices: Sequence[Device], params: Params, rounds: int) -> dict:
+    decoder = Decoder(cell, devices, params)
+    found = []
+    for nth in range(rounds + 1):
+        bandwidth = read_bandwidth(2**32 if devices[0].platform != "cpu" else 2**28)
+        device = decoder.device_seconds()
+        wall, prefill = decoder.wall_seconds(nth)
+        if nth:  # the first round warms up
+            found.append((device, wall, prefill, bandwidth, cell.step_bytes / device / bandwidth))
+    device, wall, prefill, bandwidth, share = map(statistics.median, zip(*found, strict=True))
+    return {
+        "device_step_ms": 1e3 * device,
+        "wall_step_ms": 1e3 * wall,
+        "host_gap": statistics.median(1 - d / w for d, w, *_ in found),
+        "tokens_per_s": cell.rows / wall,
+        "step_gb": cell.step_bytes / 1e9,
+        "bandwidth_gb_s": bandwidth / 1e9,
+        "of_bandwidth": share,
+        "prefill_tokens_per_s": cell.rows * (cell.context - 1) / prefill,
+        "rounds": rounds,
+    }
+
+
+def measure_transformers(python: Path, model: str, cells: Sequence[Cell]) -> dict[str, dict]:
+    """Seconds of a decode step of each cell, by what it is called."""
+    with tempfile.TemporaryDirectory() as folder:
+        fields = to_hf_config(cells[0].config, DTYPE)
+        (Path(folder) / "config.json").write_text(json.dumps(fields))
+        peer = Peer(python, "hf_static_cache.py", folder)
+        print(f"{model} in transformers: {peer.versions}", file=sys.stderr)
+        found = {}
+        for cell in cells:
+            config = cell.config
+            batch = draw(
+                0, cell.rows, cell.context, cell.new_tokens, is_heavy=False, vocab=config.vocab_size
+            )
+            found[name_of(cell)] = {"step_ms": 1e3 * peer(batch)} | peer.versions
+        peer.process.terminate()
+        peer.process.wait()  # its memory is free before the next process wants it
+    return found
+
+
+def name_of(cell: Cell) -> str:
+    return f"{cell.model} batch {cell.rows} context {cell.context}"
+
+
+def cells_of(args: argparse.Namespace) -> list[Cell]:
+    if args.small:
+        shapes, rows, contexts = {"small": SMALL}, (1, 8), (64, 256)
+    else:
+        shapes = {name: preset(name) for name in args.models}
+        rows, contexts = args.batches, args.contexts
+    return [
+        Cell(name, config, n, context, 16 if args.small else 64, args.bursts)
+        for name, config in shapes.items()
+        for n in rows
+        for context in contexts
+    ]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-14b"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64, 256])
+    parser.add_argument("--contexts", nargs="+", type=int, default=[1024, 8192])
+    parser.add_argument("--bursts", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", type=float, default=141, help="GB of the device")
+    parser.add_argument("--transformers", type=Path, help="Python with torch and transformers")
+    parser.add_argument("--small", action="store_true", help="a tiny shape, fit for a CPU")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    cells = cells_of(args)
+    left_out = [cell for cell in cells if cell.held_bytes > ROOM * 1e9 * args.memory]
+    cells = [cell for cell in cells if cell not in left_out]
+    models = dict.fromkeys(cell.model for cell in cells)
+    peers: dict[str, dict] = {}
+    for model in models if args.transformers else ():
+        mine = [cell for cell in cells if cell.model == model]
+        peers |= measure_transformers(args.transformers, model, mine)
+
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    devices = configure(1)
+    machine, results = describe_machine(devices), {}
+    for model in models:
+        mine = [cell for cell in cells if cell.model == model]
+        params = Policy.from_config(mine[0].config).init(0, dtype=DTYPE)
+        for cell in mine:
+            found = measure(cell, devices, params, args.rounds)
+            if peer := peers.get(name_of(cell)):
+                found["transformers"] = peer | {"times": peer["step_ms"] / found["wall_step_ms"]}
+            results[name_of(cell)] = found
+            print(name_of(cell), {k: v for k, v in found.items() if k != "rounds"}, flush=True)
+        for leaf in jax.tree.leaves(params):
+            leaf.delete()
+    if args.out:
+        content = {
+            "command": "python -m benchmarks.gpu_decode " + " ".join(sys.argv[1:]),
+            "machine": machine,
+            "cells": results,
+            "left_out": [name_of(cell) for cell in left_out],
+        }
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Prefill attention that reads pages where they lie: many blocks of queries, each within one page.
+
+Flash attention (arXiv 2307.08691) with a block table, since no kernel that JAX maintains fits. On a GPU
+none reads pages for several queries. The one for a TPU, `ragged_paged_attention`, wants a pool as
+[pages, page_size, 2 * kv_heads, head_dim] with keys and values by turns, which ours cannot be seen as.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu, triton
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.layers import MASKED
+
+GPU_QUERIES = 64  # of one program: what its registers hold
+GPU_KEYS = 64  # at once
+TPU_KEYS = 128
+LEAST_SIDE = 16  # of a product on tensor cores, and rows of a bfloat16 register of a TPU
+TPU_LANES = 128  # numbers of a row of a register
+
+
+def fits_gpu(page_size: int, head_dim: int) -> bool:
+    """Whether kernels for GPUs can be lowered, for decoding as well: Triton wants powers of two."""
+    return page_size.bit_count() == head_dim.bit_count() == 1 and head_dim >= LEAST_SIDE
+
+
+def fits_tpu(page_size: int, head_dim: int) -> bool:
+    """Whether kernels for TPUs can be lowered, for decoding as well: pages of whole registers."""
+    return page_size % LEAST_SIDE == head_dim % TPU_LANES == 0
+
+
+@functools.partial(jax.jit, static_argnames="interpret")
+def attend_blocks_on_gpu(
+    queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+    keys: Float[Array, "pages kv_heads page_size head_dim"],
+    values: Float[Array, "pages kv_heads page_size head_dim"],
+    table: Int[Array, "rows width"],
+    start: Int[Array, " rows"],
+    *,
+    interpret: bool = False,
+) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
+    """Row r's queries are at positions `start[r]` … + length - 1; each sees the keys up to its own.
+
+    One program for each row, KV head and `GPU_QUERIES` of the queries that share its keys.
+    """
+    rows, length, heads, group, dim = queries.shape
+    tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
+    flat = _by_head(queries, tile)
+    table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
+    tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth: (row, head, nth, 0))
+    out = pl.pallas_call(
+        functools.partial(_attend_on_gpu, length=length, at_once=at_once),
+        grid=(rows, heads, flat.shape[2] // tile),
+        in_specs=[
+            pl.BlockSpec((1,), lambda row, *_: (row,)),
+            pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0)),
+            tiles,
+            pl.BlockSpec(keys.shape, lambda *_: (0, 0, 0, 0)),
+            pl.BlockSpec(values.shape, lambda *_: (0, 0, 0, 0)),
+        ],
+        out_specs=tiles,
+        out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="attend_blocks",
+    )(start, table, flat, keys, values)
+    return _by_token(out, length, group)
+
+
+def _attend_on_gpu(
+    start_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref, *, length: int, at_once: int
+):
+    head, nth = pl.program_id(1), pl.program_id(2)
+    queries, page_size = queries_ref[...], keys_ref.shape[2]
+    tile, dim = queries.shape
+    position = start_ref[0] + (nth * tile + jnp.arange(tile)) % length
+
+    def over_pages(turn, carry):
+        out, largest, total = carry
+        pages = table_ref[pl.ds(turn * at_once, at_once)]
+        keys, values = (
+            jnp.reshape(ref[pages, head], (at_once * page_size, dim))
+            for ref in (keys_ref, values_ref)
+        )
+        scores = triton.dot(queries, keys.T) * dim**-0.5
+        column = turn * at_once * page_size + jnp.arange(at_once * page_size)
+        scores = jnp.where(column[None] <= position[:, None], scores, MASKED)
+        new_largest = jnp.maximum(largest, jnp.max(scores, axis=1))
+        weights = jnp.exp(scores - new_largest[:, None])
+        kept = jnp.exp(largest - new_largest)
+        out = out * kept[:, None] + triton.dot(weights.astype(values.dtype), values)
+        return out, new_largest, total * kept + jnp.sum(weights, axis=1)
+
+    nothing = jnp.zeros((tile, dim)), jnp.full(tile, MASKED), jnp.zeros(tile)
+    turns = pl.cdiv(start_ref[0] + length, at_once * page_size)
+    out, _, total = jax.lax.fori_loop(0, turns, over_pages, nothing)
+    out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
+
+
+@jax.jit
+def attend_blocks_on_tpu(
+    queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+    keys: Float[Array, "pages kv_heads page_size head_dim"],
+    values: Float[Array, "pages kv_heads page_size head_dim"],
+    table: Int[Array, "rows width"],
+    start: Int[Array, " rows"],
+) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
+    """As `attend_blocks_on_gpu`; one program for each row, which fetches pages with all their heads."""
+    rows, length, heads, group, dim = queries.shape
+    page_size = keys.shape[2]
+    flat = _by_head(queries, LEAST_SIDE)
+    table = _whole_turns(table, at_once := max(TPU_KEYS // page_size, 1))
+    of_row = pl.BlockSpec((None, *flat.shape[1:]), lambda row, *_: (row, 0, 0, 0))
+    in_memory = pl.BlockSpec(memory_space=pl.ANY)
+    fetched = tpu.VMEM((2, at_once, heads, page_size, dim), keys.dtype)
+    of_query = tpu.VMEM((*flat.shape[1:3], TPU_LANES), jnp.float32)
+    out = pl.pallas_call(
+        functools.partial(_attend_on_tpu, length=length, at_once=at_once),
+        grid_spec=tpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(rows,),
+            in_specs=[
+                pl.BlockSpec(
+                    (None, 1, table.shape[1]), lambda row, *_: (row, 0, 0), memory_space=tpu.SMEM
+                ),
+                of_row,
+                in_memory,
+                in_memory,
+            ],
+            out_specs=of_row,
+            scratch_shapes=[
+                fetched,
+                fetched,
+                tpu.SemaphoreType.DMA((2, 2)),
+                tpu.VMEM(flat.shape[1:], jnp.float32),
+                of_query,
+                of_query,
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
+        name="attend_blocks",
+    )(start, table[:, None], flat, keys, values)
+    return _by_token(out, length, group)
+
+
+def _attend_on_tpu(
+    start_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref,
+    fetched_keys, fetched_values, semaphores, sums, largest, totals,
+    *, length: int, at_once: int,
+):  # fmt: skip
+    start, (heads, count, dim), page_size = (
+        start_ref[pl.program_id(0)],
+        sums.shape,
+        keys_ref.shape[2],
+    )
+    turns = pl.cdiv(start + length, at_once * page_size)
+    square = count, at_once * page_size
+    position = start + jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
+    column = jax.lax.broadcasted_iota(jnp.int32, square, 1)
+
+    def copies(turn, slot):
+        return [
+            tpu.make_async_copy(
+                pool.at[table_ref[0, turn * at_once + i]],
+                to.at[slot, i],
+                semaphores.at[which, slot],
+            )
+            for i in range(at_once)
+            for which, (pool, to) in enumerate(
+                ((keys_ref, fetched_keys), (values_ref, fetched_values))
+            )
+        ]
+
+    def fetch(turn, slot):
+        for copy in copies(turn, slot):
+            copy.start()
+
+    def over_pages(turn, carry):
+        slot = jax.lax.rem(turn, 2)
+        pl.when(turn + 1 < turns)(lambda: fetch(turn + 1, 1 - slot))
+        for copy in copies(turn, slot):
+            copy.wait()
+        is_visible = turn * at_once * page_size + column <= position
+        for head in range(heads):
+            keys, values = (
+                jnp.reshape(fetched[slot, :, head], (at_once * page_size, dim))
+                for fetched in (fetched_keys, fetched_values)
+            )
+            scores = _dot(queries_ref[head], keys, 1) * dim**-0.5
+            scores = jnp.where(is_visible, scores, MASKED)
+            old = largest[head][:, :1]
+            new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
+            weights, kept = jnp.exp(scores - new), jnp.exp(old - new)
+            total = totals[head][:, :1] * kept + jnp.sum(weights, axis=1, keepdims=True)
+            sums[head] = sums[head] * kept + _dot(weights.astype(values.dtype), values, 0)
+            largest[head] = jnp.broadcast_to(new, largest.shape[1:])
+            totals[head] = jnp.broadcast_to(total, totals.shape[1:])
+        return carry
+
+    fetch(0, 0)
+    sums[...] = jnp.zeros_like(sums)
+    largest[...] = jnp.full_like(largest, MASKED)
+    totals[...] = jnp.zeros_like(totals)
+    jax.lax.fori_loop(0, turns, over_pages, None)
+    out_ref[...] = (sums[...] / totals[...][:, :, :1]).astype(out_ref.dtype)
+
+
+def _dot(x: Array, y: Array, contracted: int) -> Array:
+    dims = (((1,), (contracted,)), ((), ()))
+    return jax.lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
+
+
+def _by_head(queries: Array, multiple: int) -> Array:
+    """[rows, kv_heads, queries that share keys, head_dim], those of one head in order, then padding."""
+    rows, length, heads, group, dim = queries.shape
+    flat = jnp.reshape(jnp.transpose(queries, (0, 2, 3, 1, 4)), (rows, heads, group * length, dim))
+    return jnp.pad(flat, ((0, 0), (0, 0), (0, -flat.shape[2] % multiple), (0, 0)))
+
+
+def _by_token(flat: Array, length: int, group: int) -> Array:
+    rows, heads, _, dim = flat.shape
+    out = jnp.reshape(flat[:, :, : group * length], (rows, heads, group, length, dim))
+    return jnp.transpose(out, (0, 3, 1, 2, 4))
+
+
+def _whole_turns(table: Array, at_once: int) -> Array:
+    return jnp.pad(table, ((0, 0), (0, -table.shape[1] % at_once)))
