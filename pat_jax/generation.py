@@ -167,6 +167,7 @@ def describe_rollouts(
         "rollout/layouts": " -> ".join(path),
         "rollout/switches": len(report.switches),
         "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
+        "rollout/balanced": sum(balance.sequences for balance in report.balanced),
         "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
         "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
         **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},

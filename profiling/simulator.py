@@ -13,13 +13,15 @@ import numpy as np
 
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.accounts import Accounts
+from pat_jax.engine.balance import options
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
+from pat_jax.planning.balance import balance_seconds
 from pat_jax.planning.carry import carry_seconds
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Load, Plan, Split, way
+from pat_jax.planning.types import Balance, Load, Plan, Split, way
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Replay:
     bursts: tuple[Burst, ...]
     prefill_s: float
     switch_s: float
+    balanced: tuple[Balanced, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -72,6 +75,10 @@ class Replay:
     @property
     def decode_s(self) -> float:
         return sum(burst.seconds for burst in self.bursts)
+
+    @property
+    def balance_s(self) -> float:
+        return sum(balance.seconds for balance in self.balanced)
 
     @property
     def path(self) -> list[tuple[int, str]]:
@@ -123,10 +130,13 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     flight = _Flight(workload, machine, planner.start(workload.load(machine.capacity)))
     while flight.accounts.has_work:
         flight.refill()
-        plan = planner.plan(flight.accounts.load(), flight.split)
+        load = flight.accounts.load()
+        plan = planner.plan(load, flight.split)
         if plan.split != flight.split:
             source, seconds = flight.split, flight.switch(plan)
             planner.observe_switch(source, plan, seconds)
+        elif (balance := planner.balance(load, plan, flight.balance_options())) is not None:
+            planner.observe_balance(balance, flight.balance(balance))
         flight.fit()
         burst = flight.burst(plan.threshold)
         planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
@@ -150,6 +160,7 @@ class _Flight:
         self.starts_s: list[float] = []
         self.bursts: list[Burst] = []
         self.switches: list[Switch] = []
+        self.balanced: list[Balanced] = []
 
     def refill(self) -> None:
         """Free rows to sequences that wait, which are prefilled."""
@@ -223,6 +234,33 @@ class _Flight:
         )
         return seconds
 
+    def balance_options(self) -> list[np.ndarray]:
+        accounts = self.accounts
+        pages = -(-(accounts.length[accounts.live] - 1) // self.machine.truth.page_size)
+        free = np.full(self.split.dp, pages.sum())
+        return options(accounts, pages, free, self.buckets.rows[self.split])
+
+    def balance(self, plan: Balance) -> float:
+        truth, accounts, load = self.machine.truth, self.accounts, self.accounts.load()
+        seconds = balance_seconds(truth, self.split, load, plan.group)
+        is_moved, before = plan.group != load.group, accounts.fullest
+        most = int(np.bincount(plan.group).max())
+        accounts.seat(plan.group, num_groups=self.split.dp, rows_per_group=most)
+        self.clock_s += seconds
+        self.balanced.append(
+            Balanced(
+                step=self.step,
+                layout=str(self.split),
+                sequences=int(is_moved.sum()),
+                pages=int((-(-load.context[is_moved] // truth.page_size)).sum()),
+                fullest=(before, most),
+                seconds=seconds,
+                predicted_saving_s=plan.predicted_saving_s,
+                predicted_cost_s=plan.predicted_cost_s,
+            )
+        )
+        return seconds
+
     def report(self) -> Replay:
         bursts = self.bursts
         trace = RolloutTrace(
@@ -235,7 +273,7 @@ class _Flight:
             total_steps=self.step,
             switches=tuple(self.switches),
         )
-        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s)
+        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s, tuple(self.balanced))
 
     def _last_end(self) -> int:
         return int(self.accounts.end[self.accounts.live].max())

@@ -5,7 +5,7 @@ Knows numbers and names. Does not know who measured them.
 
 from dataclasses import dataclass, field
 
-from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.types import Split
 
 MIB = 2**20
@@ -29,6 +29,7 @@ class RolloutReport:
     done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
     layouts: list[str] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
+    balanced: list[Balanced] = field(default_factory=list)
     bursts: list[tuple[Split, int, int, float]] = field(
         default_factory=list
     )  # split, rows, length, s/step

@@ -186,7 +186,11 @@ class RolloutEngine:
                 with clock("prefill"):
                     report.prefill_tokens += flight.admit(self._weights[0])
                 with clock("plan"):
-                    plan = planner.plan(flight.scheduler.load(), flight.split)
+                    load = flight.scheduler.load()
+                    plan = planner.plan(load, flight.split)
+                    balance = None
+                    if plan.split == flight.split:
+                        balance = planner.balance(load, plan, flight.balance_options())
                 if not report.bursts:
                     log.info("first plan for %d sequences: %s", len(requests), plan.reason)
                 if plan.split != flight.split:
@@ -194,6 +198,10 @@ class RolloutEngine:
                     with clock("switch"):
                         report.switches.append(self._switch(flight, plan, report, began))
                     planner.observe_switch(source, plan, report.switches[-1].seconds)
+                elif balance is not None:
+                    with clock("balance"):
+                        report.balanced.append(flight.balance(balance))
+                    planner.observe_balance(balance, report.balanced[-1].seconds)
                 with clock("schedule"):
                     flight.fit()
                 live = flight.scheduler.live
