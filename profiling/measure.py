@@ -21,7 +21,7 @@ from pat_jax.engine.pages import Exchange
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.rounds import ALL, SIZES, Moves
+from pat_jax.engine.rounds import ALL, SHIFT_SIZES, SIZES, Moves
 from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
@@ -240,7 +240,7 @@ class Warmup:
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
         """Times a round between the groups of a layout; what the pool holds does not matter."""
         split, shifting = layout.split, Shifting(self.programs, layout)
-        for size, distance in product(SIZES, range(1, split.dp)):
+        for size, distance in product(SHIFT_SIZES, range(1, split.dp)):
             groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
             moves = PageMoves(groups, pages, groups + distance, pages)
 
@@ -253,7 +253,7 @@ class Warmup:
                 return time.perf_counter() - start
 
             # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
-            is_timed = size == SIZES[0] and distance == 1
+            is_timed = size == SHIFT_SIZES[0] and distance == 1
             self._round((split, split, ROUNDS[0]) if is_timed else None, once)
         return pool
 

@@ -16,7 +16,7 @@ from pat_jax.engine.layout import Layout, shard_bytes
 from pat_jax.engine.pages import PAGE_AXES, Exchange
 from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rounds import SIZES
+from pat_jax.engine.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.state import (
     DecodeState,
     Pool,
@@ -129,13 +129,16 @@ class Catalogue:
         picks = self._index(layout, COPIES)
         copy = decode.copy_pages(layout)
         table.declare(Key("copy_pages", split), copy, pool, picks, picks, donate_argnums=0)
-        for size in SIZES if len(self.layouts) > 1 or split.dp > 1 else ():
+        moved = SIZES if len(self.layouts) > 1 else ()
+        shifted = SHIFT_SIZES if split.dp > 1 else ()
+        for size in sorted({*moved, *shifted}):
             picks, buffer = self._index(layout, size), self.buffer(layout, size)
             unpack = pages.unpack(layout)
             table.declare(Key("unpack", split, size), unpack, pool, buffer, picks, donate_argnums=0)
-            if split.dp > 1:
-                pack = Key("pack", split, size, target=split)
-                table.declare(pack, pages.pack(layout, layout), pool, picks)
+        for size in shifted:
+            picks, buffer = self._index(layout, size), self.buffer(layout, size)
+            pack = Key("pack", split, size, target=split)
+            table.declare(pack, pages.pack(layout, layout), pool, picks)
             for distance in range(1, split.dp):
                 key = Key("shift", split, size, part=distance)
                 table.declare(key, pages.shift(layout, distance), buffer)

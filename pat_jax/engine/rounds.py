@@ -15,9 +15,9 @@ from pat_jax.engine.due import PageMoves
 from pat_jax.engine.paging import NULL_PAGE
 
 SIZES = (32, 1)  # pages of a staging buffer, largest first
+SHIFT_SIZES = (32, 8)  # the same, between groups of one layout; the largest is the same
 ALL = -1
 MOST_EMPTY = 0.04  # of the pages that have to move
-LEAST_FILLED = 1 / 8  # of the fullest buffer between groups of a layout: fewer pages go one by one
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,17 @@ class Shift:
 def shifts(moves: PageMoves, num_groups: int) -> Iterator[Shift]:
     """Every page in one round, those that go equally far together.
 
-    All groups send at once and over links of their own, so the time is that of the largest buffer: one
-    that is mostly empty is sent rather than several small ones.
+    All groups send at once, so what counts is the one that has most to send: it fills its large
+    buffers by half at least.
     """
+    large, small = SHIFT_SIZES
     distance = (moves.new_group - moves.old_group) % num_groups
     for far in np.unique(distance).tolist():
         queue = [
             np.flatnonzero((distance == far) & (moves.old_group == g)) for g in range(num_groups)
         ]
         while left := max(map(len, queue)):
-            size = next(size for size in SIZES if left > size * LEAST_FILLED)
+            size = large if 2 * left > large else small
             shift = Shift(far, *np.full((2, num_groups, size), NULL_PAGE))
             for g in range(num_groups):
                 now, queue[g] = np.split(queue[g], [size])
