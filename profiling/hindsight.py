@@ -9,7 +9,8 @@ layout and who shares a group with whom:
             perfectly evenly, which no real path beats
 
 So the result is exact for every path that only rises by migration, and a lower bound for the others:
-no planner that follows the engine's rules is faster.
+no planner that follows the engine's rules is faster. Moves between the groups of a layout are no part
+of a path: `regret` leaves them out on both sides, and who makes them may be faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -14,13 +14,14 @@ import jax
 import numpy as np
 
 from pat_jax.engine.catalogue import COPIES
+from pat_jax.engine.due import PageMoves
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Migration
+from pat_jax.engine.migration import Migration, Shifting
 from pat_jax.engine.pages import Exchange
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.rounds import ALL, SIZES, Moves
+from pat_jax.engine.rounds import ALL, SHIFT_SIZES, SIZES, Moves
 from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
@@ -77,7 +78,7 @@ class Warmup:
     def total(self) -> int:
         """Programs to run; a re-slice counts as one."""
         layouts = len(self.engine.layouts)
-        timed = ("decode", "prefill", "exchange")
+        timed = ("decode", "prefill", "exchange", "shift")
         return sum(len(list(self.programs.keys(name))) for name in timed) + layouts * (layouts - 1)
 
     @property
@@ -113,7 +114,8 @@ class Warmup:
         pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
         for layout in new:
             self.engine.set_weights(load_weights(layout), layout)
-            _delete(self._pages(layout, self.decode_and_prefill(layout)))
+            pool = self._pages(layout, self.decode_and_prefill(layout))
+            _delete(self._shift(layout, pool))
             self.engine.release_weights()
         for source, target in pairs:
             self._migrate(source, target)
@@ -240,12 +242,37 @@ class Warmup:
                 assert traffic.num_rounds == 1
                 return time.perf_counter() - start
 
-            if size == SIZES[0] and kind in (ALL, 0):
-                key = (source.split, target.split, ROUNDS[kind != ALL])
-                self._note("migrate_table", key, once)
-            else:
-                self._warm(once)
+            is_timed = size == SIZES[0] and kind in (ALL, 0)
+            key = (source.split, target.split, ROUNDS[kind != ALL])
+            self._round(key if is_timed else None, once)
         _delete(pool)
+
+    def _shift(self, layout: Layout, pool: Pool) -> Pool:
+        """Times a round between the groups of a layout; what the pool holds does not matter."""
+        split, shifting = layout.split, Shifting(self.programs, layout)
+        for size, distance in product(SHIFT_SIZES, range(1, split.dp)):
+            groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
+            moves = PageMoves(groups, pages, groups + distance, pages)
+
+            def once(moves: PageMoves = moves) -> float:
+                nonlocal pool
+                start = time.perf_counter()
+                pool, traffic = shifting.run(pool, moves)
+                jax.block_until_ready(pool)
+                assert traffic.num_rounds == 1
+                return time.perf_counter() - start
+
+            # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
+            is_timed = size == SHIFT_SIZES[0] and distance == 1
+            self._round((split, split, ROUNDS[0]) if is_timed else None, once)
+        return pool
+
+    def _round(self, key: tuple | None, once: Callable[[], float]) -> None:
+        """Notes what a round of pages takes; without a `key` it just runs."""
+        if key is not None:
+            self._note("migrate_table", key, once)
+        else:
+            self._warm(once)
 
     def _reslice(
         self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]

@@ -13,13 +13,15 @@ import numpy as np
 
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.accounts import Accounts
+from pat_jax.engine.balance import options
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
+from pat_jax.planning.balance import balance_seconds
 from pat_jax.planning.carry import carry_seconds
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Load, Plan, Split, way
+from pat_jax.planning.types import Balance, Load, Plan, Split, way
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Replay:
     bursts: tuple[Burst, ...]
     prefill_s: float
     switch_s: float
+    balanced: tuple[Balanced, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -72,6 +75,10 @@ class Replay:
     @property
     def decode_s(self) -> float:
         return sum(burst.seconds for burst in self.bursts)
+
+    @property
+    def balance_s(self) -> float:
+        return sum(balance.seconds for balance in self.balanced)
 
     @property
     def path(self) -> list[tuple[int, str]]:
@@ -128,20 +135,21 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     while flight.accounts.has_work:
         if running is None:
             flight.refill()
-            plan = planner.plan(flight.accounts.load(), flight.split)
+            plan, balance = flight.decide(planner)
             if plan.split != flight.split:
                 source, seconds = flight.split, flight.switch(plan)
                 planner.observe_switch(source, plan, seconds)
+            elif balance is not None:
+                planner.observe_balance(balance, flight.balance(balance))
             flight.fit()
-            running = flight.launch(plan.threshold)
-        following = None
-        if machine.runs_ahead and plan.split == flight.split:
-            following = flight.launch_next(running)
+            running, stays = flight.launch(plan.threshold), True
+        following = flight.launch_next(running) if machine.runs_ahead and stays else None
         if burst := flight.collect(running):
             planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
         running = following
         if running is not None and flight.accounts.has_work:
-            plan = planner.plan(flight.accounts.load(), flight.split)
+            plan, balance = flight.decide(planner)
+            stays = plan.split == flight.split and balance is None
     return flight.report()
 
 
@@ -170,6 +178,7 @@ class _Flight:
         self.starts_s: list[float] = []
         self.bursts: list[Burst] = []
         self.switches: list[Switch] = []
+        self.balanced: list[Balanced] = []
 
     def refill(self) -> None:
         """Free rows to sequences that wait, which are prefilled."""
@@ -265,6 +274,40 @@ class _Flight:
         )
         return seconds
 
+    def decide(self, planner: Planner) -> tuple[Plan, Balance | None]:
+        load = self.accounts.load()
+        plan = planner.plan(load, self.split)
+        if plan.split != self.split:
+            return plan, None
+        return plan, planner.balance(load, plan, self.balance_options())
+
+    def balance_options(self) -> list[np.ndarray]:
+        accounts = self.accounts
+        pages = -(-(accounts.length[accounts.live] - 1) // self.machine.truth.page_size)
+        free = np.full(self.split.dp, pages.sum())
+        return options(accounts, pages, free, self.buckets.rows[self.split])
+
+    def balance(self, plan: Balance) -> float:
+        truth, accounts, load = self.machine.truth, self.accounts, self.accounts.load()
+        seconds = balance_seconds(truth, self.split, load, plan.group)
+        is_moved, before = plan.group != load.group, accounts.fullest
+        most = int(np.bincount(plan.group).max())
+        accounts.seat(plan.group, num_groups=self.split.dp, rows_per_group=most)
+        self.clock_s += seconds
+        self.balanced.append(
+            Balanced(
+                step=self.step,
+                layout=str(self.split),
+                sequences=int(is_moved.sum()),
+                pages=int((-(-load.context[is_moved] // truth.page_size)).sum()),
+                fullest=(before, most),
+                seconds=seconds,
+                predicted_saving_s=plan.predicted_saving_s,
+                predicted_cost_s=plan.predicted_cost_s,
+            )
+        )
+        return seconds
+
     def report(self) -> Replay:
         bursts = self.bursts
         trace = RolloutTrace(
@@ -277,7 +320,7 @@ class _Flight:
             total_steps=self.step,
             switches=tuple(self.switches),
         )
-        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s)
+        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s, tuple(self.balanced))
 
     def _left(self, live: np.ndarray) -> np.ndarray:
         """Tokens that each sequence will still say, int[live]: what no planner may see."""

@@ -47,10 +47,15 @@ def made_up_latency(
     reslice: float,
     migrate_per_token: float,
     prefill: float = 1.0,
+    shift_per_token: float | None = None,
     max_rows: int = 64,
     lengths: Sequence[int] = (64, 128),
 ) -> LatencyModel:
-    """A machine whose decode step takes `step` + rows · `per_row` seconds."""
+    """A machine whose decode step takes `step` + rows · `per_row` seconds.
+
+    Args:
+      shift_per_token: of a group, to another group of its layout; None where that was not measured.
+    """
     rows = range(1, max_rows + 1)
     pairs = list(permutations(step, 2))
     return LatencyModel(
@@ -69,7 +74,12 @@ def made_up_latency(
                 (max(source.dp, target.dp) * migrate_per_token, migrate_per_token),
                 strict=True,
             )
-        },
+        }
+        | (
+            {(split, split, ROUNDS[0]): shift_per_token for split in step}
+            if shift_per_token
+            else {}
+        ),
         prefill_table={(split, length): prefill for split in step for length in lengths},
         prefill_blocks=8,
         page_size=16,

@@ -1,7 +1,8 @@
 """Who gets a row and pages, who waits for them, and who has to give them back.
 
 Before each burst: `grow`, then `admit`, or `reserve` where the burst before is not over; after it
-`release_ended`. In a switch: `carry`. All on the host. The devices do what a `Round` says before they decode.
+`release_ended`. In a switch: `carry`; in between `balance`. All on the host. The devices do what a
+`Round` says before they decode.
 """
 
 from collections import defaultdict, deque
@@ -11,12 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from pat_jax.engine.accounts import NO_ROW, NO_SEQUENCE
-from pat_jax.engine.due import Copies, Spans
+from pat_jax.engine.balance import options
+from pat_jax.engine.due import Copies, PageMoves, Spans
 from pat_jax.engine.paging import NULL_PAGE, Admitted, PagePool, num_pages_for
 from pat_jax.engine.scheduler import Scheduler
 
 NO_GROUP = -1
 NO_PAGES = np.zeros(0, np.int32)
+# Where pages have come to in a pool, by (old group, new group).
+Moved = defaultdict[tuple[int, int], dict[int, int]]
 
 
 class Round(NamedTuple):
@@ -24,15 +28,6 @@ class Round(NamedTuple):
 
     spans: Spans
     copies: Copies
-
-
-class PageMoves(NamedTuple):
-    """Where pages go in a switch, int[pages] each; one page may go to several groups."""
-
-    old_group: np.ndarray
-    old_page: np.ndarray
-    new_group: np.ndarray
-    new_page: np.ndarray
 
 
 class Admission:
@@ -236,19 +231,13 @@ class Admission:
         group = scheduler.regroup(num_groups, is_recomputed)
         self.pools = self._new_pools(num_groups, num_pages, lowest)
         self._home = [NO_GROUP] * len(self._home)
-        moved: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        moved: Moved = defaultdict(dict)
         moves, admitted, is_left = [], [], is_recomputed.copy()
         by_age = np.argsort(self._turn[live])
         for k in by_age[~is_recomputed[by_age]].tolist():
-            i, old, new = int(live[k]), int(self._group[live[k]]), int(group[k])
-            filled = self._pages[i][: num_pages_for(int(scheduler.length[i]) - 1, self.page_size)]
-            adopted = self.pools[new].adopt(filled, old_pools[old], moved[old, new])
-            if adopted is None:
-                is_left[k] = True
-                continue
-            pages, num_found = adopted
-            moves += [(old, a, new, b) for a, b in zip(filled, pages, strict=True)][num_found:]
-            self._take(i, new, pages)
+            adopted = self._adopt(int(live[k]), int(group[k]), old_pools, moved)
+            is_left[k] = adopted is None
+            moves += adopted or []
         for pool in self.pools:
             pool.open()
         # Who found no page beside the old ones is recomputed as well, in pages found or left.
@@ -264,7 +253,55 @@ class Admission:
         scheduler.leave(left)
         rows = int(np.bincount(group[~is_left], minlength=1).max())
         scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
-        return copies, PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T), self._round(admitted)
+        return copies, PageMoves.of(moves), self._round(admitted)
+
+    def balance_options(self, row_buckets: Sequence[int]) -> list[np.ndarray]:
+        """The groups in which the live sequences could be, int[live] each: see `balance.options`."""
+        free = np.array([pool.num_free for pool in self.pools])
+        pages = self._num_pages[self.scheduler.live]
+        return options(self.scheduler, pages, free, row_buckets)
+
+    def balance(self, group: np.ndarray) -> PageMoves:
+        """Live sequences to their `group` of the same layout, int[live]; rows are dealt out anew.
+
+        Who finds too few pages there for all that it has stays. No group may both give sequences away
+        and get some: what arrives would lie in what has not left yet.
+        """
+        scheduler, group = self.scheduler, group.copy()
+        live, moved, moves = scheduler.live, defaultdict(dict), []
+        old = self._group[live]
+        assert not set(old[old != group]) & set(group[old != group])
+        for k in np.flatnonzero(old != group).tolist():
+            i, pool, held = int(live[k]), self.pools[group[k]], self._pages[live[k]]
+            if pool.num_free < len(held):
+                group[k] = old[k]
+                continue
+            adopted = self._adopt(i, int(group[k]), self.pools, moved)
+            pages = pool.extend(self._pages[i], len(held) * self.page_size)
+            assert adopted is not None and pages is not None
+            self._take(i, int(group[k]), pages)
+            self.pools[old[k]].release(held)
+            moves += adopted
+        rows = int(np.bincount(group).max())
+        scheduler.seat(group, num_groups=len(self.pools), rows_per_group=rows)
+        return PageMoves.of(moves)
+
+    def _adopt(
+        self, sequence: int, group: int, origin: list[PagePool], moved: Moved
+    ) -> list[tuple[int, int, int, int]] | None:
+        """Pages in a `group` for what a sequence has in one of the pools of its `origin`.
+
+        Returns:
+          Of each page that has to move the group and number there, and here; None if pages lack.
+        """
+        old, length = int(self._group[sequence]), int(self.scheduler.length[sequence])
+        filled = self._pages[sequence][: num_pages_for(length - 1, self.page_size)]
+        adopted = self.pools[group].adopt(filled, origin[old], moved[old, group])
+        if adopted is None:
+            return None
+        pages, num_found = adopted
+        self._take(sequence, group, pages)
+        return [(old, a, group, b) for a, b in zip(filled, pages, strict=True)][num_found:]
 
     def _compact(self) -> Copies:
         """Pages of every pool numbered from the first one on."""

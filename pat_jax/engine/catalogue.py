@@ -16,7 +16,7 @@ from pat_jax.engine.layout import Layout, shard_bytes
 from pat_jax.engine.pages import PAGE_AXES, Exchange
 from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rounds import SIZES
+from pat_jax.engine.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.state import (
     DecodeState,
     Pool,
@@ -81,9 +81,12 @@ class Catalogue:
 
     @property
     def staging_bytes(self) -> int:
-        """Of one device, at most, for pages on their way between any two layouts."""
-        exchanges = [Exchange.between(a, b) for a, b in permutations(self.layouts.values(), 2)]
-        sizes = (x.staged * x.part_bytes(self.pool(x.wide)) for x in exchanges)
+        """Of one device, at most, for pages on their way between any two layouts or groups."""
+        layouts = self.layouts.values()
+        exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
+        sizes = [x.staged * x.part_bytes(self.pool(x.wide)) for x in exchanges]
+        # Packed, and arrived.
+        sizes += [2 * pages.part_bytes(x, self.pool(x)) for x in layouts if x.split.dp > 1]
         return SIZES[0] * max(sizes, default=0)
 
     @property
@@ -132,10 +135,19 @@ class Catalogue:
         picks = self._index(layout, COPIES)
         copy = decode.copy_pages(layout)
         table.declare(Key("copy_pages", split), copy, pool, picks, picks, donate_argnums=0)
-        for size in SIZES if len(self.layouts) > 1 else ():
+        moved = SIZES if len(self.layouts) > 1 else ()
+        shifted = SHIFT_SIZES if split.dp > 1 else ()
+        for size in sorted({*moved, *shifted}):
             picks, buffer = self._index(layout, size), self.buffer(layout, size)
             unpack = pages.unpack(layout)
             table.declare(Key("unpack", split, size), unpack, pool, buffer, picks, donate_argnums=0)
+        for size in shifted:
+            picks, buffer = self._index(layout, size), self.buffer(layout, size)
+            pack = Key("pack", split, size, target=split)
+            table.declare(pack, pages.pack(layout, layout), pool, picks)
+            for distance in range(1, split.dp):
+                key = Key("shift", split, size, part=distance)
+                table.declare(key, pages.shift(layout, distance), buffer)
 
     def buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
         """Staged pages of each group."""

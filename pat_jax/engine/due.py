@@ -1,4 +1,4 @@
-"""What is due before a burst: tokens to be prefilled, packed into calls, and pages to be copied.
+"""What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or moved.
 
 Host accounts in NumPy. Which sequences and which pages is `admission.py`'s to say.
 """
@@ -16,6 +16,19 @@ class Copies(NamedTuple):
     group: np.ndarray  # int32[copies]
     source: np.ndarray  # int32[copies], page
     target: np.ndarray  # int32[copies], page
+
+
+class PageMoves(NamedTuple):
+    """Where pages go, int[pages] each; in a switch one page may go to several groups."""
+
+    old_group: np.ndarray
+    old_page: np.ndarray
+    new_group: np.ndarray
+    new_page: np.ndarray
+
+    @classmethod
+    def of(cls, moves: list[tuple[int, int, int, int]]) -> "PageMoves":
+        return cls(*np.array(moves, np.int64).reshape(-1, 4).T)
 
 
 class Spans(NamedTuple):

@@ -7,6 +7,8 @@ with the rows that the first leaves behind, on pages that the host has given out
 Follows the host's accounts with device arrays. Decides nothing: `rollout.py` says when.
 """
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,14 +20,17 @@ from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.catalogue import COPIES, Catalogue
 from pat_jax.engine.due import Copies, PrefillCall, Spans, prefill_calls
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Migration, Traffic
+from pat_jax.engine.migration import Migration, Shifting, Traffic
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.state import BurstOutput, DecodeState, Pool, RowState, Until, seen_shape
+from pat_jax.engine.trace import Balanced
 from pat_jax.models.policy import Params
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Balance, Split
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,34 @@ class Flight:
         has_no_row = scheduler.row[live] == NO_ROW
         anew = is_recomputed | has_no_row | np.isin(live, due.spans.sequence)
         return Carried(int(anew.sum()), due, traffic)
+
+    def balance_options(self) -> list[np.ndarray]:
+        """Groups in which the live sequences could be; see `balance.options`."""
+        return self.admission.balance_options(self.catalogue.buckets.rows[self.split])
+
+    def balance(self, plan: Balance) -> Balanced:
+        """Moves live sequences to the groups that `plan` gives them, and waits for their pages."""
+        start, scheduler = time.perf_counter(), self.scheduler
+        live, fullest = scheduler.live, scheduler.fullest
+        group = scheduler.group(live)
+        moves = self.admission.balance(plan.group)
+        self._rows = None
+        self.pool, traffic = Shifting(self.programs, self.layout).run(self.pool, moves)
+        self.settle()
+        seconds = time.perf_counter() - start
+        log.info("balance: %s; took %.3f s", plan.reason, seconds)
+        return Balanced(
+            step=scheduler.num_steps,
+            layout=str(self.layout),
+            sequences=int((scheduler.group(live) != group).sum()),
+            pages=len(moves.old_page),
+            fullest=(fullest, scheduler.fullest),
+            seconds=seconds,
+            predicted_saving_s=plan.predicted_saving_s,
+            predicted_cost_s=plan.predicted_cost_s,
+            bytes_moved=traffic.num_bytes,
+            least_bytes=traffic.least_bytes,
+        )
 
     def settle(self) -> None:
         """Waits until the pool is there."""

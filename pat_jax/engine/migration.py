@@ -1,4 +1,4 @@
-"""Carries the KV cache of running sequences from one layout to another, live pages only.
+"""Carries the KV cache of running sequences to another layout, or another group: live pages only.
 
 Knows the programs and in which order they run. Which sequences go where is the scheduler's to say.
 """
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from pat_jax.engine.due import PageMoves
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.pages import Buffer, Exchange
+from pat_jax.engine.pages import Buffer, Exchange, part_bytes
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rounds import ALL, Moves, Shipment, shipments
+from pat_jax.engine.rounds import ALL, Moves, Shift, Shipment, shifts, shipments
 from pat_jax.engine.state import Pool
 
 
@@ -34,9 +35,7 @@ class Migration:
         self.source, self.target = source.split, target.split
         self.exchange = Exchange.between(source, target)
         self.members = self.exchange.members
-        # XLA's CPU devices share one pool of threads and start programs in any order: with two in
-        # flight that communicate, each device may wait in another one, for ever.
-        self.waits = source.mesh.devices.flat[0].platform == "cpu"
+        self.waits = _must_wait(source)
 
     def run(self, pool: Pool, moves: Moves) -> tuple[Pool, Traffic]:
         """Copies the pages of `moves` to where they belong in the target.
@@ -83,6 +82,45 @@ class Migration:
             return [pages[groups] for groups in self.members.T]
         home = (self.members == group).any(axis=1)[:, None]
         return [np.where(home, pages[group], NULL_PAGE)]
+
+
+class Shifting:
+    """Between the groups of a layout."""
+
+    def __init__(self, programs: ProgramTable, layout: Layout):
+        self.programs, self.layout, self.waits = programs, layout, _must_wait(layout)
+
+    def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
+        """Copies the pages of `moves` to their new groups.
+
+        Only dispatched, except on CPU, like a migration.
+
+        Args:
+          pool: consumed. No page that arrives lies in one that leaves.
+        """
+        split, sent, count, largest = self.layout.split, 0, 0, 0
+        for shift in shifts(moves, split.dp):
+            pool = self._ship(shift, pool)
+            sent += shift.old_page.size
+            count += 1
+            largest = max(largest, shift.old_page.shape[1])
+        part = part_bytes(self.layout, pool)
+        sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
+        return pool, Traffic(sent, due, count, 2 * part * largest)
+
+    def _ship(self, shift: Shift, pool: Pool) -> Pool:
+        split, size = self.layout.split, shift.old_page.shape[1]
+        packed = self.programs[Key("pack", split, size, target=split)](pool, _flat(shift.old_page))
+        arrived = self.programs[Key("shift", split, size, part=shift.distance)](packed)
+        if self.waits:
+            jax.block_until_ready(arrived)
+        return self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
+
+
+def _must_wait(layout: Layout) -> bool:
+    # XLA's CPU devices share one pool of threads and start programs in any order: with two in flight
+    # that communicate, each device may wait in another one, for ever.
+    return layout.mesh.devices.flat[0].platform == "cpu"
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

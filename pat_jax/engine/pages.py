@@ -1,4 +1,4 @@
-"""Pages of the KV cache on their way between two layouts: pack, exchange, unpack.
+"""Pages of the KV cache on their way between two layouts, or two groups: pack, exchange, unpack.
 
 A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
 buffers, and unpacks them into the target's pool, in the same memory. Buffers have a few fixed sizes, so that three kinds
@@ -75,8 +75,7 @@ class Exchange:
 
     def part_bytes(self, pool: Pool) -> int:
         """Of what one wide device holds of a page."""
-        ways = self.wide.size(self.wide.kv_axes)
-        return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
+        return part_bytes(self.wide, pool)
 
     def all(self) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
         """A round in which every narrow group takes part.
@@ -112,12 +111,7 @@ class Exchange:
         """
         num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
         members = next(row for row in self.members.tolist() if group in row)
-        # `ppermute` numbers devices in the order of the mesh, whatever the order of its axes.
-        axes = tuple(axis for axis in self.narrow.mesh.axis_names if axis in dp_axes)
-        sizes = [self.narrow.size((axis,)) for axis in dp_axes]
-        order = np.arange(self.narrow.split.dp).reshape(sizes)
-        order = order.transpose([dp_axes.index(axis) for axis in axes])
-        place = np.argsort(order.reshape(-1)).tolist()  # of each group, in the order of the mesh
+        axes, place = _in_mesh_order(self.narrow)
 
         def sent(x: Buffer, source: int, target: int) -> Buffer:
             pair = place[source], place[target]
@@ -150,6 +144,36 @@ class Exchange:
             out_specs=target.spec(*PAGE_AXES),
             check_vma=False,
         )
+
+
+def part_bytes(layout: Layout, pool: Pool) -> int:
+    """Of what one device holds of a page."""
+    ways = layout.size(layout.kv_axes)
+    return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
+
+
+def shift(layout: Layout, distance: int) -> Callable[[Buffer], Buffer]:
+    """Each group's buffer to the group `distance` further on, from the last on to the first."""
+    axes, place = _in_mesh_order(layout)
+    pairs = [(at, place[(group + distance) % len(place)]) for group, at in enumerate(place)]
+    return jax.shard_map(
+        lambda buffer: jax.lax.ppermute(buffer, axes, pairs),
+        mesh=layout.mesh,
+        in_specs=layout.spec(*PAGE_AXES),
+        out_specs=layout.spec(*PAGE_AXES),
+        check_vma=False,
+    )
+
+
+def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
+    """The DP axes, and the place of each group, int[groups], as `ppermute` numbers them.
+
+    It does so in the order of the mesh, whatever the order of its axes.
+    """
+    axes = tuple(axis for axis in layout.mesh.axis_names if axis in layout.dp_axes)
+    order = np.arange(layout.split.dp).reshape([layout.size((axis,)) for axis in layout.dp_axes])
+    order = order.transpose([layout.dp_axes.index(axis) for axis in axes])
+    return axes, np.argsort(order.reshape(-1)).tolist()
 
 
 def view(source: Layout, target: Layout) -> Callable[[Pool], Pool]:

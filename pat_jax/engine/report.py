@@ -5,7 +5,7 @@ Knows numbers and names. Does not know who measured them.
 
 from dataclasses import dataclass, field
 
-from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.types import Split
 
 MIB = 2**20
@@ -31,9 +31,32 @@ class RolloutReport:
     done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
     layouts: list[str] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
+    balanced: list[Balanced] = field(default_factory=list)
     bursts: list[tuple[Split, int, int, float]] = field(
         default_factory=list
     )  # split, rows, length, s/step
+
+    def add_burst(
+        self,
+        shape: tuple[Split, int, int],
+        began_s: float,
+        seconds: float,
+        *,
+        live: int,
+        steps: int,
+        tokens: int,
+    ) -> None:
+        """A burst of `steps` decode steps in the buckets `shape`: layout, rows of a group, length."""
+        split, rows, _ = shape
+        self.times_s.append(began_s)
+        self.steps.append(self.decode_steps)
+        self.live.append(live)
+        self.layouts.append(str(split))
+        self.bursts.append((*shape, seconds / steps))
+        self.tokens += tokens
+        self.decode_steps += steps
+        self.busy_rows += tokens
+        self.total_rows += steps * rows * split.dp
 
     def trace(self) -> RolloutTrace:
         return RolloutTrace(

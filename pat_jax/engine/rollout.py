@@ -28,7 +28,7 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.trace import Switch
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Plan, Split, way
+from pat_jax.planning.types import Balance, Plan, Split, way
 from pat_jax.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -191,12 +191,12 @@ class RolloutEngine:
         try:
             while flight.scheduler.has_work:
                 if running is None:
-                    plan = self._prepare(flight, planner, report, clock)
+                    plan, stays = self._prepare(flight, planner, report, clock), True
                     began = clock.elapsed
                     with clock("decode"):
                         running = flight.launch(self._weights[0], plan.threshold)
                 following = None
-                if self.runs_ahead and plan.split == flight.split:
+                if self.runs_ahead and stays:
                     with clock("schedule"):
                         following = flight.launch_next(self._weights[0], running)
                 live = flight.scheduler.live
@@ -206,8 +206,8 @@ class RolloutEngine:
                     flight.end(has_enough)
                 running, began = following, clock.elapsed
                 if running is not None and flight.scheduler.has_work:
-                    with clock("plan"):
-                        plan = planner.plan(flight.scheduler.load(), flight.split)
+                    plan, balance = self._decide(flight, planner, clock)
+                    stays = plan.split == flight.split and balance is None
                 for i in live[flight.scheduler.is_done[live]]:
                     yield int(i), flight.scheduler.completion(i, self.eos_ids)
         finally:  # also where nobody takes the rest
@@ -226,8 +226,7 @@ class RolloutEngine:
         """All that comes before a burst while none runs: pages, prefill, the plan, a switch."""
         with clock("prefill"):
             flight.admit(self._weights[0])
-        with clock("plan"):
-            plan = planner.plan(flight.scheduler.load(), flight.split)
+        plan, balance = self._decide(flight, planner, clock)
         if not report.bursts:
             count = len(flight.scheduler.requests)
             log.info("first plan for %d sequences: %s", count, plan.reason)
@@ -236,9 +235,23 @@ class RolloutEngine:
             with clock("switch"):
                 report.switches.append(self._switch(flight, plan, report, began))
             planner.observe_switch(source, plan, report.switches[-1].seconds)
+        elif balance is not None:
+            with clock("balance"):
+                report.balanced.append(flight.balance(balance))
+            planner.observe_balance(balance, report.balanced[-1].seconds)
         with clock("schedule"):
             flight.fit()
         return plan
+
+    @staticmethod
+    def _decide(flight: Flight, planner: Planner, clock: Stopwatch) -> tuple[Plan, Balance | None]:
+        """The layout of the next burst, and who goes to other groups where it is the same one."""
+        with clock("plan"):
+            load = flight.scheduler.load()
+            plan = planner.plan(load, flight.split)
+            if plan.split != flight.split:
+                return plan, None
+            return plan, planner.balance(load, plan, flight.balance_options())
 
     def _collect(
         self,
@@ -257,16 +270,8 @@ class RolloutEngine:
             steps, tokens = flight.collect(burst)
         if not steps:
             return False
-        report.times_s.append(began)
-        report.steps.append(report.decode_steps)
-        report.live.append(num_live)
-        report.layouts.append(str(burst.split))
-        seconds = (clock.elapsed - began) / steps
-        report.bursts.append((burst.split, burst.rows, burst.length, seconds))
-        report.tokens += tokens
-        report.decode_steps += steps
-        report.busy_rows += tokens
-        report.total_rows += steps * burst.rows * burst.split.dp
+        shape, seconds = (burst.split, burst.rows, burst.length), clock.elapsed - began
+        report.add_burst(shape, began, seconds, live=num_live, steps=steps, tokens=tokens)
         return True
 
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.engine.due import PageMoves
 from pat_jax.engine.paging import NULL_PAGE
 
 SIZES = (32, 1)  # pages of a staging buffer, largest first
+SHIFT_SIZES = (32, 8)  # the same, between groups of one layout; the largest is the same
 ALL = -1
 MOST_EMPTY = 0.04  # of the pages that have to move
 
@@ -72,3 +74,37 @@ def shipments(moves: Moves, num_groups: int) -> Iterator[Shipment]:
             shipped.narrow_page[g, : len(now)] = moves.narrow_page[now]
             shipped.wide_page[g, : len(now)] = moves.wide_page[now]
         yield shipped
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What one round between the groups of a layout carries: int[groups, size] each.
+
+    Every group sends to the one `distance` further on. An empty slot has NULL_PAGE.
+    """
+
+    distance: int
+    old_page: np.ndarray  # by the group that it leaves
+    new_page: np.ndarray  # by the group in which it arrives
+
+
+def shifts(moves: PageMoves, num_groups: int) -> Iterator[Shift]:
+    """Every page in one round, those that go equally far together.
+
+    All groups send at once, so what counts is the one that has most to send: it fills its large
+    buffers by half at least.
+    """
+    large, small = SHIFT_SIZES
+    distance = (moves.new_group - moves.old_group) % num_groups
+    for far in np.unique(distance).tolist():
+        queue = [
+            np.flatnonzero((distance == far) & (moves.old_group == g)) for g in range(num_groups)
+        ]
+        while left := max(map(len, queue)):
+            size = large if 2 * left > large else small
+            shift = Shift(far, *np.full((2, num_groups, size), NULL_PAGE))
+            for g in range(num_groups):
+                now, queue[g] = np.split(queue[g], [size])
+                shift.old_page[g, : len(now)] = moves.old_page[now]
+                shift.new_page[(g + far) % num_groups, : len(now)] = moves.new_page[now]
+            yield shift

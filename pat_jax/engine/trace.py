@@ -37,6 +37,22 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Balanced:
+    """Sequences moved between the groups of a layout, as predicted and as it went."""
+
+    step: int  # decode steps done when it happened
+    layout: str
+    sequences: int  # that moved
+    pages: int  # that moved; one that several sequences share counts once
+    fullest: tuple[int, int]  # live sequences of the fullest group, before and after
+    seconds: float
+    predicted_saving_s: float  # decode time to the end, before the cost
+    predicted_cost_s: float
+    bytes_moved: int = 0  # from device to device, all devices; empty slots of buffers included
+    least_bytes: int = 0  # of the pages that moved
+
+
+@dataclass(frozen=True)
 class RolloutTrace:
     """One entry for each burst, all taken when the burst began.
 

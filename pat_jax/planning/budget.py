@@ -49,7 +49,7 @@ class Account:
 
     prefill_s: np.ndarray  # of all prompts in each
     start: int
-    switches_s: float = 0.0  # what the switches took
+    switches_s: float = 0.0  # what the switches took, and moves between groups
     doubt: float = 1.0  # times that a switch must pay for itself; doubled by each past the budget
     rent_s: np.ndarray = field(init=False)  # corrected; lost of late by not being in each
     _ran: np.ndarray = field(init=False)  # by where it ran
@@ -70,6 +70,10 @@ class Account:
             self.doubt *= 2
         self.switches_s += seconds
         self.rent_s[:] = 0.0
+
+    def balance(self, seconds: float) -> None:
+        """Sequences moved between the groups of a layout."""
+        self.switches_s += seconds
 
     def spent_s(self, correction: np.ndarray) -> float:
         return float(self.prefill_s[self.start] + self._ran @ correction) + self.switches_s

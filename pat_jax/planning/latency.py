@@ -54,7 +54,7 @@ class LatencyModel:
     reslice_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
     migrate_table: Mapping[
         tuple[Split, Split, str], float
-    ]  # (from, to, ROUNDS): one round of pages
+    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another group of it
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_blocks: int  # pages of a group that one call computes
     page_size: int  # tokens
@@ -114,6 +114,10 @@ class LatencyModel:
         everybody, one = (self.migrate_table[(source, target, kind)] for kind in ROUNDS)
         seconds = migration(source.dp, target.dp, everybody, one, fullest, live)
         return context / self.round_tokens * seconds
+
+    def shift_round(self, split: Split) -> float:
+        """One round of pages from groups of a layout to others of it; infinite if not measured."""
+        return self.migrate_table.get((split, split, "all"), math.inf)
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`.

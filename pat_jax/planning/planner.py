@@ -7,12 +7,15 @@ its first step is carried out: the plan is made anew at every burst, with what r
 what it may cost where it was wrong is kept within a budget (`budget.py`).
 """
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from pat_jax.planning.balance import balance_seconds
 from pat_jax.planning.budget import Account, sober
 from pat_jax.planning.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.compilation import Uncompiled, follow
@@ -23,7 +26,16 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.priced import Costs
 from pat_jax.planning.switch_costs import SeenSwitch, SwitchCosts
-from pat_jax.planning.types import WAYS, Carry, Load, OneWay, Plan, Split, recompute_below
+from pat_jax.planning.types import (
+    WAYS,
+    Balance,
+    Carry,
+    Load,
+    OneWay,
+    Plan,
+    Split,
+    recompute_below,
+)
 
 
 class Planner(ABC):
@@ -43,6 +55,19 @@ class Planner(ABC):
         """The switch from `source` that `plan` asked for took `seconds`."""
         del source, plan, seconds
 
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        """Which sequences go to other groups of the layout in which `plan` stays, if that pays.
+
+        Args:
+          options: int[live] each, groups of the live sequences among which to choose.
+        """
+        del load, plan, options
+        return None
+
+    def observe_balance(self, balance: Balance, seconds: float) -> None:
+        """What `balance` asked for took `seconds`."""
+        del balance, seconds
+
 
 @dataclass
 class CostModelPlanner(Planner):
@@ -59,6 +84,7 @@ class CostModelPlanner(Planner):
     memory: MemoryModel | None = None  # a layout without room is no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
+    balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
     _account: Account | None = field(default=None, init=False, repr=False)  # of this rollout
     # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
@@ -67,7 +93,9 @@ class CostModelPlanner(Planner):
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
+        forecast = Forecast.of(
+            load, self.lengths, self.splits, None, self.grid, is_kept_even=self._keeps_even
+        )
         costs = self._within_memory(self._costs(forecast), forecast, load)
         costs = self._compiled_only(costs, None)
         total, choices = costs.cheapest(self.safety)
@@ -80,9 +108,8 @@ class CostModelPlanner(Planner):
         return self.splits[start]
 
     def plan(self, load: Load, current: Split) -> Plan:
-        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
-        priced, here = self._costs(forecast), self.splits.index(current)
-        costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
+        here = self.splits.index(current)
+        forecast, priced, costs = self._outlook(load, current, is_kept_even=self._keeps_even)
         self._book(load, here, costs)
         _, choices = costs.cheapest(self.safety)
         stay = float(priced.run[here].sum())
@@ -127,6 +154,66 @@ class CostModelPlanner(Planner):
             return
         self.switch_costs = self.switch_costs.observed(replace(self._asked, actual_s=seconds))
 
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
+        split = plan.split
+        profile_s = [balance_seconds(self.latency, split, load, group) for group in options]
+        if not options or min(profile_s) == math.inf:
+            return None
+        stay, step_s = self._remaining(load, plan)
+        self._burst = step_s, load.step  # of the groups as they are
+        best, most, fullest = None, 0.0, int(np.bincount(load.group).max())
+        for group, seconds in zip(options, profile_s, strict=True):
+            cost = self.balance_costs.pages(seconds)
+            left, step_s = self._remaining(replace(load, group=group), plan)
+            if (gain := stay - left - self.safety * cost) <= most:
+                continue
+            most = gain
+            why = (
+                f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to "
+                f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
+                f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
+            )
+            best = Balance(group, stay - left, cost, why)
+            self._burst = step_s, load.step
+            self._asked = SeenSwitch(split, split, "migrate", 0.0, seconds, actual_s=cost)
+        return best
+
+    def observe_balance(self, balance: Balance, seconds: float) -> None:
+        assert self._account is not None and self._asked is not None, "it was planned here"
+        if self.is_frozen:
+            seconds = balance.predicted_cost_s
+        self._account.balance(seconds)
+        if not self.is_frozen:
+            seen = replace(self._asked, actual_s=seconds)
+            self.balance_costs = self.balance_costs.observed(seen)
+
+    def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
+        """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
+        here = self.splits.index(plan.split)
+        _, priced, costs = self._outlook(load, plan.split)
+        if not plan.threshold:
+            return float(priced.run[here].sum()), costs.profile_step_s
+        _, choices = costs.cheapest(self.safety)
+        seconds = priced.seconds(here, follow(choices, here), self.safety)
+        return seconds, costs.profile_step_s
+
+    @property
+    def _keeps_even(self) -> bool:
+        """Moves between groups are cheap against what a plan is about; see `balance`."""
+        return any(self.latency.shift_round(split) < math.inf for split in self.splits)
+
+    def _outlook(
+        self, load: Load, current: Split, *, is_kept_even: bool = False
+    ) -> tuple[Forecast, Costs, Costs]:
+        """What is expected and what it costs; then without what has no room or is not compiled."""
+        forecast = Forecast.of(
+            load, self.lengths, self.splits, current, self.grid, is_kept_even=is_kept_even
+        )
+        priced, here = self._costs(forecast), self.splits.index(current)
+        costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
+        return forecast, priced, costs
+
     def _costs(self, forecast: Forecast) -> Costs:
         tables = self._dense()
         reslice = self.switch_costs.reslice(self.splits, tables.reslice)
@@ -150,6 +237,7 @@ class CostModelPlanner(Planner):
             self._account = Account(costs.prefill, here)
         if self._burst is None:
             self.switch_costs = self.switch_costs.aged()  # a rollout begins
+            self.balance_costs = self.balance_costs.aged()
         else:
             step_s, before = self._burst
             steps = max(0, load.step - before)

@@ -67,8 +67,7 @@ class SwitchCosts:
         for one, weight in zip(self.seen, self._weights, strict=True):
             at = splits.index(one.source), splits.index(one.target)
             factor[at] += OWN**2 * one.reslice_s * weight
-        extra = float(self._size**2 * self._weights.sum())
-        believed = np.maximum(LEAST * profile_s, factor * profile_s + extra)
+        believed = np.maximum(LEAST * profile_s, factor * profile_s + self._extra)
         return np.where(profile_s > 0, believed, 0.0)
 
     def kv(self, carry: Carry) -> float:
@@ -81,6 +80,12 @@ class SwitchCosts:
             if one.carry == carry
         )
         return max(LEAST, 1 + self._common + own)
+
+    def pages(self, profile_s: float) -> float:
+        """Believed seconds of a move of pages without any weights."""
+        if not self.seen:
+            return profile_s
+        return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)
 
     @property
     def ways(self) -> tuple[float, float]:
@@ -95,6 +100,11 @@ class SwitchCosts:
     def _size(self) -> float:
         """Of `extra`, before anything is seen: a switch's own, seconds."""
         return float(self._profile_s.mean())
+
+    @property
+    def _extra(self) -> float:
+        """Of every switch, seconds."""
+        return float(self._size**2 * self._weights.sum())
 
     @property
     def _common(self) -> float:

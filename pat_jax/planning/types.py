@@ -75,3 +75,13 @@ class Plan:
     predicted_cost_s: float = 0.0  # of the switch to `split`, if it is one
     predicted_remaining_s: float = 0.0  # of the whole plan
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Sequences that are to go to other data-parallel groups of their layout, with their pages."""
+
+    group: np.ndarray  # int[live], where each is to be
+    predicted_saving_s: float = 0.0  # to the end, before the cost
+    predicted_cost_s: float = 0.0
+    reason: str = ""

@@ -16,7 +16,7 @@ from pat_jax.planning.latency import ROUNDS
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import RECOMPUTE_ALL
+from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Plan
 from pat_jax.profiling.measure import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.types import Prompt
@@ -143,6 +143,33 @@ def test_iterations_compile_nothing(warm):
     ]
 
 
+class Restless(FixedLayout):
+    """Always moves a sequence of the fullest group to the emptiest one."""
+
+    moved = 0
+
+    def balance(self, load: Load, plan: Plan, options) -> Balance | None:
+        del options
+        count = np.bincount(load.group, minlength=plan.split.dp)
+        if count.max() - count.min() < 1:
+            return None
+        group = load.group.copy()
+        group[np.flatnonzero(group == count.argmax())[0]] = count.argmin()
+        return Balance(group)
+
+    def observe_balance(self, balance: Balance, seconds: float) -> None:
+        Restless.moved += 1
+
+
+def test_moves_between_groups_compile_nothing(warm):
+    with counted_compilations() as events:
+        for step, split in enumerate((DP8, DP4TP2, DP2TP4)):
+            Restless.moved = 0
+            warm.iterate(10 + step, Restless(split), temperature=1.0)
+            assert Restless.moved > 2
+    assert events == []
+
+
 def test_planning_by_the_measured_costs_compiles_nothing(warm):
     with counted_compilations() as events:
         planner = CostModelPlanner(SPLITS, warm.latency, warm.generator.lengths)
@@ -181,7 +208,9 @@ def test_the_profile_covers_what_a_rollout_runs(warm):
     }
     pairs = {(a, b) for a in SPLITS for b in SPLITS if a != b}
     assert set(latency.reslice_table) == pairs
-    assert set(latency.migrate_table) == {(*pair, kind) for pair in pairs for kind in ROUNDS}
+    within = {(split, split, ROUNDS[0]) for split in SPLITS if split.dp > 1}
+    between = {(*pair, kind) for pair in pairs for kind in ROUNDS}
+    assert set(latency.migrate_table) == between | within
     assert set(latency.prefill_table) == {(s, length) for s in SPLITS for length in buckets.lengths}
     tables = (latency.decode_table, latency.reslice_table, latency.migrate_table)
     assert all(0 < seconds < 60 for table in tables for seconds in table.values())

@@ -138,6 +138,21 @@ def test_a_round_sends_its_pages_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_pages_go_to_another_group_in_one_permutation(name):
+    """Every device sends one buffer to one other device, and nothing else."""
+    catalogue = subject(name).engine.catalogue
+    keys = programs(name, "shift")
+    assert {(key.split, key.part) for key in keys} == {
+        (split, distance) for split in SPLITS for distance in range(1, split.dp)
+    }
+    for key in keys:
+        (one,) = collectives(hlo(name, key))
+        assert (one.name, one.depth, one.group) == ("collective-permute", 0, 8)
+        buffer = catalogue.buffer(catalogue.layouts[key.split], key.rows)
+        assert one.num_bytes == bytes_a_device([buffer])
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_moving_pages_is_local_and_in_place(name):
     catalogue = subject(name).engine.catalogue
     for kind in ("view", "pack", "unpack", "copy_pages", "allocate"):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pat_jax.engine.accounts import NO_SEQUENCE
-from pat_jax.engine.admission import Admission, PageMoves, Round
-from pat_jax.engine.due import Copies, prefill_calls
+from pat_jax.engine.admission import Admission, Round
+from pat_jax.engine.due import Copies, PageMoves, prefill_calls
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.scheduler import Request, Scheduler
 
@@ -78,6 +78,12 @@ class Devices:
         old, self.cache = self.cache, self.empty()
         assert len(set(zip(moves.new_group, moves.new_page, strict=True))) == len(moves.new_page)
         self.cache[moves.new_group, moves.new_page] = old[moves.old_group, moves.old_page]
+
+    def shift(self, moves: PageMoves) -> None:
+        """In one memory, one page after the other."""
+        assert len(set(zip(moves.new_group, moves.new_page, strict=True))) == len(moves.new_page)
+        for old_group, old_page, new_group, new_page in zip(*moves, strict=True):
+            self.cache[new_group, new_page] = self.cache[old_group, old_page]
 
 
 def check_memory_is_not_shared(
@@ -166,6 +172,40 @@ class Serving(RuleBasedStateMachine):
         self.devices.prefill(round)
         for i, group in zip(scheduler.live.tolist(), scheduler.group(scheduler.live), strict=True):
             self.devices.check(i, int(group), int(scheduler.length[i]) - 1)
+
+    @has_work
+    @rule(data=st.data(), giving=st.lists(st.booleans(), min_size=4, max_size=4))
+    def balance(self, data, giving):
+        """Any sequences of some groups go to any of the others; those whose pages do not fit stay."""
+        scheduler, admission = self.scheduler, self.admission
+        live, groups = scheduler.live, range(scheduler.num_groups)
+        getting = [g for g in groups if not giving[g]]
+        if not (len(live) and getting):
+            return
+        old = scheduler.group(live)
+        wish = st.sampled_from([None, *getting])
+        wishes = [data.draw(wish) if giving[g] else None for g in old.tolist()]
+        group = np.array([g if w is None else w for g, w in zip(old, wishes, strict=True)])
+        held = [len(admission._pages[i]) for i in live]
+        free = [pool.num_free for pool in admission.pools]
+        turn = admission._turn.copy()
+        moves = admission.balance(group)
+        self.rows = max(self.rows, scheduler.rows_per_group)
+        new = scheduler.group(scheduler.live)
+        assert scheduler.live.tolist() == live.tolist() and (turn == admission._turn).all()
+        for g in getting:
+            lacked = [n for n, a, b in zip(held, group, new, strict=True) if a == g != b]
+            assert (
+                not lacked or sum(n for n, b in zip(held, group, strict=True) if b == g) > free[g]
+            )
+        assert ((new == group) | (new == old)).all()
+        assert [len(admission._pages[i]) for i in live] == held
+        is_moved = new != old
+        filled = [-(-(scheduler.length[i] - 1) // admission.page_size) for i in live[is_moved]]
+        assert len(moves.old_page) <= sum(filled)
+        self.devices.shift(moves)
+        for i, g in zip(live.tolist(), new.tolist(), strict=True):
+            self.devices.check(i, g, int(scheduler.length[i]) - 1)
 
     @precondition(lambda self: not self.scheduler.has_work)
     @rule()

@@ -31,7 +31,12 @@ CONFIG = replace(
 
 
 def make_machine(
-    step=(0.5, 0.4, 0.3, 0.25), per_row=0.02, reslice=0.2, migrate_per_token=1e-3, prefill=1.0
+    step=(0.5, 0.4, 0.3, 0.25),
+    per_row=0.02,
+    reslice=0.2,
+    migrate_per_token=1e-3,
+    prefill=1.0,
+    **costs: float,
 ) -> Machine:
     return made_up_machine(
         CONFIG,
@@ -42,6 +47,7 @@ def make_machine(
         reslice=reslice,
         migrate_per_token=migrate_per_token,
         prefill=prefill,
+        **costs,
     )
 
 
@@ -286,6 +292,49 @@ class TestQueue:
         best, other = (replay(self.workload, planner, machine) for planner in (seeing, blind))
         assert best.path[0] == (0, "dp8tp1") and seeing.switched == [(TP8, 0)]
         assert other.path[0] == (0, "dp1tp8") and other.total_s > 1.05 * best.total_s
+
+
+class TestBalance:
+    """A planner with one layout: nothing but moves between its groups is left to decide."""
+
+    lengths = LengthModel.empty(CAP)
+
+    def test_long_sequences_of_one_group_are_spread(self):
+        """Eight of the first group run on alone: one to a group from then on."""
+        responses = np.where(np.arange(64) < 8, 120, 16)
+        workload = Workload(np.full(64, 10), responses, CAP)
+        machine = replace(
+            make_machine(per_row=0.1, shift_per_token=1e-3),
+            buckets=Buckets.build(
+                SPLITS, capacity=64, min_rows=1, min_length=32, max_length=CAP + LONGEST_PROMPT
+            ),
+        )
+        fixed = replay(workload, FixedLayout(DP8), machine)
+        planner = CostModelPlanner((DP8,), machine.truth, self.lengths)
+        even = replay(workload, planner, machine)
+        (done,) = even.balanced
+        assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
+        # One at a time to each distance, 25 tokens each.
+        assert done.seconds == done.predicted_cost_s == pytest.approx(7 * 25 * 1e-3)
+        assert {burst.rows for burst in even.bursts if burst.live == 8} == {1}
+        assert {burst.rows for burst in fixed.bursts if burst.live == 8} == {8}
+        assert even.trace.total_steps == fixed.trace.total_steps
+        assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
+        saved = fixed.total_s - even.total_s + done.seconds
+        assert saved == pytest.approx(104 * 7 * 0.1, rel=0.2) and saved > 5
+
+    @settings(max_examples=50)
+    @given(workloads, st.floats(1e-4, 1.0), st.sampled_from(SPLITS[:3]))
+    def test_each_one_empties_the_fullest_group_and_is_paid(self, workload, shift_per_token, split):
+        machine = make_machine(per_row=0.1, shift_per_token=shift_per_token)
+        fixed = replay(workload, FixedLayout(split), machine)
+        planner = CostModelPlanner((split,), machine.truth, self.lengths)
+        even = replay(workload, planner, machine)
+        assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
+        assert even.trace.total_steps == fixed.trace.total_steps
+        assert all(balance.fullest[1] < balance.fullest[0] for balance in even.balanced)
+        assert len(even.balanced) <= len(machine.buckets.rows[split])
+        assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.balanced)
 
 
 @settings(deadline=None, max_examples=25)

@@ -1,0 +1,288 @@
+"""Sequences that move between the groups of a layout: who, with which pages, and what they say then."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+
+import jax
+import numpy as np
+import pytest
+from fakes import SETTINGS, subject
+from hypothesis import given
+from hypothesis import strategies as st
+from test_migration import CASES, PAGE_SIZE, assert_pages_arrived, chain, drawn_pages, put
+
+from benchmarks.lossless import EOS_IDS
+from benchmarks.near_ties import Tally, compare
+from pat_jax.engine.accounts import Accounts
+from pat_jax.engine.admission import Admission
+from pat_jax.engine.balance import evened, options
+from pat_jax.engine.due import PageMoves
+from pat_jax.engine.layout import Layout
+from pat_jax.engine.migration import Shifting
+from pat_jax.engine.pages import pack, shift, unpack
+from pat_jax.engine.paging import NULL_PAGE
+from pat_jax.engine.programs import Key
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.rounds import SHIFT_SIZES, SIZES, shifts
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Completion, Request, Scheduler
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.types import Balance, Load, Plan, Split
+
+DP8, DP4 = Split(8, 1), Split(4, 2)
+
+
+@st.composite
+def sequences(draw) -> tuple[np.ndarray, np.ndarray, int]:
+    """Groups and pages of some, and how many groups there are."""
+    dp = draw(st.sampled_from([2, 3, 4, 8]))
+    members = st.tuples(st.integers(0, dp - 1), st.integers(1, 40))
+    group, pages = np.array(draw(st.lists(members, min_size=1, max_size=40))).T
+    return group, pages, dp
+
+
+class TestWhoGoesWhere:
+    @given(sequences(), st.integers(0, 5))
+    def test_as_few_as_can_those_with_fewest_pages(self, given, slack):
+        group, pages, dp = given
+        most = -(-len(group) // dp) + slack
+        before = np.bincount(group, minlength=dp)
+        new = evened(group, pages, np.full(dp, pages.sum()), most)
+        assert new is not None and np.bincount(new).max() <= most
+        surplus = np.maximum(before - most, 0)
+        for g in range(dp):
+            mine = group == g
+            gone = np.sort(pages[mine & (new != g)])
+            assert gone.tolist() == np.sort(pages[mine])[: surplus[g]].tolist()
+            arrived = ((new == g) & ~mine).sum()
+            assert not (len(gone) and arrived)
+
+    @given(sequences(), st.data())
+    def test_no_group_gets_more_pages_than_it_has(self, given, data):
+        group, pages, dp = given
+        free = np.array(data.draw(st.lists(st.integers(0, 60), min_size=dp, max_size=dp)))
+        kept = free.copy()
+        new = evened(group, pages, free, -(-len(group) // dp))
+        np.testing.assert_array_equal(free, kept)
+        if new is not None:
+            moved = new != group
+            assert (np.bincount(new[moved], pages[moved], minlength=dp) <= free).all()
+
+    def test_the_example_of_the_design(self):
+        """9, 3, 4 and 2 live: 18 need a bucket of 8, and one sequence is in its way."""
+        group = np.repeat(np.arange(4), [9, 3, 4, 2])
+        pages = np.arange(18)[::-1]
+        new = evened(group, pages, np.full(4, 100), 8)
+        assert new is not None and np.flatnonzero(new != group).tolist() == [8] and new[8] == 3
+        new = evened(group, pages, np.full(4, 100), 5)
+        assert new is not None and sorted(np.bincount(new)) == [4, 4, 5, 5]
+
+    def accounts(self, counts: list[int], waiting: int = 0) -> Accounts:
+        ones = np.ones(sum(counts) + waiting, int)
+        accounts = Accounts(
+            10 * ones, 50 * ones, num_groups=len(counts), rows_per_group=max(counts)
+        )
+        seated = np.arange(sum(counts))
+        accounts.enter(seated, np.repeat(np.arange(len(counts)), counts))
+        return accounts
+
+    @pytest.mark.parametrize(
+        "counts, waiting, buckets",
+        [
+            ([9, 3, 4, 2], 0, [8]),
+            ([9, 1, 0, 2], 0, [4, 8]),
+            ([9, 1, 0, 2], 1, []),  # who waits gets the free rows
+            ([8, 8, 8, 7], 0, []),
+            ([4, 1, 0, 1], 0, [2]),
+            ([1, 0, 0, 0], 0, []),
+            ([9], 0, []),
+        ],
+    )
+    def test_each_smaller_bucket_that_could_hold_them_is_an_option(self, counts, waiting, buckets):
+        accounts = self.accounts(counts, waiting)
+        live = accounts.live
+        found = options(
+            accounts, np.ones(len(live), int), np.full(len(counts), 100), (1, 2, 4, 8, 16)
+        )
+        assert [int(np.bincount(new).max()) for new in found] == buckets
+
+    def test_where_pages_lack_there_is_no_option(self):
+        accounts = self.accounts([4, 1, 0, 1])
+        assert options(accounts, np.full(6, 9), np.full(4, 8), (2, 4)) == []
+
+
+class TestPages:
+    def test_shared_pages_move_once_and_stay_shared(self):
+        """Two of three samples of a prompt go to the same group; the third keeps what it has."""
+        prompt = Request(tuple(range(100, 113)), np.zeros(2, np.uint32), 9)
+        scheduler = Scheduler([prompt] * 4, num_groups=1, rows_per_group=4)
+        admission = Admission(scheduler, num_pages=50, page_size=4)
+        admission.admit(4, 4)
+        # All in one group, then a second pool beside it.
+        admission.pools.append(admission._new_pools(1, 50)[0])
+        scheduler.num_groups = 2
+        before, turn = admission.table(np.arange(4), 4), admission._turn.copy()
+        moves = admission.balance(np.array([0, 1, 1, 0]))
+        after = admission.table(np.arange(4), 4)
+        np.testing.assert_array_equal(before[[0, 3]], after[[0, 3]])
+        # 12 known tokens in three pages; the fourth, for the next burst, is each one's own.
+        assert moves.old_page.tolist() == before[1, :3].tolist()
+        assert moves.new_page.tolist() == after[1, :3].tolist() == after[2, :3].tolist()
+        assert after[1, 3] != after[2, 3]
+        assert [pool.capacity - pool.num_free for pool in admission.pools] == [3 + 2, 3 + 2]
+        assert scheduler.group(np.arange(4)).tolist() == [0, 1, 1, 0]
+        np.testing.assert_array_equal(turn, admission._turn)
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
+    )
+    def test_every_page_is_shifted_once(self, flows):
+        old, far, count = np.array(flows, int).reshape(-1, 3).T
+        group = np.repeat(old, count)
+        target = np.repeat((old + far) % 8, count)
+        pages = 1 + np.arange(len(group))
+        arrived, sent = [], 0
+        for one in shifts(PageMoves(group, pages, target, pages + 1000), 8):
+            assert one.old_page.shape == one.new_page.shape == (8, one.old_page.shape[1])
+            assert one.old_page.shape[1] in SHIFT_SIZES
+            sent += one.old_page.shape[1]
+            for g, slot in np.argwhere(one.old_page != NULL_PAGE).tolist():
+                to = (g + one.distance) % 8
+                arrived.append((g, one.old_page[g, slot], to, one.new_page[to, slot]))
+            assert (one.new_page != NULL_PAGE).sum() == (one.old_page != NULL_PAGE).sum()
+        expected = zip(group, pages, target, pages + 1000, strict=True)
+        assert sorted(arrived) == sorted(expected)
+        far = (target - group) % 8
+        most = [int(np.bincount(group[far == d]).max()) for d in np.unique(far)]
+        assert sum(most) <= sent <= sum(max(2 * n, SHIFT_SIZES[1]) for n in most)
+        assert SHIFT_SIZES[0] == SIZES[0]  # a profile's round is one of either
+
+
+class _Programs(dict):
+    """Compiles what is asked for, for one layout."""
+
+    def __init__(self, layout: Layout):
+        super().__init__()
+        self.layout = layout
+
+    def __missing__(self, key: Key):
+        run = {
+            "pack": lambda: pack(self.layout, self.layout),
+            "unpack": lambda: unpack(self.layout),
+            "shift": lambda: shift(self.layout, key.part),
+        }[key.name]()
+        self[key] = jax.jit(run, donate_argnums=0 if key.name == "unpack" else ())
+        return self[key]
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
+def test_pages_arrive_in_their_group_and_no_other_changes(case):
+    """From the even groups to the odd ones, in every layout that has several."""
+    rng = np.random.default_rng(case)
+    for layout in chain(*case).values():
+        dp, num_pages = layout.split.dp, 64
+        if dp == 1:
+            continue
+        pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
+        count = rng.integers(0, 8, len(pairs))
+        old, new = np.repeat(pairs, count, axis=0).T
+        old_page, new_page = (drawn_pages(rng, groups, 1, num_pages) for groups in (old, new))
+        x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
+        expected = x.copy()
+        expected[new * num_pages + new_page] = x[old * num_pages + old_page]
+        moves = PageMoves(old, old_page, new, new_page)
+        shifting = Shifting(_Programs(layout), layout)  # type: ignore[arg-type]
+        arrived, traffic = shifting.run(put(x, layout), moves)
+        assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
+        # Every device of a group sends its heads of keys and values, copies of heads as well.
+        heads = case[1] // layout.size(layout.kv_axes)
+        page = 4 * 2 * heads * PAGE_SIZE * 2 * layout.split.tp
+        assert traffic.least_bytes == len(old) * page <= traffic.num_bytes
+
+
+@dataclass(frozen=True)
+class Eager(FixedLayout):
+    """Takes the option with the fewest rows whenever there is one."""
+
+    seen: list[tuple[Load, Balance]] = field(default_factory=list)
+
+    def balance(self, load: Load, plan: Plan, options) -> Balance | None:
+        del plan
+        if not options:
+            return None
+        self.seen.append((load, Balance(options[0])))
+        return self.seen[-1][1]
+
+
+@cache
+def engine() -> RolloutEngine:
+    """32 sequences: eight groups of four rows or four of eight."""
+    every = subject("kv2").engine.layouts
+    engine = RolloutEngine(
+        subject("kv2").policy,
+        jax.devices(),
+        replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=64),
+        capacity=32,
+        eos_ids=EOS_IDS,
+        layouts={split: every[split] for split in (DP8, DP4)},
+    )
+    engine.compile()
+    return engine
+
+
+def run(
+    requests: list[Request], planner: Planner, split: Split
+) -> tuple[list[Completion], RolloutReport]:
+    layout = engine().layouts[split]
+    weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
+    engine().set_weights(weights, layout)
+    done = engine().rollout(requests, planner)
+    engine().release_weights()
+    return done
+
+
+def uneven(seed: int) -> list[Request]:
+    """Four samples of each of eight prompts; of one prompt all are long, of the others hardly any."""
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(3, 61, rng.integers(9, 13)).tolist()) for _ in range(8)]
+    lengths = rng.integers(2, 12, (8, 4))
+    lengths[0] = 50, 44, 47, 38
+    lengths[1:3, 0] = 48, 30
+    return [
+        Request(prompts[p], sequence_key(seed, 4 * p + i), int(lengths[p, i]), ignore_eos=True)
+        for p in range(8)
+        for i in range(4)
+    ]
+
+
+@pytest.mark.parametrize("split", [DP8, DP4], ids=str)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_balancing_changes_no_token(split, seed):
+    requests = uneven(seed)
+    expected, plain = run(requests, FixedLayout(split), split)
+    planner = Eager(split)
+    found, report = run(requests, planner, split)
+    decisions = subject("kv2").judge.decisions(requests, expected)
+    total = sum(map(compare, expected, found, decisions), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.95 * total.tokens > 300
+    assert total.max_logprob_difference <= 1e-4
+    assert plain.balanced == [] and len(report.balanced) == len(planner.seen) > 0
+    assert report.prefill_tokens == plain.prefill_tokens and report.preempted == 0
+    # As many steps, with fewer rows.
+    assert (report.tokens, report.decode_steps) == (plain.tokens, plain.decode_steps)
+    assert report.total_rows < 0.8 * plain.total_rows
+    for done, (load, balance) in zip(report.balanced, planner.seen, strict=True):
+        moved = balance.group != load.group
+        assert done.sequences == moved.sum() > 0
+        assert done.fullest == (np.bincount(load.group).max(), np.bincount(balance.group).max())
+        assert done.fullest[1] < done.fullest[0]
+        # The pages that are filled, less those of a prompt of which the group has some.
+        size = engine().catalogue.page_size
+        filled, prompts = -(-load.context[moved] // size), (load.context - load.generated) // size
+        assert (filled - prompts[moved]).sum() <= done.pages <= filled.sum()
+        assert done.bytes_moved >= done.least_bytes > 0
+        assert done.seconds > 0

@@ -1,0 +1,141 @@
+"""When it pays to move sequences between groups: against what a step and a move really cost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import SPLITS
+from hypothesis import given
+from hypothesis import strategies as st
+from test_planner import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
+
+from pat_jax.planning.balance import balance_seconds
+from pat_jax.planning.forecast import Forecast
+from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.types import Balance, Load, Plan, Split
+
+DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+STAY = Plan(DP4TP2, threshold=0)
+ROW_S = 2e-3  # of a step, each live row of the fullest group
+GENERATED = 60
+LEFT = CAP - GENERATED  # of every live sequence, as far as is known: 50 tokens or all of them
+LENGTHS = lengths_of((50, 95), (CAP, 5))
+GROUP = np.repeat(np.arange(4), [9, 3, 4, 2])
+CONTEXT = np.where(np.arange(18) == 0, 5, 60)
+ONE, FOUR = GROUP.copy(), GROUP.copy()
+ONE[0], FOUR[:4] = 3, [3, 1, 3, 1]
+
+
+def load(group: np.ndarray = GROUP, left: int = LEFT) -> Load:
+    alike = np.ones(len(group), int)
+    return Load(group, GENERATED * alike, CONTEXT[: len(group)], left * alike, step=GENERATED)
+
+
+def make_planner(
+    shift_per_token: float | None, *, row_s: float = ROW_S, step=SLOWER_WITH_TP, **options
+) -> CostModelPlanner:
+    latency = machine(step, per_row=row_s / 2, shift_per_token=shift_per_token, **options)
+    planner = CostModelPlanner(SPLITS, latency, LENGTHS)
+    planner.plan(load(), DP4TP2)
+    return planner
+
+
+def asked(planner: CostModelPlanner, *options: np.ndarray, plan: Plan = STAY) -> Balance | None:
+    return planner.balance(load(), plan, options)
+
+
+def test_it_takes_what_gains_most():
+    """One row less for 5 tokens, or four rows less for 185: a table entry of 64 to 512 tokens."""
+    balance = asked(make_planner(1e-4), ONE, FOUR)
+    assert balance is not None and (balance.group == FOUR).all()
+    assert 4 * LEFT * ROW_S * 1.064 < balance.predicted_saving_s < 4 * LEFT * ROW_S * 1.512
+    assert balance.predicted_cost_s == pytest.approx(1e-4 * 185)
+    balance = asked(make_planner(0.05), ONE, FOUR)
+    assert balance is not None and (balance.group == ONE).all()
+    assert LEFT * ROW_S * 1.064 < balance.predicted_saving_s < LEFT * ROW_S * 1.512
+    assert balance.predicted_cost_s == pytest.approx(0.05 * 5)
+    assert "1 of 18 sequences, from 9 to 8" in balance.reason
+
+
+def test_it_moves_nothing_for_nothing():
+    assert asked(make_planner(1.0), ONE, FOUR) is None, "dearer than all it saves"
+    assert asked(make_planner(1e-4, row_s=0.0), ONE, FOUR) is None, "no step is faster"
+    assert asked(make_planner(None), ONE, FOUR) is None, "nobody knows what it costs"
+    assert asked(make_planner(1e-4)) is None
+    last = make_planner(1e-3).balance(load(left=1), STAY, [ONE, FOUR])
+    assert last is None, "one step to go"
+
+
+def test_what_a_switch_will_merge_need_not_be_even():
+    """All go to TP8 at the next moment: what is in one group then was even before."""
+    planner = make_planner(0.05, step=FASTER_WITH_TP, reslice=1e-6)
+    assert asked(planner, ONE) is not None
+    assert asked(planner, ONE, plan=Plan(DP4TP2, threshold=8)) is None
+
+
+def test_what_moves_took_is_believed():
+    planner = make_planner(1e-3)
+    first = asked(planner, FOUR)
+    assert first is not None
+    planner.observe_balance(first, 10 * first.predicted_cost_s)
+    second = asked(planner, FOUR)
+    assert second is not None
+    assert 8 < second.predicted_cost_s / first.predicted_cost_s < 10
+    assert second.predicted_saving_s == pytest.approx(first.predicted_saving_s)
+    planner.observe_balance(second, 1e3 * first.predicted_cost_s)
+    assert asked(planner, FOUR) is None
+
+
+def test_a_frozen_planner_believes_its_profile():
+    planner = make_planner(1e-3)
+    planner.is_frozen = True
+    first = asked(planner, FOUR)
+    assert first is not None
+    planner.observe_balance(first, 1e3 * first.predicted_cost_s)
+    second = asked(planner, FOUR)
+    assert second is not None and second.predicted_cost_s == first.predicted_cost_s
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30),
+    st.integers(1, 50),
+)
+def test_pages_that_go_equally_far_go_together(moves, round_tokens):
+    """Against the rounds counted one by one."""
+    old, new = np.array(moves).T
+    context = 1 + np.arange(len(old)) * 7 % 40
+    seconds = 0.25
+    latency = machine(SLOWER_WITH_TP, shift_per_token=seconds)
+    latency = replace(latency, round_tokens=round_tokens)
+    zeros = np.zeros(len(old), int)
+    rounds = 0
+    for distance in (1, 2, 3):
+        due = [0] * 4
+        for tokens, a, b in zip(context.tolist(), old.tolist(), new.tolist(), strict=True):
+            due[a] += tokens * ((b - a) % 4 == distance)
+        rounds += -(-max(due) // round_tokens)
+    found = balance_seconds(latency, Split(4, 2), Load(old, zeros, context, zeros), new)
+    assert found == pytest.approx(rounds * seconds)
+
+
+def test_a_plan_counts_on_even_groups_where_moves_are_to_be_had():
+    """18 sequences in four groups take the rows of five, not of the nine that are in one."""
+    even = np.repeat(np.arange(4), [5, 5, 4, 4])
+    uneven, moving = make_planner(None, reslice=1e6), make_planner(1e-4, reslice=1e6)
+    seconds = uneven.plan(load(even), DP4TP2).predicted_remaining_s
+    assert moving.plan(load(), DP4TP2).predicted_remaining_s == pytest.approx(seconds, rel=0.01)
+    more = uneven.plan(load(), DP4TP2).predicted_remaining_s - seconds
+    assert 4 * LEFT * ROW_S * 1.064 < more < 4 * LEFT * ROW_S * 1.512
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 300))
+def test_kept_even_groups_have_their_share_of_the_live(group, generated):
+    counts, ones = np.bincount(group, minlength=4), np.ones(len(group), int)
+    live = Load(np.array(group), generated * ones, (9 + generated) * ones, (CAP - generated) * ones)
+    forecast = Forecast.of(live, LENGTHS, SPLITS, DP4TP2, 48, is_kept_even=True)
+    for split, fullest in zip(SPLITS, forecast.fullest[0], strict=True):
+        merged = counts.reshape(-1, split.dp).sum(axis=0) if split.dp <= 4 else [len(group) / 8]
+        share = np.minimum(forecast.live / split.dp, np.ceil(max(merged)))
+        # What is live counts as one at least, and so does a group.
+        far = forecast.live > 1
+        np.testing.assert_allclose(fullest[far], np.maximum(share, 1)[far])
