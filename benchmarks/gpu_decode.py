@@ -119,13 +119,13 @@ class Decoder:
         rows.position[:] = cell.context - 1
         rows.end[:] = cell.context + cell.new_tokens
         seen = np.zeros(seen_shape(cell.config, cell.rows), np.uint32)
-        put = jax.device_put((rows, seen, tables), self.layout.sharding("batch"))
-        state = DecodeState(*put[:2], programs[Key("allocate", split)]())
+        rows, seen, tables = jax.device_put((rows, seen, tables), self.layout.sharding("batch"))
+        state = DecodeState(rows, seen, programs[Key("allocate", split)]())
         jax.block_until_ready(state)
         until = Until(np.int32(cell.steps), np.int32(0))
         outputs, start = [], time.perf_counter()
         for _ in range(cell.bursts):
-            state, output = program(self.params, state, put[2], until)
+            state, output = program(self.params, state, tables, until)
             outputs.append(output)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - start
@@ -174,11 +174,14 @@ def read_bandwidth(num_bytes: int) -> float:
     return array.nbytes / min(seconds)
 
 
-def measure(cell: Cell, devices: Sequence[Device], params: Params, rounds: int) -> dict:
+def measure(
+    cell: Cell, devices: Sequence[Device], params: Params, rounds: int, read_bytes: int
+) -> dict:
+    """Medians over rounds; the bandwidth is that of reading `read_bytes`."""
     decoder = Decoder(cell, devices, params)
     found = []
     for nth in range(rounds + 1):
-        bandwidth = read_bandwidth(2**32 if devices[0].platform != "cpu" else 2**28)
+        bandwidth = read_bandwidth(read_bytes)
         device = decoder.device_seconds()
         wall, prefill = decoder.wall_seconds(nth)
         if nth:  # the first round warms up
@@ -266,7 +269,7 @@ def main() -> None:
         mine = [cell for cell in cells if cell.model == model]
         params = Policy.from_config(mine[0].config).init(0, dtype=DTYPE)
         for cell in mine:
-            found = measure(cell, devices, params, args.rounds)
+            found = measure(cell, devices, params, args.rounds, 2**28 if args.small else 2**32)
             if peer := peers.get(name_of(cell)):
                 found["transformers"] = peer | {"times": peer["step_ms"] / found["wall_step_ms"]}
             results[name_of(cell)] = found

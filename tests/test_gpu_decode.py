@@ -23,7 +23,7 @@ def test_bytes_of_a_step_are_weights_once_and_each_rows_own_tokens():
 def test_a_cell_is_measured_by_the_engine_itself():
     cell = Cell("", preset("tiny"), rows=3, context=20, steps=8, bursts=2)
     params = Policy.from_config(cell.config).init(0, dtype=DTYPE)
-    found = measure(cell, jax.devices()[:1], params, rounds=1)
+    found = measure(cell, jax.devices()[:1], params, rounds=1, read_bytes=2**24)
     assert 0 < found["device_step_ms"] < 1e3 and 0 < found["wall_step_ms"] < 1e3
     assert found["host_gap"] == 1 - found["device_step_ms"] / found["wall_step_ms"]
     read = found["step_gb"] / found["device_step_ms"] * 1e3

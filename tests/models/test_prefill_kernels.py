@@ -63,7 +63,7 @@ class Blocks:
         )
         out = np.empty_like(queries)
         for i in range(PAGE_SIZE):
-            seen = slice(self.starts[row] + i + 1)
+            seen = slice((self.starts[row] or 0) + i + 1)
             scores = np.einsum("kgd,skd->kgs", queries[i], keys[seen]) / np.sqrt(DIM)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
