@@ -17,15 +17,14 @@ import numpy as np
 
 from pat_jax.engine.accounts import NO_ROW
 from pat_jax.engine.admission import Admission, Round
-from pat_jax.engine.catalogue import COPIES, Catalogue
-from pat_jax.engine.due import Copies, PrefillCall, Spans, prefill_calls
+from pat_jax.engine.catalogue import Catalogue
+from pat_jax.engine.device_pool import DevicePool
+from pat_jax.engine.due import PrefillCall, prefill_calls
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Migration, Shifting, Traffic
-from pat_jax.engine.paging import NULL_PAGE
+from pat_jax.engine.migration import Traffic
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rounds import Moves
 from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.state import BurstOutput, DecodeState, Pool, RowState, Until, seen_shape
+from pat_jax.engine.state import BurstOutput, DecodeState, RowState, Until, seen_shape
 from pat_jax.engine.trace import Balanced
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Balance, Split
@@ -46,9 +45,7 @@ class Carried:
 class Burst:
     """A decode burst on its way."""
 
-    split: Split
-    rows: int  # row bucket of a group
-    length: int  # tokens that the cache of a row may come to hold
+    shape: tuple[Split, int, int]  # row bucket of a group; tokens that a row's cache may come to hold
     max_steps: int
     threshold: int  # it ends when no group has more live sequences
     output: BurstOutput  # on the devices
@@ -69,7 +66,7 @@ class Flight:
         Args:
           expected: float[requests], tokens of the responses; see Admission.
         """
-        self.catalogue, self.programs, self.layout = catalogue, programs, layout
+        self.catalogue, self.programs = catalogue, programs
         split, buckets = layout.split, catalogue.buckets
         rows = buckets.rows[split][-1]
         self.scheduler = Scheduler(requests, num_groups=split.dp, rows_per_group=rows)
@@ -79,7 +76,7 @@ class Flight:
             page_size=catalogue.page_size,
             expected=expected,
         )
-        self.pool: Pool = programs[Key("allocate", split)]()
+        self.pool = DevicePool(catalogue, programs, layout)
         self.num_preempted = 0
         self.prefill_tokens = 0
         self.prefill_slots = 0  # tokens that the calls had room for
@@ -90,6 +87,10 @@ class Flight:
         # XLA's CPU devices share one pool of threads: the first to begin a second program that
         # communicates might wait in it, holding the thread that another needs to end the first.
         self._waits = layout.mesh.devices.flat[0].platform == "cpu"
+
+    @property
+    def layout(self) -> Layout:
+        return self.pool.layout
 
     @property
     def split(self) -> Split:
@@ -133,7 +134,8 @@ class Flight:
         It ends when the planner's `threshold` is reached, or where rows can be compacted.
         """
         if self._rows is None or self._seen is None:
-            self._rows = self._put_rows(self.scheduler.row_state())
+            rows = self.scheduler.row_state()
+            self._rows = jax.device_put(rows, self.layout.sharding("batch"))
             self._seen = self._put_seen()
         compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
         threshold = min(max(compact_at, threshold), self.scheduler.fullest - 1)
@@ -174,20 +176,21 @@ class Flight:
         steps = self._burst_steps
         if length < last_context:
             steps = min(steps, length - context) // check_every * check_every
-        program = self.programs[Key("decode", self.split, self.num_rows, length)]
+        shape = self.split, self.num_rows, length
         tables = self.admission.table(scheduler.occupants, catalogue.width(length))
-        state = DecodeState(self._rows, self._seen, self.pool)
+        assert self._rows is not None and self._seen is not None
+        state = DecodeState(self._rows, self._seen, self.pool.pages)
         self._count_pages()
         until = Until(np.int32(steps), np.int32(threshold))
-        state, output = program(params, state, tables, until)
-        self._rows, self._seen, self.pool = state.rows, state.seen, state.pool
-        return Burst(self.split, self.num_rows, length, steps, threshold, output)
+        state, output = self.programs[Key("decode", *shape)](params, state, tables, until)
+        self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
+        return Burst(shape, steps, threshold, output)
 
     def collect(self, burst: Burst) -> tuple[int, int]:
         """Waits for a burst; returns the decode steps run and the tokens sampled."""
         output = jax.device_get(burst.output)
         tokens = self.scheduler.retire(output)
-        self._copy(self.admission.release_ended())
+        self.pool.copy(self.admission.release_ended())
         self._count_pages()
         return int(output.steps), tokens
 
@@ -201,17 +204,17 @@ class Flight:
         ended = [i for i in scheduler.live if has_enough(int(i), scheduler.response(i))]
         if ended:
             scheduler.end_now(np.array(ended))
-            self._copy(self.admission.release_ended())
+            self.pool.copy(self.admission.release_ended())
             self._rows = None
 
     def carry(self, target: Layout, recompute_below: int) -> Carried:
-        """Moves the live sequences to `target`; only dispatched, `settle` waits for it.
+        """Moves the live sequences to `target`; only dispatched, `compute` waits for it.
 
         Those with fewer than `recompute_below` tokens in the cache leave them behind: `compute` must
         follow, when the weights are there. The others migrate.
         """
-        scheduler, source = self.scheduler, self.layout
-        live, split = scheduler.live, target.split
+        scheduler, split = self.scheduler, target.split
+        live = scheduler.live
         is_recomputed = scheduler.length[live] - 1 < recompute_below
         copies, moves, due = self.admission.carry(
             split.dp,
@@ -219,12 +222,8 @@ class Flight:
             is_recomputed=is_recomputed,
             steps=self._burst_steps,
         )
-        self._copy(copies)
-        self.layout, self._rows = target, None
-        self.pool = self.programs[Key("view", source.split, target=split)](self.pool)
-        migration = Migration(self.programs, source, target)
-        order = (0, 1, 3) if migration.exchange.is_up else (2, 3, 1)
-        self.pool, traffic = migration.run(self.pool, Moves(*(moves[k] for k in order)))
+        self.pool.copy(copies)
+        self._rows, traffic = None, self.pool.migrate(target, moves)
         # Who found no pages is recomputed as well, now or when there are some.
         has_no_row = scheduler.row[live] == NO_ROW
         anew = is_recomputed | has_no_row | np.isin(live, due.spans.sequence)
@@ -240,9 +239,8 @@ class Flight:
         live, fullest = scheduler.live, scheduler.fullest
         group = scheduler.group(live)
         moves = self.admission.balance(plan.group)
-        self._rows = None
-        self.pool, traffic = Shifting(self.programs, self.layout).run(self.pool, moves)
-        self.settle()
+        self._rows, traffic = None, self.pool.shift(moves)
+        self.pool.settle()
         seconds = time.perf_counter() - start
         log.info("balance: %s; took %.3f s", plan.reason, seconds)
         return Balanced(
@@ -258,30 +256,23 @@ class Flight:
             least_bytes=traffic.least_bytes,
         )
 
-    def settle(self) -> None:
-        """Waits until the pool is there."""
-        jax.block_until_ready(self.pool)
-
     def compute(self, params: Params, due: Round) -> None:
         """Pages of known tokens.
 
         The newest token of a sequence is left to the first decode step, so no logits are needed.
         """
-        for call in self._calls(due.spans):
-            self._prefill(params, call)
-            self.prefill_slots += call.length.size * self.catalogue.page_size
-        self.prefill_tokens += int((due.spans.stop - due.spans.start).sum())
-        self._copy(due.copies)
-        self.settle()
-
-    def _calls(self, spans: Spans) -> list[PrefillCall]:
         catalogue = self.catalogue
-        return prefill_calls(
-            spans,
+        for call in prefill_calls(
+            due.spans,
             num_groups=self.split.dp,
             sizes=catalogue.prefill_sizes,
             page_size=catalogue.page_size,
-        )
+        ):
+            self._prefill(params, call)
+            self.prefill_slots += call.length.size * self.catalogue.page_size
+        self.prefill_tokens += int((due.spans.stop - due.spans.start).sum())
+        self.pool.copy(due.copies)
+        self.pool.settle()
 
     def _prefill(self, params: Params, call: PrefillCall) -> None:
         catalogue, size = self.catalogue, self.catalogue.page_size
@@ -293,22 +284,7 @@ class Flight:
         ):
             tokens[block, :count] = self.scheduler.tokens[i, at : at + count]
         tables = self.admission.table(sequence, catalogue.width(length))
-        blocks = call.sequence.shape[1]
-        program = self.programs[Key("prefill", self.split, blocks, length)]
-        self.pool = program(params, self.pool, tokens, start, tables)
-
-    def _copy(self, copies: Copies) -> None:
-        program = self.programs[Key("copy_pages", self.split)]
-        queues = [np.flatnonzero(copies.group == g) for g in range(self.split.dp)]
-        for begin in range(0, max(map(len, queues)), COPIES):
-            pairs = np.full((2, self.split.dp, COPIES), NULL_PAGE, np.int32)
-            for g, queue in enumerate(queues):
-                now = queue[begin : begin + COPIES]
-                pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
-            self.pool = program(self.pool, *pairs.reshape(2, -1))
-
-    def _put_rows(self, rows: RowState) -> RowState:
-        return jax.device_put(rows, self.layout.sharding("batch"))
+        self.pool.prefill(params, tokens, start, tables, length)
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""
@@ -321,9 +297,4 @@ class Flight:
 
     def release(self) -> None:
         """Frees the pool: the update that follows needs the memory."""
-        _delete(self.pool)
-
-
-def _delete(pool: Pool) -> None:
-    for leaf in jax.tree.leaves(pool):
-        leaf.delete()
+        self.pool.delete()

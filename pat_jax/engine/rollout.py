@@ -270,8 +270,8 @@ class RolloutEngine:
             steps, tokens = flight.collect(burst)
         if not steps:
             return False
-        shape, seconds = (burst.split, burst.rows, burst.length), clock.elapsed - began
-        report.add_burst(shape, began, seconds, live=num_live, steps=steps, tokens=tokens)
+        seconds = clock.elapsed - began
+        report.add_burst(burst.shape, began, seconds, live=num_live, steps=steps, tokens=tokens)
         return True
 
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:

@@ -1,0 +1,124 @@
+"""Which sequence holds which pages, in the pool of its data-parallel group. All on the host.
+
+Who gets pages and who has to give them back is `admission.py`'s to say.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from pat_jax.engine.accounts import NO_SEQUENCE
+from pat_jax.engine.due import Copies
+from pat_jax.engine.paging import NULL_PAGE, PagePool, num_pages_for
+from pat_jax.engine.scheduler import Scheduler
+
+NO_GROUP = -1
+NO_PAGES = np.zeros(0, np.int32)
+# Where pages have come to in a pool, by (old group, new group).
+Moved = defaultdict[tuple[int, int], dict[int, int]]
+
+
+class Holdings:
+    """Pages of a scheduler's sequences; each data-parallel group has a pool of them."""
+
+    def __init__(self, scheduler: Scheduler, *, num_pages: int, page_size: int):
+        self.scheduler, self.page_size = scheduler, page_size
+        self.pools = self._new_pools(scheduler.num_groups, num_pages)
+        count = len(scheduler.requests)
+        self._pages = [NO_PAGES] * count
+        self._num_pages = np.zeros(count, np.int64)  # of each sequence
+        self._group = np.full(count, NO_GROUP, np.int64)  # where each has or had its pages
+        prompts: dict[tuple[int, ...], int] = {}
+        self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in scheduler.requests]
+        self._home = [NO_GROUP] * len(prompts)  # where a sample of each got pages last
+
+    def _new_pools(
+        self, num_groups: int, num_pages: int, lowest: Sequence[int] | None = None
+    ) -> list[PagePool]:
+        longest = int(self.scheduler.end.max(initial=1)) - 1
+        if num_pages_for(longest, self.page_size) >= num_pages:
+            raise ValueError(
+                f"a pool of {num_pages} pages of {self.page_size} tokens does not hold a sequence "
+                f"of {longest} tokens."
+            )
+        lowest = lowest or [NULL_PAGE + 1] * num_groups
+        return [PagePool(num_pages, self.page_size, first=first) for first in lowest]
+
+    @property
+    def most_pages(self) -> int:
+        """Pages of the sequence that has most of them: no table has to be wider."""
+        return int(self._num_pages.max(initial=0))
+
+    @property
+    def pages_held(self) -> int:
+        """Pages of all groups that sequences hold; a shared one counts once."""
+        return sum(pool.capacity - pool.num_free for pool in self.pools)
+
+    @property
+    def unused(self) -> int:
+        """Tokens that live sequences have room for, and do not hold."""
+        live = self.scheduler.live
+        held = self._num_pages[live] * self.page_size - (self.scheduler.length[live] - 1)
+        return int(held.sum())
+
+    def table(self, sequences: np.ndarray, width: int) -> np.ndarray:
+        """The first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
+
+        Args:
+          sequences: int[sequences]; a row of NO_SEQUENCE has NULL_PAGE alone.
+          width: for decoding at least `most_pages`; a prefill needs those of its context only.
+        """
+        table = np.full((len(sequences), width), NULL_PAGE, np.int32)
+        for row, i in enumerate(sequences.tolist()):
+            if i != NO_SEQUENCE:
+                pages = self._pages[i][:width]
+                table[row, : len(pages)] = pages
+        return table
+
+    def _take(self, sequence: int, group: int, pages: np.ndarray) -> None:
+        self._pages[sequence], self._num_pages[sequence] = pages, len(pages)
+        self._group[sequence] = self._home[self._prompt[sequence]] = group
+
+    def _release(self, sequence: int) -> None:
+        self.pools[self._group[sequence]].release(self._pages[sequence])
+        self._pages[sequence], self._num_pages[sequence] = NO_PAGES, 0
+
+    def _adopt(
+        self, sequence: int, group: int, origin: list[PagePool], moved: Moved
+    ) -> list[tuple[int, int, int, int]] | None:
+        """Pages in a `group` for what a sequence has in one of the pools of its `origin`.
+
+        Returns:
+          Of each page that has to move the group and number there, and here; None if pages lack.
+        """
+        old, length = int(self._group[sequence]), int(self.scheduler.length[sequence])
+        filled = self._pages[sequence][: num_pages_for(length - 1, self.page_size)]
+        adopted = self.pools[group].adopt(filled, origin[old], moved[old, group])
+        if adopted is None:
+            return None
+        pages, num_found = adopted
+        self._take(sequence, group, pages)
+        return [(old, a, group, b) for a, b in zip(filled, pages, strict=True)][num_found:]
+
+    def _compact(self) -> Copies:
+        """Pages of every pool numbered from the first one on."""
+        copies, numbers = [], [pool.compact() for pool in self.pools]
+        for i in np.flatnonzero(self._num_pages).tolist():
+            self._pages[i] = numbers[self._group[i]][self._pages[i]]
+        for group, number in enumerate(numbers):
+            moved = np.flatnonzero(number != np.arange(len(number)))
+            copies += [(group, page, number[page]) for page in moved.tolist()]
+        return Copies(*np.array(copies, np.int32).reshape(-1, 3).T)
+
+    def _lowest(self, num_groups: int, num_pages: int) -> list[int]:
+        """The first page of each new group that lies in no memory of pages held in compact pools.
+
+        Groups merge with those congruent modulo their number afterwards, and split likewise.
+        """
+        fewer, lowest = min(num_groups, len(self.pools)), []
+        for new in range(num_groups):
+            beside = [pool for old, pool in enumerate(self.pools) if (old - new) % fewer == 0]
+            held = max(1 + pool.capacity - pool.num_free for pool in beside)
+            lowest.append(-(-held * num_pages // beside[0].num_pages))
+        return lowest
