@@ -109,7 +109,7 @@ class PagePool:
     def adopt(
         self, pages: np.ndarray, origin: "PagePool", moved: dict[int, int]
     ) -> tuple[np.ndarray, int] | None:
-        """Pages for what a sequence has in another pool, in a switch.
+        """Pages for what a sequence has in another pool, when it moves here.
 
         Pages that are shared there are shared here, and found by the same tokens.
 
