@@ -10,11 +10,9 @@ from jax.experimental.pallas.ops.gpu import paged_attention as gpu
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention_kernel as tpu
 from jaxtyping import Array, Float, Int
 
-PAGES_PER_BLOCK = 8  # pages that a kernel attends to at once; tables are padded to a multiple
+PAGES_PER_BLOCK = 8  # pages that a kernel attends to at once; tables are padded to whole blocks
 MAX_SPLITS = 16  # parts of a sequence that a GPU works on side by side
-TPU_TABLE = (
-    2**17
-)  # entries of a table: it lies in a core's scalar memory, which holds twice as many
+TPU_TABLE = 2**17  # entries of a table: a core's scalar memory holds twice as many
 
 
 def attend_on_gpu(
@@ -27,11 +25,10 @@ def attend_on_gpu(
     interpret: bool = False,
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
     """One query a head over the first `lengths[r]` ≥ 1 tokens of row r (Triton, split over length)."""
-    sequences = _as_sequences(queries, keys, values, table, lengths)
-    blocks = sequences[3].shape[1] // PAGES_PER_BLOCK
-    splits = max(n for n in range(1, MAX_SPLITS + 1) if blocks % n == 0)
+    # Parts behind a row's last page cost nothing.
+    splits = min(-(-table.shape[1] // PAGES_PER_BLOCK), MAX_SPLITS)
     out = gpu.paged_attention(
-        *sequences,
+        *_as_sequences(queries, keys, values, table, lengths, splits * PAGES_PER_BLOCK),
         pages_per_compute_block=PAGES_PER_BLOCK,
         k_splits=splits,
         interpret=interpret,
@@ -47,7 +44,9 @@ def attend_on_tpu(
     lengths: Int[Array, " rows"],
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
     """As `attend_on_gpu`, for a TPU; the head dimension is to be a multiple of 128."""
-    q, k, v, indices, lengths = _as_sequences(queries, keys, values, table, lengths)
+    q, k, v, indices, lengths = _as_sequences(
+        queries, keys, values, table, lengths, PAGES_PER_BLOCK
+    )
     at_once = max(TPU_TABLE // indices.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(q), at_once)]
     out = [
@@ -60,11 +59,11 @@ def attend_on_tpu(
 
 
 def _as_sequences(
-    queries: Array, keys: Array, values: Array, table: Array, lengths: Array
+    queries: Array, keys: Array, values: Array, table: Array, lengths: Array, multiple: int
 ) -> tuple[Array, Array, Array, Array, Array]:
     rows, heads, group, dim = queries.shape
     pages, _, page_size, _ = keys.shape
-    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % PAGES_PER_BLOCK)))
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % multiple)))
     of_head = table[:, None, :] * heads + jnp.arange(heads)[None, :, None]
     pool = (1, pages * heads, page_size, dim)
     return (

@@ -189,6 +189,14 @@ def tpu_interpreted(*arguments):
         return attend_on_tpu(*arguments)
 
 
+def gpu_split(*arguments):
+    """As where the blocks of a table are not divided by any number of parts: five blocks by three."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_kernels, "PAGES_PER_BLOCK", 1)
+        patch.setattr(paged_kernels, "MAX_SPLITS", 3)
+        return gpu_interpreted(*arguments)
+
+
 def tpu_in_parts(*arguments):
     """As where the table is more than a core's scalar memory holds: four sequences, then two."""
     with pytest.MonkeyPatch.context() as patch:
@@ -199,7 +207,12 @@ def tpu_in_parts(*arguments):
 # Products are bfloat16 on a TPU, by default, and so are the interpreter's.
 @pytest.mark.parametrize(
     ("kernel", "tolerance"),
-    [(gpu_interpreted, 2e-6), (tpu_interpreted, 2e-2), (tpu_in_parts, 2e-2)],
+    [
+        (gpu_interpreted, 2e-6),
+        (gpu_split, 2e-6),
+        (tpu_interpreted, 2e-2),
+        (tpu_in_parts, 2e-2),
+    ],
 )
 def test_kernels_equal_attention_over_the_sequence(kernel, tolerance):
     """Lengths of one token, inside and at the end of a page; heads that share keys."""
