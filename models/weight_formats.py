@@ -11,7 +11,7 @@ the head are errors of the logits, and looking up a row reads little. So do norm
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +47,9 @@ def abstract_weight(
     """
     if weights == "auto" or not contracted:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
-    return QuantizedWeight(
-        jax.ShapeDtypeStruct(shape, _DTYPES[weights]),
-        jax.ShapeDtypeStruct(shape[:-contracted], jnp.float32),
-    )
+    values: Any = jax.ShapeDtypeStruct(shape, _DTYPES[weights])
+    scale: Any = jax.ShapeDtypeStruct(shape[:-contracted], jnp.float32)
+    return QuantizedWeight(values, scale)
 
 
 def quantize(weight: Float[Array, "..."], like: QuantizedWeight) -> QuantizedWeight:

@@ -17,7 +17,13 @@ from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import load_params
 from pat_jax.models.layers import BLOCK, linear
 from pat_jax.models.policy import Params, Policy
-from pat_jax.models.weight_formats import QuantizedWeight, abstract_weight, is_quantized, quantize
+from pat_jax.models.weight_formats import (
+    QuantizedWeight,
+    WeightFormat,
+    abstract_weight,
+    is_quantized,
+    quantize,
+)
 
 FORMATS = ("int8", "fp8")
 LARGEST = {"int8": 127, "fp8": 448}
@@ -52,7 +58,7 @@ def policy_and_params(name: str) -> tuple[Policy, Params]:
     )
 
 
-def quantized(weight: np.ndarray, contracted: int, weights: str) -> QuantizedWeight:
+def quantized(weight: np.ndarray, contracted: int, weights: WeightFormat) -> QuantizedWeight:
     like = abstract_weight(weight.shape, contracted, weights)
     assert isinstance(like, QuantizedWeight)
     return quantize(jnp.asarray(weight), like)
