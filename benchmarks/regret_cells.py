@@ -20,8 +20,9 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout
 from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.machine import Machine
 from pat_jax.profiling.recheck import rescaled
-from pat_jax.profiling.simulator import Machine, replay
+from pat_jax.profiling.simulator import replay
 
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.kernel_files import NoData
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.simulator import Workload
+from pat_jax.profiling.machine import Workload
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.costs import LARGE_S
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
-from pat_jax.profiling.simulator import Machine, Workload, replay
+from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.profiling.simulator import replay
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Load, Split
-from pat_jax.profiling.simulator import Machine
+from pat_jax.profiling.machine import Machine
 
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice

@@ -45,7 +45,9 @@ class Carried:
 class Burst:
     """A decode burst on its way."""
 
-    shape: tuple[Split, int, int]  # row bucket of a group; tokens that a row's cache may come to hold
+    shape: tuple[
+        Split, int, int
+    ]  # row bucket of a group; tokens that a row's cache may come to hold
     max_steps: int
     threshold: int  # it ends when no group has more live sequences
     output: BurstOutput  # on the devices
@@ -77,8 +79,7 @@ class Flight:
             expected=expected,
         )
         self.pool = DevicePool(catalogue, programs, layout)
-        self.num_preempted = 0
-        self.prefill_tokens = 0
+        self.num_preempted = self.prefill_tokens = 0
         self.prefill_slots = 0  # tokens that the calls had room for
         # Sums over the beginnings and ends of bursts, of what their sequences hold.
         self.kv_slots, self.kv_unused = 0, 0  # tokens
@@ -213,8 +214,7 @@ class Flight:
         Those with fewer than `recompute_below` tokens in the cache leave them behind: `compute` must
         follow, when the weights are there. The others migrate.
         """
-        scheduler, split = self.scheduler, target.split
-        live = scheduler.live
+        scheduler, live, split = self.scheduler, self.scheduler.live, target.split
         is_recomputed = scheduler.length[live] - 1 < recompute_below
         copies, moves, due = self.admission.carry(
             split.dp,

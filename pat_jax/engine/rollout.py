@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -171,7 +171,7 @@ class RolloutEngine:
         report: RolloutReport,
         has_enough: Callable[[int, np.ndarray], bool] | None = None,
         expected: np.ndarray | None = None,
-    ) -> Iterator[tuple[int, Completion]]:
+    ) -> Generator[tuple[int, Completion], None, None]:
         """Yields each request's index and completion after the burst in which it ended.
 
         Those that find no row or pages wait for them.
@@ -183,11 +183,9 @@ class RolloutEngine:
           expected: float[requests], tokens of the responses: of those that wait the longest begin
             first. In their order where not given.
         """
-        clock = Stopwatch()
+        clock, running = Stopwatch(), None
         with clock("schedule"):
             flight = Flight(self.catalogue, self.programs, self._weights[1], requests, expected)
-
-        running: Burst | None = None
         try:
             while flight.scheduler.has_work:
                 if running is None:

@@ -1,5 +1,6 @@
 """Bursts dispatched before the results of the one before are known: nothing comes out differently."""
 
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +19,8 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
-from pat_jax.profiling.simulator import Machine, Workload, replay
+from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.profiling.simulator import replay
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
@@ -123,7 +125,7 @@ def test_who_has_said_enough_is_not_heard_any_more(ahead):
         has_enough=lambda i, tokens: i in ended and len(tokens) >= 5,
     )
     kept = [i for i in range(len(requests)) if i not in ended]
-    check(*([of[i] for i in kept] for of in (requests, expected, found)))
+    check([requests[i] for i in kept], [expected[i] for i in kept], [found[i] for i in kept])
     for i in ended:
         said, whole = found[i].tokens.tolist(), expected[i].tokens.tolist()
         assert said == whole[: len(said)]
@@ -137,9 +139,8 @@ def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way():
     for _ in range(2):
         weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
         engine().set_weights(weights, layout)
-        stream = engine().stream(requests, FixedLayout(DP2), RolloutReport())
-        next(stream)
-        stream.close()
+        with closing(engine().stream(requests, FixedLayout(DP2), RolloutReport())) as stream:
+            next(stream)
         engine().release_weights()
 
 

@@ -16,7 +16,8 @@ from pat_jax.planning.memory import USABLE, MemoryModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL
 from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.simulator import Burst, Machine, Workload, replay
+from pat_jax.profiling.machine import Burst, Machine, Workload
+from pat_jax.profiling.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CONFIG = replace(

@@ -16,7 +16,8 @@ from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split, recompute_below
 from pat_jax.profiling.hindsight import clairvoyant, regret
-from pat_jax.profiling.simulator import Machine, Workload, replay
+from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.profiling.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP, LONGEST_PROMPT, CAPACITY = 150, 20, 40

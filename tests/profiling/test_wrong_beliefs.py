@@ -14,7 +14,8 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulator import Machine, Replay, Workload, replay
+from pat_jax.profiling.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP, CAPACITY = 300, 32

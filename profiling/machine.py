@@ -1,0 +1,117 @@
+"""What is replayed, where, and what comes of it: the types of `simulator.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.trace import Balanced, RolloutTrace
+from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Load, Split
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One rollout's sequences, and how long each will turn out to be."""
+
+    prompts: np.ndarray  # int[sequences], tokens
+    responses: np.ndarray  # int[sequences], tokens; what no planner may see
+    cap: int  # tokens; longer responses are cut
+
+    def __post_init__(self):
+        if not ((self.responses >= 1).all() and (self.responses <= self.cap).all()):
+            raise ValueError(f"response lengths must lie in 1 … {self.cap}, the cap.")
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
+
+    def load(self, capacity: int) -> Load:
+        """What is known before the first token, when so many sequences have rows at once."""
+        live = min(self.size, capacity)
+        zeros = np.zeros(live, int)
+        budget = np.full(live, self.cap)
+        return Load(zeros, zeros, self.prompts[:live], budget, waiting=self.size - live)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Steps of one decode burst, alike in layout and buckets."""
+
+    split: Split
+    rows: int  # row bucket of a group
+    length: int  # cache length, tokens
+    live: int  # unfinished sequences when it began
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    trace: RolloutTrace
+    bursts: tuple[Burst, ...]
+    prefill_s: float
+    switch_s: float
+    balanced: tuple[Balanced, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        return self.trace.total_s
+
+    @property
+    def decode_s(self) -> float:
+        return sum(burst.seconds for burst in self.bursts)
+
+    @property
+    def balance_s(self) -> float:
+        return sum(balance.seconds for balance in self.balanced)
+
+    @property
+    def path(self) -> list[tuple[int, str]]:
+        """(decode step, layout) of the start and of every switch."""
+        return [
+            (0, self.trace.layout[0] if not self.trace.switches else self.trace.switches[0].source),
+            *((switch.step, switch.target) for switch in self.trace.switches),
+        ]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a rollout is replayed: what things really cost there, and the shapes compiled for it."""
+
+    truth: LatencyModel
+    splits: tuple[Split, ...]
+    buckets: Buckets
+    burst_steps: int = 64
+    check_every: int = 8
+    memory: MemoryModel | None = None  # what fits there; None: everything
+    runs_ahead: bool = False  # see RolloutEngine
+
+    @classmethod
+    def of(
+        cls,
+        truth: LatencyModel,
+        splits: Sequence[Split],
+        config: RolloutConfig,
+        *,
+        capacity: int,
+        memory: MemoryModel | None = None,
+        runs_ahead: bool = False,
+    ) -> "Machine":
+        buckets = Buckets.build(
+            splits,
+            capacity=capacity,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        steps = config.burst_steps, config.check_every
+        return cls(truth, tuple(splits), buckets, *steps, memory, runs_ahead)
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that have rows at once; others wait until one of them ends."""
+        return min(split.dp * self.buckets.rows[split][-1] for split in self.splits)
