@@ -44,7 +44,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.planning.types import Load
+from pat_jax.planning.types import Load, Split
 from pat_jax.plot import plot_rollout
 from pat_jax.profiling.measure import Warmup
 
@@ -219,13 +219,15 @@ def main() -> None:
     drawn = Lengths(args.cap, None if args.lengths == "heavy" else read(args.data)[args.lengths])
     lengths = drawn.fitted(args.sequences)
     splits = tuple(rig.together.layouts)
-    systems: dict[str, System] = {
-        str(split): (lambda batch, s=split: rig.run(rig.together, FixedLayout(s), batch))
-        for split in splits
-    }
-    systems["adaptive"] = lambda batch: rig.run(
-        rig.together, CostModelPlanner(splits, latency, lengths), batch
-    )
+
+    def planned(*splits: Split) -> System:
+        """With no choice of a layout, the planner still keeps the groups even."""
+        return lambda batch: rig.run(
+            rig.together, CostModelPlanner(splits, latency, lengths), batch
+        )
+
+    systems = {str(split): planned(split) for split in splits}
+    systems["adaptive"] = planned(*splits)
     systems["independent"] = rig.run_independently
     first = FixedLayout(next(iter(rig.alone.layouts)))
     systems["one device"] = lambda batch: rig.run(rig.alone, first, batch)
@@ -234,7 +236,7 @@ def main() -> None:
         run([replace(request, max_new_tokens=4) for request in requests(0, args.sequences, drawn)])
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     cores: dict[str, list[float]] = {name: [] for name in systems}
-    switches, planning = [], []
+    switches, balanced, planning = [], [], []
     for repeat in range(args.repeats):
         batch = requests(repeat + 1, args.sequences, drawn)
         for name, run in systems.items():
@@ -244,6 +246,7 @@ def main() -> None:
             cores[name].append((time.process_time() - cpu) / (time.perf_counter() - start))
             if name == "adaptive":
                 switches.append([asdict(switch) for switch in report.switches])
+                balanced.append([asdict(balance) for balance in report.balanced])
                 planning.append(report.seconds["plan"] / report.total_s)
                 shown = report
             print(f"repeat {repeat} {name}: {report.total_s:.2f} s", file=sys.stderr)
@@ -253,6 +256,7 @@ def main() -> None:
         "settings": {key: str(value) for key, value in vars(args).items()},
         "planner_share_of_rollout": planning,
         "switches": switches,
+        "balanced": balanced,
         "decode_step_ms": {
             f"{split} rows {rows} length {length}": round(1e3 * s, 2)
             for (split, rows, length), s in latency.decode_table.items()
