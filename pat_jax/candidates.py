@@ -16,7 +16,7 @@ from pat_jax.planning.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split, recompute_below
 
 
@@ -93,13 +93,12 @@ def within_hosts(
     return {split: layouts[split] for split in layouts if split in kept}, dropped
 
 
-def pinned_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
+def scripted_planner(config: RunConfig, layouts: dict[Split, Layout]) -> Planner | None:
+    """Follows the path that the options write down; None where they do not."""
+    if not config.switch_to:
+        return None
     by_name = {str(split): split for split in layouts}
     below = recompute_below("recompute" if config.rollout.kv_carry == "recompute" else "migrate")
-    if config.switch_to:
-        path = zip(config.switch_to.split(","), map(int, config.switch_at.split(",")), strict=True)
-        first = next(iter(layouts))
-        return ScriptedPath(first, tuple(Step(by_name[name], at, below) for name, at in path))
-    if config.layout != "auto":
-        return FixedLayout(by_name[config.layout])
-    return None
+    path = zip(config.switch_to.split(","), map(int, config.switch_at.split(",")), strict=True)
+    first = next(iter(layouts))
+    return ScriptedPath(first, tuple(Step(by_name[name], at, below) for name, at in path))

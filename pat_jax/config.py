@@ -224,7 +224,7 @@ class RunConfig:
     seed: int = 0
     """Seed of parameters, data order and sampling."""
     layout: str = "auto"
-    """auto plans the layout of every moment; `dp2tp4` pins one."""
+    """auto plans the layout of every moment; `dp2tp4` pins one, whose groups are still kept even."""
     switch_to: str = ""
     """Comma-separated layouts of a scripted path (experiments); the planner is off."""
     switch_at: str = ""

@@ -13,7 +13,6 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from pat_jax.candidates import pinned_planner
 from pat_jax.cli import parse, run_command
 from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.devices import configure
@@ -234,8 +233,9 @@ def _planner(
     profile: Profile | None,
     weights_in: Callable[[Layout], Params],
 ) -> Planner:
-    if len(engine.layouts) == 1:
-        return pinned_planner(run, engine.layouts) or FixedLayout(next(iter(engine.layouts)))
+    first, *others = engine.layouts
+    if first.dp == 1 and not others:
+        return FixedLayout(first)  # nothing to choose, no groups to keep even
     memory = engine_memory(engine, run.rollout)
     warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
     latency, buckets = warmup.measure(weights_in), engine.catalogue.buckets

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from pat_jax.candidates import check_batch, pinned_planner, wanted_layouts, worth_planning
+from pat_jax.candidates import check_batch, scripted_planner, wanted_layouts, worth_planning
 from pat_jax.checkpoint import check_fingerprint
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device
@@ -58,7 +58,7 @@ class Setup:
     dropped: Sequence[str]  # why layouts of the chain are missing
     engine: RolloutEngine
     trainer: Trainer
-    pinned: Planner | None  # the planner that the options ask for; None: plan by cost
+    scripted: Planner | None  # the path that the options write down; None: plan by cost
     fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
     subject: Subject  # what a profile has to be of
     profile: Profile | None  # measured before, if it was
@@ -112,7 +112,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         dropped,
         engine,
         trainer,
-        pinned_planner(config, engine.layouts),
+        scripted_planner(config, engine.layouts),
         fingerprint,
         subject,
         profile,

@@ -209,7 +209,7 @@ class Run:
         start = time.perf_counter()
         warmup = warm_up(setup, self.first_layouts, self.weights_in)
         latency = frozen(config, setup, self.folder, warmup.measured, self.progress.print)
-        planner = setup.pinned or cost_planner(config, setup, latency, lengths)
+        planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(self.first_layouts) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
             left = config.steps - self.first_step
             self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts, left)

@@ -36,7 +36,7 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     """
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
-    if rollout.compile == "all" or setup.pinned:
+    if rollout.compile == "all" or setup.scripted or len(splits) == 1:
         return splits
     if profile is None:
         memory = setup.memory

@@ -88,3 +88,4 @@ def test_a_run_on_two_hosts_says_what_it_leaves_out(monkeypatch):
     assert any("dp1tp8: its TP crosses hosts" in reason for reason in setup.dropped)
     pinned = build(parse([*options, "--layout", "dp1tp8"]), jax.devices())
     assert list(pinned.layouts) == [TP8]
+    assert pinned.scripted is None, "planned by cost, which keeps its groups even"

@@ -169,11 +169,11 @@ class TestTheFirstLayouts:
         latency = story.lazy.warmup.measured
         return replace(story.setup, profile=Profile(story.setup.subject, latency, {}, compile_s))
 
-    def test_all_of_them_where_all_are_asked_for_or_one_is_pinned(self, story, profiled):
+    def test_all_of_them_where_all_are_asked_for_or_a_path_is(self, story, profiled):
         everything = parse([*OPTIONS, "--rollout.compile", "all"])
         assert first_layouts(everything, profiled) == (DP2, TP2)
-        pinned = replace(profiled, pinned=FixedLayout(TP2))
-        assert first_layouts(story.config, pinned) == (DP2, TP2)
+        scripted = replace(profiled, scripted=FixedLayout(TP2))
+        assert first_layouts(story.config, scripted) == (DP2, TP2)
 
     def test_what_pays_over_the_run_is_compiled_at_once(self, profiled):
         """Everything is compiled in this engine: made to look as if nothing were."""
