@@ -13,7 +13,7 @@ For each batch and context:
     host gap 1 - device / wall
 
 Bytes are those that must move in a step: each weight once, and the keys and values of each row's own
-tokens. They are held against the read bandwidth of the same device, measured before each cell (a large
+tokens. They are held against the read bandwidth of the same device, measured in each round (a large
 array summed, and times a vector: the faster of both). A cell whose cache is more than the device has
 room for is left out and named. `transformers` (bfloat16, static cache, what it compiles of itself)
 decodes the same batches in a process that ends before this one takes the device's memory.
@@ -181,9 +181,10 @@ def measure(
     decoder = Decoder(cell, devices, params)
     found = []
     for nth in range(rounds + 1):
-        bandwidth = read_bandwidth(read_bytes)
-        device = decoder.device_seconds()
         wall, prefill = decoder.wall_seconds(nth)
+        device = decoder.device_seconds()
+        # Last: what follows it on a CPU finds its caches and its freed memory cold.
+        bandwidth = read_bandwidth(read_bytes)
         if nth:  # the first round warms up
             found.append((device, wall, prefill, bandwidth, cell.step_bytes / device / bandwidth))
     device, wall, prefill, bandwidth, share = map(statistics.median, zip(*found, strict=True))
@@ -213,7 +214,9 @@ def measure_transformers(python: Path, model: str, cells: Sequence[Cell]) -> dic
             batch = draw(
                 0, cell.rows, cell.context, cell.new_tokens, is_heavy=False, vocab=config.vocab_size
             )
-            found[name_of(cell)] = {"step_ms": 1e3 * peer(batch)} | peer.versions
+            seconds: float | None = peer(batch)  # None: it found too little memory
+            step = None if seconds is None else 1e3 * seconds
+            found[name_of(cell)] = {"step_ms": step} | peer.versions
         peer.process.terminate()
         peer.process.wait()  # its memory is free before the next process wants it
     return found
@@ -271,7 +274,9 @@ def main() -> None:
         for cell in mine:
             found = measure(cell, devices, params, args.rounds, 2**28 if args.small else 2**32)
             if peer := peers.get(name_of(cell)):
-                found["transformers"] = peer | {"times": peer["step_ms"] / found["wall_step_ms"]}
+                step = peer["step_ms"]
+                times = None if step is None else step / found["wall_step_ms"]
+                found["transformers"] = peer | {"our_speed_is_times": times}
             results[name_of(cell)] = found
             print(name_of(cell), {k: v for k, v in found.items() if k != "rounds"}, flush=True)
         for leaf in jax.tree.leaves(params):

@@ -6,7 +6,8 @@ Run by `gpu_decode.py` with the Python of an environment of its own:
 
 Random bfloat16 weights from the config.json in the folder given, on a GPU where there is one.
 `generate` compiles the decode step of a static cache by itself on a GPU. An answer holds the seconds of
-one decode step: what the new tokens take, less what the first takes, in a cache of the same size.
+one decode step: what the new tokens take, less what the first takes, in a cache of the same size; null
+where the GPU's memory was too small.
 """
 
 import json
@@ -34,14 +35,21 @@ def main() -> None:
         request = json.loads(line)
         tokens = torch.tensor(request["prompts"], device=device)
         longest = max(request["lengths"])
-        cache = transformers.StaticCache(
-            config=model.config, max_cache_len=tokens.shape[1] + longest
-        )
-        for _ in range(2):  # the first time compiles
-            first, all_of_them = (generate(model, tokens, cache, n) for n in (1, longest))
-        seconds = (all_of_them - first) / (longest - 1)
+        try:
+            seconds = step_seconds(model, tokens, longest)
+        except torch.OutOfMemoryError:
+            seconds = None
         print(json.dumps({"seconds": seconds}), file=sys.__stdout__, flush=True)
-        del cache
+
+
+def step_seconds(model, tokens, new_tokens: int) -> float:
+    size = tokens.shape[1] + new_tokens
+    cache = transformers.StaticCache(config=model.config, max_cache_len=size)
+    # The first times compile.
+    first, all_of_them = (
+        min(generate(model, tokens, cache, n) for _ in range(5)) for n in (1, new_tokens)
+    )
+    return (all_of_them - first) / (new_tokens - 1)
 
 
 @torch.inference_mode()
