@@ -73,14 +73,8 @@ class Forecast:
         splits: Sequence[Split],
         current: Split | None,
         num_moments: int,
-        *,
-        is_kept_even: bool = False,
     ) -> "Forecast":
-        """
-        Args:
-          current: the split that `load.group` counts in; None where nothing runs yet.
-          is_kept_even: sequences move between the groups of a layout as soon as they are uneven.
-        """
+        """`current` is the split that `load.group` counts in; None where nothing runs yet."""
         edges = moment_edges(horizon(load, lengths), num_moments)
         moments = edges[:-1]
         classes, survive = _survival(load, lengths, moments)
@@ -103,11 +97,8 @@ class Forecast:
         for split in splits:
             members = _in_groups(count, split.dp, current)
             most = members[:, :num_now].sum(axis=1).max()  # none is ever fuller than now
-            if is_kept_even:
-                expected = _fullest(total[None], survive, 1) / split.dp
-            else:
-                expected = _fullest(members, survive, split.dp)
-            fullest.append(np.where(is_queued, most, np.minimum(expected, np.ceil(most))))
+            expected = np.minimum(_fullest(members, survive, split.dp), np.ceil(most))
+            fullest.append(np.where(is_queued, most, expected))
         weight = total[:, None] * survive if load.waiting else total[:, None]
         # Where all who are known will have ended, whoever is live then is like any of them.
         weight = np.where(weight.sum(axis=0) > 0, weight, total[:, None])

@@ -93,9 +93,7 @@ class CostModelPlanner(Planner):
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
-        forecast = Forecast.of(
-            load, self.lengths, self.splits, None, self.grid, is_kept_even=self._keeps_even
-        )
+        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = self._within_memory(self._costs(forecast), forecast, load)
         costs = self._compiled_only(costs, None)
         total, choices = costs.cheapest(self.safety)
@@ -109,7 +107,7 @@ class CostModelPlanner(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         here = self.splits.index(current)
-        forecast, priced, costs = self._outlook(load, current, is_kept_even=self._keeps_even)
+        forecast, priced, costs = self._outlook(load, current)
         self._book(load, here, costs)
         _, choices = costs.cheapest(self.safety)
         stay = float(priced.run[here].sum())
@@ -160,8 +158,7 @@ class CostModelPlanner(Planner):
         profile_s = [balance_seconds(self.latency, split, load, group) for group in options]
         if not options or min(profile_s) == math.inf:
             return None
-        stay, step_s = self._remaining(load, plan)
-        self._burst = step_s, load.step  # of the groups as they are
+        stay, _ = self._remaining(load, plan)
         best, most, fullest = None, 0.0, int(np.bincount(load.group).max())
         for group, seconds in zip(options, profile_s, strict=True):
             cost = self.balance_costs.pages(seconds)
@@ -198,18 +195,9 @@ class CostModelPlanner(Planner):
         seconds = priced.seconds(here, follow(choices, here), self.safety)
         return seconds, costs.profile_step_s
 
-    @property
-    def _keeps_even(self) -> bool:
-        """Moves between groups are cheap against what a plan is about; see `balance`."""
-        return any(self.latency.shift_round(split) < math.inf for split in self.splits)
-
-    def _outlook(
-        self, load: Load, current: Split, *, is_kept_even: bool = False
-    ) -> tuple[Forecast, Costs, Costs]:
+    def _outlook(self, load: Load, current: Split) -> tuple[Forecast, Costs, Costs]:
         """What is expected and what it costs; then without what has no room or is not compiled."""
-        forecast = Forecast.of(
-            load, self.lengths, self.splits, current, self.grid, is_kept_even=is_kept_even
-        )
+        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
         priced, here = self._costs(forecast), self.splits.index(current)
         costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
         return forecast, priced, costs

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from test_planner import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
 from pat_jax.planning.balance import balance_seconds
-from pat_jax.planning.forecast import Forecast
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.types import Balance, Load, Plan, Split
 
@@ -116,26 +115,3 @@ def test_pages_that_go_equally_far_go_together(moves, round_tokens):
         rounds += -(-max(due) // round_tokens)
     found = balance_seconds(latency, Split(4, 2), Load(old, zeros, context, zeros), new)
     assert found == pytest.approx(rounds * seconds)
-
-
-def test_a_plan_counts_on_even_groups_where_moves_are_to_be_had():
-    """18 sequences in four groups take the rows of five, not of the nine that are in one."""
-    even = np.repeat(np.arange(4), [5, 5, 4, 4])
-    uneven, moving = make_planner(None, reslice=1e6), make_planner(1e-4, reslice=1e6)
-    seconds = uneven.plan(load(even), DP4TP2).predicted_remaining_s
-    assert moving.plan(load(), DP4TP2).predicted_remaining_s == pytest.approx(seconds, rel=0.01)
-    more = uneven.plan(load(), DP4TP2).predicted_remaining_s - seconds
-    assert 4 * LEFT * ROW_S * 1.064 < more < 4 * LEFT * ROW_S * 1.512
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 300))
-def test_kept_even_groups_have_their_share_of_the_live(group, generated):
-    counts, ones = np.bincount(group, minlength=4), np.ones(len(group), int)
-    live = Load(np.array(group), generated * ones, (9 + generated) * ones, (CAP - generated) * ones)
-    forecast = Forecast.of(live, LENGTHS, SPLITS, DP4TP2, 48, is_kept_even=True)
-    for split, fullest in zip(SPLITS, forecast.fullest[0], strict=True):
-        merged = counts.reshape(-1, split.dp).sum(axis=0) if split.dp <= 4 else [len(group) / 8]
-        share = np.minimum(forecast.live / split.dp, np.ceil(max(merged)))
-        # What is live counts as one at least, and so does a group.
-        far = forecast.live > 1
-        np.testing.assert_allclose(fullest[far], np.maximum(share, 1)[far])
