@@ -216,7 +216,8 @@ class RunConfig:
     reward: str = "auto"
     """`module:function`, `math`, `exact`, or auto (the task's own; math for files)."""
     reward_timeout: float = 10.0
-    """Seconds one response may take to score before it is killed, logged and given 0."""
+    """Seconds one response may take to score before it is killed, logged and given 0: by the clock,
+    beside a rollout that may use the same cores."""
     steps: int = 100
     """Iterations: rollout, reward, update."""
     train: bool = True

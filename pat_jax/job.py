@@ -141,7 +141,8 @@ class Job:
         """Whether there was a stop string before the last burst.
 
         Each burst's tokens are searched beside the next one. So a response may run for a burst more
-        than it has to, which its result does not show: nothing behind a stop string is in it.
+        than it has to, or two where bursts are dispatched ahead, which its result does not show:
+        nothing behind a stop string is in it.
         """
         entry = self.waiting[self.places[i]]
         if entry.finder is None:

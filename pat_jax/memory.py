@@ -59,15 +59,18 @@ def kv_bytes(
         for layout in layouts.values()
     )
     left = USABLE * limit - shard_bytes(resident) - weights
+    one_page = page_bytes(policy.config, config.page_size, dtype)
+    # Pages on their way between groups of a layout: packed, and arrived.
+    shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
     if len(layouts) == 1:
-        return max(0.0, left)
+        return max(0.0, left - shifted)
     most_parts = max(
         exchange.staged / exchange.num_heads
         for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
     )
-    staged = SIZES[0] * most_parts * page_bytes(policy.config, config.page_size, dtype)
     # A switch holds a chunk of the weights twice, and pages on their way.
-    return max(0.0, left - _chunk(jax.tree.leaves(abstract), RESLICE_CHUNK_BYTES) - staged)
+    left -= _chunk(jax.tree.leaves(abstract), RESLICE_CHUNK_BYTES)
+    return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
 
 
 def _chunk(leaves: Sequence[Any], limit: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.trace import Balanced, RolloutTrace
+from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Load, Split
@@ -55,7 +55,6 @@ class Replay:
     bursts: tuple[Burst, ...]
     prefill_s: float
     switch_s: float
-    balanced: tuple[Balanced, ...] = ()
 
     @property
     def total_s(self) -> float:
@@ -67,7 +66,7 @@ class Replay:
 
     @property
     def balance_s(self) -> float:
-        return sum(balance.seconds for balance in self.balanced)
+        return sum(balance.seconds for balance in self.trace.balanced)
 
     @property
     def path(self) -> list[tuple[int, str]]:

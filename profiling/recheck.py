@@ -37,9 +37,15 @@ def rescaled(known: Table, again: Table) -> dict[Any, float]:
 def describe(name: str, known: Table, again: Table) -> list[str]:
     """A line for each change, for the log."""
     return [
-        f"profile: {name} of {' to '.join(map(str, layouts))} takes {factor:.2f} times as long now"
+        f"profile: {name} of {_named(layouts)} takes {factor:.2f} times as long now"
         for layouts, factor in changes(known, again).items()
     ]
+
+
+def _named(layouts: Layouts) -> str:
+    if len(layouts) > len(set(layouts)):
+        return f"{layouts[0]}, between its groups,"
+    return " to ".join(map(str, layouts))
 
 
 def _layouts(key: tuple) -> Layouts:

@@ -61,7 +61,10 @@ def _pair(key: tuple[Split, Split]) -> str:
 
 
 def _round(key: tuple[Split, Split, str]) -> str:
-    return f"{_pair(key[:2])}, {key[2]} sending"
+    source, target, senders = key
+    if source == target:
+        return f"{source}, between its groups"
+    return f"{_pair((source, target))}, {senders} sending"
 
 
 def _collective(key: tuple[str, int, int]) -> str:

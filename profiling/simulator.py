@@ -35,7 +35,9 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
                 planner.observe_balance(balance, flight.balance(balance))
             flight.fit()
             running, stays = flight.launch(plan.threshold), True
-        following = flight.launch_next(running) if machine.runs_ahead and stays else None
+        following = None
+        if machine.runs_ahead and stays:
+            following = flight.launch_next(running, plan.threshold)
         if burst := flight.collect(running):
             planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
         running = following
@@ -95,19 +97,23 @@ class _Flight:
             accounts.compact(rows)
 
     def launch(self, threshold: int) -> _Running:
-        compact_at = self.buckets.rows_below(self.split, self.accounts.rows_per_group)
-        return self._launch(min(max(compact_at, threshold), self.accounts.fullest - 1), 0)
+        return self._launch(self._stop_at(threshold), 0)
 
-    def launch_next(self, running: _Running) -> _Running | None:
+    def _stop_at(self, threshold: int) -> int:
+        compact_at = self.buckets.rows_below(self.split, self.accounts.rows_per_group)
+        return min(max(compact_at, threshold), self.accounts.fullest - 1)
+
+    def launch_next(self, running: _Running, threshold: int) -> _Running | None:
         accounts = self.accounts
         rows = self.buckets.rows_for(self.split, accounts.fullest)
         if len(accounts.waiting) or rows != accounts.rows_per_group:
             return None
         live = accounts.live
         goes_on = live[accounts.end[live] - accounts.length[live] > running.max_steps]
-        if int(np.bincount(accounts.group(goes_on), minlength=1).max()) <= running.threshold:
+        threshold = max(running.threshold, self._stop_at(threshold))
+        if int(np.bincount(accounts.group(goes_on), minlength=1).max()) <= threshold:
             return None
-        return self._launch(running.threshold, running.max_steps)
+        return self._launch(threshold, running.max_steps)
 
     def _launch(self, threshold: int, steps_before: int) -> _Running:
         check_every, accounts = self.machine.check_every, self.accounts
@@ -211,8 +217,9 @@ class _Flight:
             total_s=self.clock_s,
             total_steps=self.step,
             switches=tuple(self.switches),
+            balanced=tuple(self.balanced),
         )
-        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s, tuple(self.balanced))
+        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s)
 
     def _left(self, live: np.ndarray) -> np.ndarray:
         """Tokens that each sequence will still say, int[live]: what no planner may see."""

@@ -15,7 +15,7 @@ from pat_jax.engine.accounts import NO_ROW
 from pat_jax.engine.balance import options
 from pat_jax.engine.due import Copies, PageMoves, Spans
 from pat_jax.engine.holdings import NO_GROUP, NO_PAGES, Holdings, Moved
-from pat_jax.engine.paging import NULL_PAGE, Admitted
+from pat_jax.engine.paging import NULL_PAGE, Admitted, num_pages_for
 from pat_jax.engine.scheduler import Scheduler
 
 
@@ -69,11 +69,16 @@ class Admission(Holdings):
         return num_preempted
 
     def reserve(self, steps: int) -> bool:
-        """As `grow`, but nobody gives way; returns whether there were pages for all."""
-        for i, num_tokens in self._short(steps):
+        """As `grow`, but nobody gives way: where pages do not suffice for all, nobody gets any."""
+        short = self._short(steps)
+        needed = np.zeros(len(self.pools), np.int64)
+        for i, num_tokens in short:
+            needed[self._group[i]] += num_pages_for(num_tokens, self.page_size) - self._num_pages[i]
+        if any(n > pool.num_free for n, pool in zip(needed, self.pools, strict=True)):
+            return False
+        for i, num_tokens in short:
             pages = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
-            if pages is None:
-                return False
+            assert pages is not None, "counted"
             self._pages[i], self._num_pages[i] = pages, len(pages)
         return True
 

@@ -174,8 +174,9 @@ class DecodeFunctions:
                 logits, rows.sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size
             )
         # A log-probability that is no number has come from such logits: nothing good would follow.
-        stopped = jnp.any(tokens[:, None] == endings, axis=1) | jnp.isnan(logprobs)
-        after = _advance(rows, tokens, stopped)
+        failed = jnp.isnan(logprobs)
+        stopped = jnp.any(tokens[:, None] == endings, axis=1) | failed
+        after = _advance(rows, tokens, stopped, failed)
         output = BurstOutput(
             tokens=_put_column(output.tokens, tokens, output.steps),
             logprobs=_put_column(output.logprobs, logprobs, output.steps),
@@ -200,10 +201,16 @@ def _put_column(buffer: Any, column: Array, at: Any) -> Array:
 
 
 def _advance(
-    rows: RowState, tokens: Int[Array, " rows"], stopped: Bool[Array, " rows"]
+    rows: RowState,
+    tokens: Int[Array, " rows"],
+    stopped: Bool[Array, " rows"],
+    failed: Bool[Array, " rows"],
 ) -> RowState:
-    """Rows that are not live stand still: they decode, but nothing reads what they write."""
-    position = rows.position + rows.live
+    """Rows that are not live stand still: they decode, but nothing reads what they write.
+
+    Those that failed stand in their own page: where they went on to, NaNs might be read by others.
+    """
+    position = rows.position + (rows.live & ~failed)
     return replace(
         rows,
         last_token=jnp.where(rows.live, tokens, rows.last_token),

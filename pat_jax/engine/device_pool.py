@@ -67,6 +67,7 @@ class DevicePool:
         jax.block_until_ready(self.pages)
 
     def delete(self) -> None:
-        """Frees the memory."""
+        """Frees the memory, when what has been dispatched is done with it."""
+        self.settle()
         for leaf in jax.tree.leaves(self.pages):
             leaf.delete()

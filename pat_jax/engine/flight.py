@@ -24,7 +24,7 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.migration import Traffic
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.state import BurstOutput, DecodeState, RowState, Until, seen_shape
+from pat_jax.engine.state import Burst, DecodeState, RowState, Until, seen_shape
 from pat_jax.engine.trace import Balanced
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Balance, Split
@@ -39,18 +39,6 @@ class Carried:
     num_recomputed: int
     due: Round  # what is still to be computed there
     traffic: Traffic
-
-
-@dataclass(frozen=True)
-class Burst:
-    """A decode burst on its way."""
-
-    shape: tuple[
-        Split, int, int
-    ]  # row bucket of a group; tokens that a row's cache may come to hold
-    max_steps: int
-    threshold: int  # it ends when no group has more live sequences
-    output: BurstOutput  # on the devices
 
 
 class Flight:
@@ -138,14 +126,17 @@ class Flight:
             rows = self.scheduler.row_state()
             self._rows = jax.device_put(rows, self.layout.sharding("batch"))
             self._seen = self._put_seen()
-        compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
-        threshold = min(max(compact_at, threshold), self.scheduler.fullest - 1)
-        return self._launch(params, threshold, steps_before=0)
+        return self._launch(params, self._stop_at(threshold), steps_before=0)
 
-    def launch_next(self, params: Params, running: Burst) -> Burst | None:
+    def _stop_at(self, threshold: int) -> int:
+        compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
+        return min(max(compact_at, threshold), self.scheduler.fullest - 1)
+
+    def launch_next(self, params: Params, running: Burst, threshold: int) -> Burst | None:
         """Dispatches the burst after `running`, whose results are not known yet.
 
-        It ends where `running` does: if that has reached the threshold, it takes no step.
+        It ends at the newest `threshold`, and where `running` does: if that has come to an end of the
+        kind, it takes no step.
 
         Returns:
           None, and nothing is dispatched, where rows are to change first, pages are too few, or
@@ -159,13 +150,14 @@ class Flight:
         live = scheduler.live
         goes_on = live[scheduler.end[live] - scheduler.length[live] > running.max_steps]
         fullest = int(np.bincount(scheduler.group(goes_on), minlength=1).max())
-        if fullest <= running.threshold:
+        threshold = max(running.threshold, self._stop_at(threshold))
+        if fullest <= threshold:
             return None
         if not self.admission.reserve(running.max_steps + self._burst_steps):
             return None
         if self._waits:
             jax.block_until_ready(running.output)
-        return self._launch(params, running.threshold, steps_before=running.max_steps)
+        return self._launch(params, threshold, steps_before=running.max_steps)
 
     def _launch(self, params: Params, threshold: int, steps_before: int) -> Burst:
         """Behind a burst of up to `steps_before` steps."""
@@ -185,7 +177,7 @@ class Flight:
         until = Until(np.int32(steps), np.int32(threshold))
         state, output = self.programs[Key("decode", *shape)](params, state, tables, until)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
-        return Burst(shape, steps, threshold, output)
+        return Burst(shape, steps, threshold, steps_before > 0, output)
 
     def collect(self, burst: Burst) -> tuple[int, int]:
         """Waits for a burst; returns the decode steps run and the tokens sampled."""

@@ -21,7 +21,9 @@ class RolloutReport:
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_padding: float = 0.0  # part of the computed tokens that were none
-    kv_waste: float = 0.0  # part of what live sequences' pages hold that is no token of theirs
+    # Part of the pages held that has no token, averaged over beginnings and ends of bursts: what is
+    # reserved for the steps of a burst, two of them where bursts are dispatched ahead, is in it.
+    kv_waste: float = 0.0
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     seconds: dict[str, float] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)
@@ -68,6 +70,7 @@ class RolloutReport:
             total_s=self.total_s,
             total_steps=self.decode_steps,
             switches=tuple(self.switches),
+            balanced=tuple(self.balanced),
         )
 
 

@@ -20,11 +20,12 @@ from pat_jax.engine import switch
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, pages_per_group
 from pat_jax.engine.decode import DecodeFunctions
-from pat_jax.engine.flight import Burst, Flight
+from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.report import RolloutReport, describe_switch
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.state import Burst
 from pat_jax.engine.trace import Switch
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner import Planner
@@ -58,7 +59,7 @@ class RolloutEngine:
           reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
           kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
           runs_ahead: dispatch a burst before the results of the one before it are known, so that
-            the devices do not wait for the host. What the planner decides then takes effect one
+            the devices do not wait for the host. A switch that no threshold foresaw then comes one
             burst later. None: except on CPU, where the host's work takes the devices' own cores.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
@@ -196,7 +197,7 @@ class RolloutEngine:
                 following = None
                 if self.runs_ahead and stays:
                     with clock("schedule"):
-                        following = flight.launch_next(self._weights[0], running)
+                        following = flight.launch_next(self._weights[0], running, plan.threshold)
                 live = flight.scheduler.live
                 if self._collect(flight, running, began, report, clock):
                     planner.observe(*report.bursts[-1])
@@ -261,16 +262,17 @@ class RolloutEngine:
     ) -> bool:
         """Waits for a burst that has had the devices for itself since `began`, and books it.
 
-        Returns whether it took a step: not if the one before had reached the threshold.
+        Returns whether its time says something of a step: not if it took none, because the one
+        before had reached the threshold, nor if it was over before the host came to wait for it.
         """
-        num_live = len(flight.scheduler.live)
+        num_live, was_over = len(flight.scheduler.live), burst.is_over
         with clock("decode"):
             steps, tokens = flight.collect(burst)
         if not steps:
             return False
         seconds = clock.elapsed - began
         report.add_burst(burst.shape, began, seconds, live=num_live, steps=steps, tokens=tokens)
-        return True
+        return not (burst.is_ahead and was_over)
 
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:
         """Weights, cache and rows to the plan's layout: the contribution, in two lines each way."""

@@ -4,6 +4,7 @@ Arrays have one entry a row. The rows of data-parallel group g are g·R … (g +
 the row bucket: the number of rows that the compiled programs work on in each group.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.types import RowSampling, num_words
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.planning.types import Split
 from pat_jax.pytree import pytree_dataclass
 
 
@@ -84,6 +86,23 @@ class BurstOutput:
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A decode burst on its way."""
+
+    shape: tuple[
+        Split, int, int
+    ]  # row bucket of a group; tokens that a row's cache may come to hold
+    max_steps: int
+    threshold: int  # it ends when no group has more live sequences
+    is_ahead: bool  # dispatched behind another
+    output: BurstOutput  # on the devices
+
+    @property
+    def is_over(self) -> bool:
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(self.output))
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:

@@ -67,6 +67,7 @@ class RolloutTrace:
     total_s: float
     total_steps: int
     switches: tuple[Switch, ...] = ()
+    balanced: tuple[Balanced, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
 
     def __post_init__(self):
@@ -81,5 +82,9 @@ class RolloutTrace:
     def from_json(cls, text: str) -> Self:
         fields = json.loads(text)
         switches = tuple(Switch(**switch) for switch in fields.pop("switches"))
+        balanced = tuple(
+            Balanced(**move | {"fullest": tuple(move["fullest"])})
+            for move in fields.pop("balanced", ())
+        )
         lists = {name: tuple(x) for name, x in fields.items() if isinstance(x, list)}
-        return cls(**fields | lists, switches=switches)
+        return cls(**fields | lists, switches=switches, balanced=balanced)

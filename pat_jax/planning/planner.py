@@ -89,6 +89,7 @@ class CostModelPlanner(Planner):
     # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
     _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
+    _even_step_s: np.ndarray | None = field(default=None, init=False, repr=False)
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
@@ -172,7 +173,7 @@ class CostModelPlanner(Planner):
                 f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
             )
             best = Balance(group, stay - left, cost, why)
-            self._burst = step_s, load.step
+            self._even_step_s = step_s
             self._asked = SeenSwitch(split, split, "migrate", 0.0, seconds, actual_s=cost)
         return best
 
@@ -181,6 +182,8 @@ class CostModelPlanner(Planner):
         if self.is_frozen:
             seconds = balance.predicted_cost_s
         self._account.balance(seconds)
+        assert self._burst is not None and self._even_step_s is not None
+        self._burst = self._even_step_s, self._burst[1]  # what the next burst will cost now
         if not self.is_frozen:
             seen = replace(self._asked, actual_s=seconds)
             self.balance_costs = self.balance_costs.observed(seen)

@@ -70,6 +70,8 @@ class Subject:
 
 def _flat(subject: Subject) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(subject)))  # tuples read back as lists
+    if plain["weights"] == "auto":
+        del plain["weights"]  # as in files from before there was a choice
     return {**{f"model.{k}": v for k, v in plain.pop("model").items()}, **plain}
 
 

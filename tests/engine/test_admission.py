@@ -83,9 +83,9 @@ def test_nobody_gives_way_for_what_is_only_reserved():
     assert admission.pages_held == 4
     assert admission.unused == 2 * 8 - 2 * 4
     assert admission.reserve(8) and admission.pages_held == 6  # 4 + 8 tokens each
-    assert not admission.reserve(13)
+    assert not admission.reserve(13)  # two pages more each, and two are left
     assert admission.scheduler.live.tolist() == [0, 1]
-    assert admission.pages_held == 8 and admission.grow(8) == 0  # the elder has them
+    assert admission.pages_held == 6 and admission.grow(12) == 0
 
 
 def test_who_turns_out_to_be_done_is_not_admitted():

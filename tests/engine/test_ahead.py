@@ -11,11 +11,13 @@ from fakes import SETTINGS, made_up_latency, static_run, subject
 
 from benchmarks.lossless import EOS_IDS
 from benchmarks.near_ties import Tally, compare
-from pat_jax.engine.flight import Burst, Flight
+from pat_jax.engine.decode import DecodeFunctions
+from pat_jax.engine.flight import Flight
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.state import Burst
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
@@ -45,8 +47,8 @@ def ahead(monkeypatch) -> list[str]:
     """What the host did in which order: bursts dispatched, results taken in."""
     done, launch_next, collect = [], Flight.launch_next, Flight.collect
 
-    def noted_launch(self, params, running: Burst) -> Burst | None:
-        burst = launch_next(self, params, running)
+    def noted_launch(self, params, running: Burst, threshold: int) -> Burst | None:
+        burst = launch_next(self, params, running, threshold)
         done.append("no launch" if burst is None else "launch")
         return burst
 
@@ -58,6 +60,15 @@ def ahead(monkeypatch) -> list[str]:
     monkeypatch.setattr(Flight, "launch_next", noted_launch)
     monkeypatch.setattr(Flight, "collect", noted_collect)
     return done
+
+
+@cache
+def reading_pages() -> RolloutEngine:
+    """As on a GPU or TPU: decodes from the pages where they lie, and a row that has ended goes on
+    writing to them until the burst on its way is over. Pages are scarce."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pages, start: pages)
+        return engine.__wrapped__(kv_pages=30)
 
 
 def generate(
@@ -107,7 +118,7 @@ def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
     assert {"launch", "no launch"} <= set(ahead)
 
 
-def test_the_host_does_not_wait_before_it_dispatches(ahead):
+def test_each_burst_is_dispatched_before_the_results_of_the_one_before_are_taken_in(ahead):
     request = Request((3, 4, 5), sequence_key(1), max_new_tokens=29, ignore_eos=True)
     generate(engine(), [request, replace(request, key=sequence_key(2))], FixedLayout(DP2))
     # Four bursts of eight steps; the fourth is known to be the last.
@@ -133,15 +144,32 @@ def test_who_has_said_enough_is_not_heard_any_more(ahead):
     assert "launch" in ahead and "no launch" in ahead
 
 
-def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way():
+def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way(ahead, monkeypatch):
     requests, _ = static_run("kv2", seed=0)
-    layout = engine().layouts[DP2]
-    for _ in range(2):
-        weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
-        engine().set_weights(weights, layout)
-        with closing(engine().stream(requests, FixedLayout(DP2), RolloutReport())) as stream:
-            next(stream)
-        engine().release_weights()
+    layout, freed = engine().layouts[DP2], []
+    release = Flight.release
+
+    def noted(self: Flight) -> None:
+        release(self)
+        freed.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(self.pool.pages)))
+
+    monkeypatch.setattr(Flight, "release", noted)
+    weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
+    engine().set_weights(weights, layout)
+    with closing(engine().stream(requests, FixedLayout(DP2), RolloutReport())) as stream:
+        next(stream)
+        assert ahead[-2:] == ["launch", "collect"]
+    engine().release_weights()
+    assert freed == [True]
+
+
+def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahead):
+    requests, expected = static_run("kv2", seed=0)
+    found, _ = generate(reading_pages(), requests, FixedLayout(DP2))
+    check(requests, expected, found)
+    held = [len(r.tokens) + len(done.tokens) for r, done in zip(requests, found, strict=True)]
+    assert sum(tokens // CONFIG.page_size for tokens in held) > 2 * 30, "more than both pools have"
+    assert ahead.count("launch") > 2
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.lossless import make_requests
+from pat_jax.engine.device_pool import DevicePool
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.migration import Migration
@@ -196,11 +197,12 @@ def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
         monkeypatch.setattr(table, "__getitem__", lookup)
 
     monkeypatch.setattr(Flight, "carry", begin)
-    monkeypatch.setattr(Flight, "settle", settle)
+    monkeypatch.setattr(DevicePool, "settle", settle)
     requests = make_requests(SETTINGS[name], 0)
     for path in ((1, 4), (8, 2)):
         planner = subject(name).adaptive(path, carry, len(requests))
-        peaks.clear(), before.clear()
+        peaks.clear()
+        before.clear()
         (switch,) = subject(name).run(requests, planner)[1].switches
         assert switch.bytes_moved <= 1.05 * switch.least_bytes
         assert (switch.least_bytes > 0) == (carry != "recompute" or path[0] > path[1])

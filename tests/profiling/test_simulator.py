@@ -313,7 +313,7 @@ class TestBalance:
         fixed = replay(workload, FixedLayout(DP8), machine)
         planner = CostModelPlanner((DP8,), machine.truth, self.lengths)
         even = replay(workload, planner, machine)
-        (done,) = even.balanced
+        (done,) = even.trace.balanced
         assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
         # One at a time to each distance, 25 tokens each.
         assert done.seconds == done.predicted_cost_s == pytest.approx(7 * 25 * 1e-3)
@@ -333,9 +333,9 @@ class TestBalance:
         even = replay(workload, planner, machine)
         assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
         assert even.trace.total_steps == fixed.trace.total_steps
-        assert all(balance.fullest[1] < balance.fullest[0] for balance in even.balanced)
-        assert len(even.balanced) <= len(machine.buckets.rows[split])
-        assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.balanced)
+        assert all(balance.fullest[1] < balance.fullest[0] for balance in even.trace.balanced)
+        assert len(even.trace.balanced) <= len(machine.buckets.rows[split])
+        assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.trace.balanced)
 
 
 @settings(deadline=None, max_examples=25)
