@@ -3,13 +3,16 @@
 Runs before any test module is imported, and so before any backend starts.
 """
 
+import gc
 import os
 from pathlib import Path
+from types import ModuleType
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 import jax
+import pytest
 from hypothesis import settings
 
 CACHE = Path(__file__).parent.parent / ".cache" / "jax"
@@ -22,3 +25,27 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("pat_jax", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("pat_jax")
+
+
+def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | None) -> None:
+    """Frees what a file, or a folder, has compiled for itself.
+
+    XLA:CPU maps a program into memory in some twenty pieces; Linux allows a process 65,530 of them, and
+    the one too many is a segmentation fault.
+    """
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    _forget(item.module)
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        import fakes
+
+        _forget(fakes)
+    jax.clear_caches()
+    gc.collect()
+
+
+def _forget(module: ModuleType) -> None:
+    """What its cached functions hold."""
+    for value in vars(module).values():
+        if hasattr(value, "cache_clear") and value.__module__ == module.__name__:
+            value.cache_clear()
