@@ -18,6 +18,7 @@ HOST_SIDE = (
     "paging",
     "due",
     "scheduler",
+    "holdings",
     "balance",
     "admission",
 )  # of the engine; each knows the former

@@ -54,7 +54,10 @@ class Subject:
     @property
     def file_name(self) -> str:
         """The same for equal subjects, another for others."""
-        content = json.dumps(_flat(self), sort_keys=True).encode()
+        told = _flat(self)
+        if self.weights == "auto":
+            del told["weights"]  # as in the names of files from before there was a choice
+        content = json.dumps(told, sort_keys=True).encode()
         kind = "".join(c if c.isalnum() else "-" for c in self.device_kind.lower())
         return f"{kind}-x{self.num_devices}-{hashlib.sha256(content).hexdigest()[:12]}.json"
 
@@ -70,8 +73,6 @@ class Subject:
 
 def _flat(subject: Subject) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(subject)))  # tuples read back as lists
-    if plain["weights"] == "auto":
-        del plain["weights"]  # as in files from before there was a choice
     return {**{f"model.{k}": v for k, v in plain.pop("model").items()}, **plain}
 
 

@@ -102,7 +102,8 @@ def test_no_wrong_belief_goes_to_and_fro(workload, machine, by_layout, factor, l
     tables["decode_table"] = times(truth.decode_table, lambda key: off[key[0]])
     planner = CostModelPlanner(SPLITS, replace(truth, **tables), lengths)
     done, _ = run(planner, workload, machine)
-    assert len(done.trace.switches) <= 8
+    # More than a few only where they cost next to nothing.
+    assert len(done.trace.switches) <= 8 or done.switch_s <= 0.1 * done.total_s
 
 
 def test_a_dear_switch_is_paid_once_and_known_from_then_on():
