@@ -6,6 +6,7 @@ Runs before any test module is imported, and so before any backend starts.
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -43,7 +44,7 @@ def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | N
     gc.collect()
 
 
-def _forget(module: object) -> None:
+def _forget(module: Any) -> None:
     """What its cached functions hold."""
     for value in vars(module).values():
         if hasattr(value, "cache_clear") and value.__module__ == module.__name__:

@@ -109,6 +109,7 @@ def test_no_token_changes(ahead, below):
     assert len({length for _, _, length, _ in report.bursts}) > 1
 
 
+@pytest.mark.slow  # compiles an engine of its own
 def test_no_token_changes_where_rows_and_pages_are_scarce(ahead):
     requests, expected = static_run("kv2", seed=0)
     small = engine(kv_pages=10, capacity=4)
@@ -163,6 +164,7 @@ def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way(ahead, m
     assert freed == [True]
 
 
+@pytest.mark.slow  # compiles an engine of its own
 def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahead):
     """Half of the sequences end in the first burst, and the others take over their pages."""
     rng = np.random.default_rng(4)
