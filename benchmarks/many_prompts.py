@@ -30,7 +30,7 @@ def write_prompts(path: Path, count: int) -> list[int]:
     most = np.clip(rng.lognormal(2.5, 1, count), 1, 96).astype(int).tolist()
     with path.open("w") as lines:
         for number, max_tokens in enumerate(most):
-            tokens = rng.integers(3, 200, rng.integers(4, 25)).tolist()
+            tokens = rng.integers(3, 100, rng.integers(4, 25)).tolist()
             print(
                 json.dumps({"id": number, "token_ids": tokens, "max_tokens": max_tokens}),
                 file=lines,
