@@ -7,6 +7,7 @@ comes out is the latency model that the planner reads, so warming up and profili
 import logging
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import permutations, product
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from pat_jax.engine.catalogue import COPIES
 from pat_jax.engine.due import PageMoves
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Migration, Shifting
+from pat_jax.engine.migration import Migration, Shifting, Traffic
 from pat_jax.engine.pages import Exchange
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
@@ -233,18 +234,10 @@ class Warmup:
             groups = np.repeat(np.arange(num_groups) if kind == ALL else [kind], size)
             pages = np.full(len(groups), NULL_PAGE)
             moves = Moves(groups, pages, pages)
-
-            def once(moves: Moves = moves) -> float:
-                nonlocal pool
-                start = time.perf_counter()
-                pool, traffic = migration.run(pool, moves)
-                jax.block_until_ready(pool)
-                assert traffic.num_rounds == 1
-                return time.perf_counter() - start
-
             is_timed = size == SIZES[0] and kind in (ALL, 0)
             key = (source.split, target.split, ROUNDS[kind != ALL])
-            self._round(key if is_timed else None, once)
+            move = partial(migration.run, moves=moves)
+            pool = self._round(key if is_timed else None, move, pool)
         _delete(pool)
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
@@ -253,26 +246,30 @@ class Warmup:
         for size, distance in product(SHIFT_SIZES, range(1, split.dp)):
             groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
             moves = PageMoves(groups, pages, groups + distance, pages)
-
-            def once(moves: PageMoves = moves) -> float:
-                nonlocal pool
-                start = time.perf_counter()
-                pool, traffic = shifting.run(pool, moves)
-                jax.block_until_ready(pool)
-                assert traffic.num_rounds == 1
-                return time.perf_counter() - start
-
             # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
             is_timed = size == SHIFT_SIZES[0] and distance == 1
-            self._round((split, split, ROUNDS[0]) if is_timed else None, once)
+            key = (split, split, ROUNDS[0]) if is_timed else None
+            pool = self._round(key, partial(shifting.run, moves=moves), pool)
         return pool
 
-    def _round(self, key: tuple | None, once: Callable[[], float]) -> None:
-        """Notes what a round of pages takes; without a `key` it just runs."""
+    def _round(
+        self, key: tuple | None, move: Callable[[Pool], tuple[Pool, Traffic]], pool: Pool
+    ) -> Pool:
+        """Notes what one round of pages takes; without a `key` it just runs."""
+
+        def once() -> float:
+            nonlocal pool
+            start = time.perf_counter()
+            pool, traffic = move(pool)
+            jax.block_until_ready(pool)
+            assert traffic.num_rounds == 1
+            return time.perf_counter() - start
+
         if key is not None:
             self._note("migrate_table", key, once)
         else:
             self._warm(once)
+        return pool
 
     def _reslice(
         self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]

@@ -21,7 +21,7 @@ from pat_jax.engine.catalogue import Catalogue
 from pat_jax.engine.device_pool import DevicePool
 from pat_jax.engine.due import PrefillCall, prefill_calls
 from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Traffic
+from pat_jax.engine.migration import Traffic, must_wait
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.state import Burst, DecodeState, RowState, Until, seen_shape
@@ -73,9 +73,6 @@ class Flight:
         self.kv_slots, self.kv_unused = 0, 0  # tokens
         self._rows: RowState | None = None  # None: the host's copy is newer
         self._seen: jax.Array | None = None  # as old as the rows
-        # XLA's CPU devices share one pool of threads: the first to begin a second program that
-        # communicates might wait in it, holding the thread that another needs to end the first.
-        self._waits = layout.mesh.devices.flat[0].platform == "cpu"
 
     @property
     def layout(self) -> Layout:
@@ -155,7 +152,7 @@ class Flight:
             return None
         if not self.admission.reserve(running.max_steps + self._burst_steps):
             return None
-        if self._waits:
+        if must_wait(self.layout):
             jax.block_until_ready(running.output)
         return self._launch(params, threshold, steps_before=running.max_steps)
 

@@ -35,7 +35,7 @@ class Migration:
         self.source, self.target = source.split, target.split
         self.exchange = Exchange.between(source, target)
         self.members = self.exchange.members
-        self.waits = _must_wait(source)
+        self.waits = must_wait(source)
 
     def run(self, pool: Pool, moves: Moves) -> tuple[Pool, Traffic]:
         """Copies the pages of `moves` to where they belong in the target.
@@ -88,7 +88,7 @@ class Shifting:
     """Between the groups of a layout."""
 
     def __init__(self, programs: ProgramTable, layout: Layout):
-        self.programs, self.layout, self.waits = programs, layout, _must_wait(layout)
+        self.programs, self.layout, self.waits = programs, layout, must_wait(layout)
 
     def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
         """Copies the pages of `moves` to their new groups.
@@ -117,9 +117,12 @@ class Shifting:
         return self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
 
 
-def _must_wait(layout: Layout) -> bool:
-    # XLA's CPU devices share one pool of threads and start programs in any order: with two in flight
-    # that communicate, each device may wait in another one, for ever.
+def must_wait(layout: Layout) -> bool:
+    """Whether a program that communicates has to be over before the next one is dispatched.
+
+    XLA's CPU devices share one pool of threads and start programs in any order: with two in flight
+    that communicate, each device may wait in another one, for ever.
+    """
     return layout.mesh.devices.flat[0].platform == "cpu"
 
 
