@@ -18,6 +18,8 @@ from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.state import Burst
+from pat_jax.engine.types import Sampling
+from pat_jax.models.policy import Params
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
@@ -72,12 +74,15 @@ def reading_pages() -> RolloutEngine:
 
 
 def generate(
-    engine: RolloutEngine, requests: list[Request], planner: Planner, **options
+    engine: RolloutEngine,
+    requests: list[Request],
+    planner: Planner,
+    params: Params | None = None,
+    **options,
 ) -> tuple[list[Completion], RolloutReport]:
     layout = engine.layouts[DP2]
-    engine.set_weights(
-        jax.device_put(subject("kv2").params, layout.param_shardings(engine.policy)), layout
-    )
+    weights = subject("kv2").params if params is None else params
+    engine.set_weights(jax.device_put(weights, layout.param_shardings(engine.policy)), layout)
     report = RolloutReport()
     done = dict(engine.stream(requests, planner, report, **options))
     engine.release_weights()
@@ -143,6 +148,28 @@ def test_who_has_said_enough_is_not_heard_any_more(ahead):
         assert said == whole[: len(said)]
         assert min(5, len(whole)) <= len(said) <= 5 + CONFIG.burst_steps
     assert "launch" in ahead and "no launch" in ahead
+
+
+def test_logits_that_are_no_numbers_end_their_row_alone(ahead):
+    """What the failed row goes on writing while the next burst is on its way reaches nobody."""
+
+    def damage(path: tuple, x: np.ndarray) -> np.ndarray:
+        is_embedding = "embedding" in jax.tree_util.keystr(path)
+        return np.where((np.arange(len(x)) == 60)[:, None], np.nan, x) if is_embedding else x
+
+    damaged = jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
+    sampling = Sampling(stop_token_ids=(60,))
+    sound = [
+        Request((3, 4, 5 + i), sequence_key(7, i), 29, ignore_eos=True, sampling=sampling)
+        for i in range(6)
+    ]
+    expected, _ = generate(engine(), sound, FixedLayout(DP2))
+    bad = [replace(request, tokens=(3, 60, *request.tokens)) for request in sound[:2]]
+    found, _ = generate(engine(), [*bad, *sound], FixedLayout(DP2), damaged)
+    assert all("token 1 of the response" in done.error for done in found[:2])
+    assert [done.error for done in found[2:]] == [""] * 6
+    check(sound, expected, found[2:])
+    assert ahead.count("launch") > 2
 
 
 def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way(ahead, monkeypatch):

@@ -286,3 +286,19 @@ def test_balancing_changes_no_token(split, seed):
         assert (filled - prompts[moved]).sum() <= done.pages <= filled.sum()
         assert done.bytes_moved >= done.least_bytes > 0
         assert done.seconds > 0
+
+
+def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
+    """It is planned before the burst's results are known, and again once they are."""
+    requests = uneven(0)
+    expected, plain = run(requests, FixedLayout(DP4), DP4)
+    monkeypatch.setattr(engine(), "runs_ahead", True)
+    planner = Eager(DP4)
+    found, report = run(requests, planner, DP4)
+    decisions = subject("kv2").judge.decisions(requests, expected)
+    total = sum(map(compare, expected, found, decisions), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.95 * total.tokens > 300
+    assert 0 < len(report.balanced) < len(planner.seen)
+    assert (report.tokens, report.preempted) == (plain.tokens, 0)
+    assert report.total_rows < plain.total_rows
