@@ -70,9 +70,7 @@ def read_lengths(path: Path) -> ResponseLengths:
         lengths.append(_whole(path, entry.line, "response", entry.length))
         counts.append(_count(path, entry.line, entry.count))
         prompts.append(
-            -1
-            if entry.prompt is None
-            else _whole(path, entry.line, "prompt", entry.prompt)
+            -1 if entry.prompt is None else _whole(path, entry.line, "prompt", entry.prompt)
         )
     if not lengths:
         raise UserError(
