@@ -5,8 +5,9 @@ sets (no response of theirs is kept here); between two of them the logarithm of 
 straight line over the normal score, as in a lognormal distribution.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -101,7 +102,7 @@ class ResponseLengths:
         return float(np.average(np.minimum(self.tokens, cap), weights=self.counts))
 
     def draw(self, draw: "Draw") -> Workload:
-        """One rollout; the same for an equal `draw`.
+        """One rollout; the same for an equal `draw`, with other prompts for another seed.
 
         Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a prompt,
         so that every single length has this distribution whatever ρ is (a Gaussian copula, as in
@@ -120,7 +121,7 @@ class ResponseLengths:
         else:
             first = np.arange(draw.sequences) // draw.samples_per_prompt * draw.samples_per_prompt
             prompts = self.prompts[at][first]
-        return Workload(prompts, responses, draw.cap, prompt)
+        return Workload(prompts, responses, draw.cap, prompt + draw.seed * num_prompts)
 
 
 @dataclass(frozen=True)
@@ -134,3 +135,9 @@ class Draw:
     scale: float = 1.0  # lengths are this many times what the distribution says, before the cut
     prompt_tokens: int = 256  # of every prompt, where the distribution knows none
     seed: int = 0
+
+    def later(self, number: int, growth: float) -> "Draw":
+        """So many rollouts on; the logarithm of lengths grows by `growth` in each."""
+        return replace(
+            self, seed=self.seed + 1 + number, scale=self.scale * math.exp(growth * number)
+        )

@@ -106,19 +106,37 @@ def load_profile(path: Path, subject: Subject) -> Profile:
       ProfileError: it cannot be read, is of another version or subject, or holds times that no
         machine takes.
     """
-    content = _read(path)
-    try:
-        there = Subject(**content["subject"])
-        latency = LatencyModel.from_json(content["latency"])
-        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
-        profile = Profile(there, latency, collectives, dict(content["compile_s"]))
-        differences = subject.differences(there)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProfileError(path, f"not as this version writes it ({error!r})") from None
-    if differences:
+    profile = _parsed(path)
+    if differences := subject.differences(profile.subject):
         raise ProfileError(path, f"of something else: {', '.join(differences)}")
+    return _checked(path, profile)
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in `path`, whatever it is of.
+
+    Raises:
+      ProfileError: it cannot be read, is of another version, or holds times that no machine takes.
+    """
+    return _checked(path, _parsed(path))
+
+
+def _checked(path: Path, profile: Profile) -> Profile:
     for problem in _problems(profile):
         raise ProfileError(path, problem)
+    return profile
+
+
+def _parsed(path: Path) -> Profile:
+    content = _read(path)
+    try:
+        subject = Subject(**content["subject"])
+        latency = LatencyModel.from_json(content["latency"])
+        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
+        profile = Profile(subject, latency, collectives, dict(content["compile_s"]))
+        _flat(subject)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(path, f"not as this version writes it ({error!r})") from None
     return profile
 
 
