@@ -187,7 +187,11 @@ def step_parts(bursts: Sequence[Burst], machine: Machine) -> StepParts:
     for burst in bursts:
         physics = machine.truth.decode[burst.split].physics
         parts = np.array(
-            [physics.fixed, physics.per_row * burst.rows, physics.per_token * burst.rows * burst.length]
+            [
+                physics.fixed,
+                physics.per_row * burst.rows,
+                physics.per_token * burst.rows * burst.length,
+            ]
         )
         host = machine.host_s_per_sequence * burst.live * burst.steps
         totals[:3] += parts / parts.sum() * (burst.seconds - host)

@@ -150,9 +150,7 @@ def _sum_seconds(profile: Profile, split: Split):
         )
     sizes = np.array(sorted(known))
     seconds = np.array([known[size] for size in sizes])
-    return lambda size: float(
-        np.interp(size, sizes, seconds) * max(1.0, size / sizes[-1])
-    )
+    return lambda size: float(np.interp(size, sizes, seconds) * max(1.0, size / sizes[-1]))
 
 
 def model_of(profile: Profile) -> ModelConfig:
