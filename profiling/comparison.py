@@ -4,7 +4,7 @@ Knows seconds on a simulated clock. Does not know where a machine's costs are fr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Self
@@ -21,24 +21,28 @@ from pat_jax.profiling.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulator import replay
 
 ADAPTIVE = "adaptive"
-PARTS = ("fixed", "rows", "context", "host")  # of a decode step; see `StepParts`
+SumSeconds = Callable[
+    [Split, int], float
+]  # of a decode step's sums over devices, by rows of a group
 
 
 @dataclass(frozen=True)
 class StepParts:
     """Seconds of decoding, by what they grow with.
 
-    As the step model divides them (`planning/step_model.py`), scaled so that they add up.
+    Sums and the host are what they were said to take; the rest is divided as the step model does it
+    (`planning/step_model.py`).
     """
 
-    fixed: float = 0.0  # weights read once, launches, the latency of collectives
-    rows: float = 0.0  # matrix products and sampling of each live row, the bytes of collectives
+    sums: float = 0.0  # over the devices of a group; among the others where they are not known
+    fixed: float = 0.0  # weights read once, launches
+    rows: float = 0.0  # matrix products and sampling of each row
     context: float = 0.0  # the KV cache of each live token
     host: float = 0.0  # see Machine.host_s_per_sequence
 
     @property
     def total_s(self) -> float:
-        return self.fixed + self.rows + self.context + self.host
+        return self.sums + self.fixed + self.rows + self.context + self.host
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,19 @@ class Series:
         return lengths.draw(self.draw.later(number, self.growth))
 
 
-def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Comparison:
+def compare(
+    machine: Machine,
+    lengths: ResponseLengths,
+    series: Series,
+    sum_seconds: SumSeconds | None = None,
+) -> Comparison:
     """Replays every rollout of a series.
 
     The planner knows the machine's latency model and has seen one rollout, the one before the
     first; it learns from each that ends.
+
+    Args:
+      sum_seconds: what of a decode step is sums over devices, to be told apart.
     """
     seen = series.workload(lengths, -1)
     learned = _with(LengthModel.empty(series.draw.cap), seen)
@@ -142,9 +154,10 @@ def compare(machine: Machine, lengths: ResponseLengths, series: Series) -> Compa
     for workload in workloads:
         adaptive.append(replay(workload, planner, machine))
         planner.lengths = _with(planner.lengths, workload)
+    static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
     return Comparison(
-        _summed(ADAPTIVE, adaptive, machine),
-        tuple(_static(split, workloads, machine, learned) for split in machine.splits),
+        _summed(ADAPTIVE, adaptive, machine, sum_seconds),
+        tuple(_summed(str(split), done, machine, sum_seconds) for split, done in static.items()),
         tuple(done.trace for done in adaptive),
         tuple(int(workload.responses.sum()) for workload in workloads),
     )
@@ -158,17 +171,17 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
-) -> System:
+) -> list[Replay]:
     """In one layout throughout; its groups are kept even where that was measured, as in training."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
         planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)
-    return _summed(
-        str(split), [replay(workload, planner, machine) for workload in workloads], machine
-    )
+    return [replay(workload, planner, machine) for workload in workloads]
 
 
-def _summed(name: str, replays: Sequence[Replay], machine: Machine) -> System:
+def _summed(
+    name: str, replays: Sequence[Replay], machine: Machine, sum_seconds: SumSeconds | None
+) -> System:
     bursts = [burst for done in replays for burst in done.bursts]
     return System(
         name,
@@ -177,23 +190,30 @@ def _summed(name: str, replays: Sequence[Replay], machine: Machine) -> System:
         tuple(done.decode_s for done in replays),
         tuple(done.switch_s + done.balance_s for done in replays),
         tuple(done.num_preempted for done in replays),
-        step_parts(bursts, machine),
+        step_parts(bursts, machine, sum_seconds),
     )
 
 
-def step_parts(bursts: Sequence[Burst], machine: Machine) -> StepParts:
+def step_parts(
+    bursts: Sequence[Burst], machine: Machine, sum_seconds: SumSeconds | None = None
+) -> StepParts:
     """Where the time of `bursts` goes."""
-    totals = np.zeros(len(PARTS))
+    totals = np.zeros(5)
     for burst in bursts:
         physics = machine.truth.decode[burst.split].physics
-        parts = np.array(
+        rest = np.array(
             [
                 physics.fixed,
                 physics.per_row * burst.rows,
                 physics.per_token * burst.rows * burst.length,
             ]
         )
+        sums = sum_seconds(burst.split, burst.rows) * burst.steps if sum_seconds else 0.0
         host = machine.host_s_per_sequence * burst.live * burst.steps
-        totals[:3] += parts / parts.sum() * (burst.seconds - host)
-        totals[3] += host
+        # The step model has put sums under what they grow with: first the fixed part, then the rows.
+        rest *= (burst.seconds - host) / rest.sum()
+        sums = min(sums, rest[:2].sum())
+        from_fixed = min(sums, rest[0])
+        rest -= [from_fixed, sums - from_fixed, 0.0]
+        totals += [sums, *rest, host]
     return StepParts(*totals.tolist())
