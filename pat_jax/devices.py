@@ -15,6 +15,7 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxl
 
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
 PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
+PLAN_DIR = CACHE_DIR.parent / "plans"  # what was compiled for others
 
 
 def configure(num_devices: int) -> Sequence[Device]:
