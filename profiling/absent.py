@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -186,18 +187,20 @@ def _child(target: Target, content: Mapping[str, Any]) -> Iterator[dict[str, Any
     ):
         assert child.stdin and child.stdout
         try:
-            with child.stdin as order:
+            with suppress(BrokenPipeError), child.stdin as order:  # it has died: see below
                 order.write(json.dumps(content))
             for line in child.stdout:
                 yield json.loads(line)
-        finally:
+            status = child.wait()
+        except BaseException:
             child.kill()  # nobody takes the rest
-        if child.wait():
+            raise
+        if status:
             log.seek(0)
             said = " ".join(log.read()[-800:].split())
             raise UserError(
-                f"target {target}: the compiler's process ended with {child.returncode} (too little "
-                f"memory is a usual cause); it said: {said or 'nothing'}."
+                f"target {target}: the compiler's process ended with {status} (too little memory is "
+                f"a usual cause of -9); it said: {said or 'nothing'}."
             )
 
 

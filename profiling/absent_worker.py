@@ -10,11 +10,12 @@ import os
 import re
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, TextIO
 
 import jax
@@ -22,7 +23,6 @@ from jax.experimental import topologies
 
 from pat_jax.devices import Device
 from pat_jax.errors import UserError
-from pat_jax.files import replace_text
 from pat_jax.profiling import hlo_costs
 from pat_jax.profiling.absent_jobs import Job, Order, Plant, check
 from pat_jax.profiling.compiled import CompiledProgram, Sent, together
@@ -60,6 +60,8 @@ class Compiler:
 
     kept: Path  # folder of records, by content
     machine: str  # all that a record depends on besides the program
+    # Of equal programs the first is compiled, and the others are what it gave.
+    locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
 
     def run(self, job: Job) -> CompiledProgram:
         try:
@@ -70,27 +72,25 @@ class Compiler:
 
     def _part(self, job: Job, lowered: jax.stages.Lowered) -> CompiledProgram:
         text = f"{self.machine}\n{job.record.name}\n{lowered.as_text()}"
-        path = self.kept / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        with self.locks[name]:
+            return self._found(job, self.kept / f"{name}.json", lowered)
+
+    def _found(self, job: Job, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
         if path.is_file():
             found = CompiledProgram.from_json(json.loads(path.read_text(encoding="utf-8")))
-            known = {name: getattr(job.record, name) for name in ("split", "target", "rows")}
-            return replace(
-                found,
-                **known,
-                length=job.record.length,
-                layers=job.record.layers,
-                compiled_layers=job.record.compiled_layers,
-            )
+            same = ("split", "target", "rows", "length", "layers", "compiled_layers")
+            return replace(found, **{name: getattr(job.record, name) for name in same})
         start = time.perf_counter()
-        compiled = lowered.compile()
-        record = _described(job.record, compiled, time.perf_counter() - start)
-        replace_text(path, json.dumps(record.to_json()))
+        record = _described(job.record, lowered.compile())
+        record = replace(record, compile_s=round(time.perf_counter() - start, 2))
+        partial = path.with_suffix(f".{os.getpid()}")  # another plan may write the same one
+        partial.write_text(json.dumps(record.to_json()), encoding="utf-8")
+        partial.replace(path)
         return record
 
 
-def _described(
-    record: CompiledProgram, program: jax.stages.Compiled, seconds: float
-) -> CompiledProgram:
+def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
     text, memory = program.as_text() or "", program.memory_analysis()
     sent = Counter(
         (c.name, c.num_bytes, c.group, c.depth)
@@ -116,7 +116,6 @@ def _described(
         counted_by=counts[2],
         collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
         kernels=tuple(sorted(called.items())),
-        compile_s=round(seconds, 2),
     )
 
 
