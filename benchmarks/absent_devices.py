@@ -30,7 +30,7 @@ from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from tests.engine.hlo import collectives
+from pat_jax.profiling.hlo import collectives
 
 SPLITS = (Split(8, 1), Split(2, 4), Split(1, 8))
 SWITCHES = {(SPLITS[0], SPLITS[1]), (SPLITS[1], SPLITS[2]), (SPLITS[2], SPLITS[1])}

@@ -61,7 +61,7 @@ class Target:
         Raises:
           UserError: no such chip is known, or it does not come in that number or shape.
         """
-        name, _, shape = text.strip().lower().partition(":")
+        name, _, shape = (plain := text.strip().lower()).partition(":")
         known = chips()
         if name not in known:
             raise UserError(
@@ -69,7 +69,7 @@ class Target:
                 f"{', '.join(known)}; write {EXAMPLES}."
             )
         chip, sizes = known[name], _sizes(text, shape)
-        return _slice(text, chip, sizes) if chip.platform == "tpu" else _hosts(text, chip, sizes)
+        return _slice(plain, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
 
 
 @lru_cache(maxsize=1)
