@@ -63,6 +63,7 @@ class Memory:
     usable: int
     layouts: tuple[LayoutMemory, ...]
     undivided: tuple[str, ...]  # why other layouts do not divide the model
+    training: int = 0  # bytes of a device at most during an update; 0 where nothing was compiled
 
 
 @dataclass(frozen=True)
