@@ -63,6 +63,10 @@ class SimulateConfig:
     growth: float = 0.0
     """By which the logarithm of response lengths grows from one rollout to the next; 0.02 doubles
     them in 35."""
+    burst_steps: int = 256
+    """Most decode steps of one burst, after which the planner looks again."""
+    check_every: int = 16
+    """Decode steps between two tests of the stop condition on the device."""
     seed: int = 0
     """Seed of the rollouts drawn."""
     out: str = ""
@@ -72,7 +76,7 @@ class SimulateConfig:
         check(self, "profile lengths", GIVEN)
         check(self, "sequences max_response", COUNTS)
         check(self, "link_slowdown host_us", NUMBERS)
-        check(self, "samples_per_prompt prompt_tokens rollouts", COUNT)
+        check(self, "samples_per_prompt prompt_tokens rollouts burst_steps check_every", COUNT)
         check(self, "correlation", (lambda x: 0 <= x < 1, "a number in [0, 1)"))
         check(self, "length_scale", POSITIVE)
         check(self, "device_memory_gib", NOT_NEGATIVE)
@@ -142,7 +146,16 @@ def answer(
     )
     series = Series(draw, config.rollouts, config.growth)
     longest = config.prompt_tokens if lengths.prompts is None else int(lengths.prompts.max())
-    what_if = WhatIf(sequences, cap, longest, link_slowdown, host_us, config.device_memory_gib)
+    what_if = WhatIf(
+        sequences,
+        cap,
+        longest,
+        link_slowdown,
+        host_us,
+        config.device_memory_gib,
+        config.burst_steps,
+        config.check_every,
+    )
     machine = machine_of(profile, what_if)
     return Answer(what_if, compare(machine, lengths, series), unmeasured(profile, machine))
 

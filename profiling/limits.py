@@ -21,14 +21,12 @@ SMALL = 0.005  # share of a rollout that is not worth a word
 
 def limits(comparison: Comparison, machine: Machine) -> tuple[str, ...]:
     """The most telling first."""
-    return tuple(
-        [
-            _decoding(comparison),
-            *_tail(comparison, machine),
-            *_switches(comparison),
-            *_pages(comparison, machine),
-            *_prefill(comparison),
-        ]
+    return (
+        _decoding(comparison),
+        _tail(comparison, machine),
+        _switches(comparison),
+        *_pages(comparison, machine),
+        *_prefill(comparison),
     )
 
 
@@ -44,12 +42,12 @@ def shares(parts: StepParts) -> dict[str, float]:
     return {name: getattr(parts, name) / parts.total_s for name in WORDS}
 
 
-def _tail(comparison: Comparison, machine: Machine) -> Iterator[str]:
+def _tail(comparison: Comparison, machine: Machine) -> str:
     """The longest response can only be waited for."""
     alone, layout = _alone(comparison, machine)
     share = alone / (sum(comparison.adaptive.total_s) / len(comparison.traces))
     steps = max(trace.total_steps for trace in comparison.traces)
-    yield (
+    return (
         f"The longest response, {steps:,} steps, would take {alone:.3g} s alone on the machine, in "
         f"{layout}: {percent(share)} of a rollout. No layout is faster than that; shorter responses "
         "are."
@@ -71,16 +69,15 @@ def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
     return seconds[best], best
 
 
-def _switches(comparison: Comparison) -> Iterator[str]:
+def _switches(comparison: Comparison) -> str:
     best = comparison.best_static
     if not any(trace.switches for trace in comparison.traces):
-        yield (
+        return (
             f"No switch pays: the planner stays in {comparison.traces[0].layout[0]}, and {best.name} "
             "throughout is the best static layout."
         )
-        return
     spent = sum(comparison.adaptive.switch_s) / sum(comparison.adaptive.total_s)
-    yield (
+    return (
         f"Switches and moves between groups take {percent(spent)} of the time, and save "
         f"{percent(comparison.gain(best))} of {best.name}'s, the best static layout."
     )

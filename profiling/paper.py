@@ -4,25 +4,18 @@ Nothing is compiled and no array is made: temporaries of programs are not known 
 tenth of a device that `planning/memory.py` leaves to them.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
-import jax.numpy as jnp
-
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
-from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.memory import kv_bytes, memory_model
-from pat_jax.models.config import ModelConfig
-from pat_jax.models.policy import Policy
-from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.types import Split
-from pat_jax.profiling.targets import Target
-from pat_jax.pytree import with_sharding
+from pat_jax.errors import UserError
+from pat_jax.memory import can_begin, without_room
+from pat_jax.planning.memory import GIB
+from pat_jax.profiling.absent_jobs import Order, Plant
+from pat_jax.profiling.targets import Target, chips
+
+MOST_DEVICES = 1024  # looked at for what would hold a model
 
 
 @dataclass(frozen=True)
@@ -43,67 +36,77 @@ def paper_devices(devices_per_host: int, num_hosts: int = 1) -> list[Device]:
     ]
 
 
-@dataclass(frozen=True)
-class OnPaper:
-    """A model on devices, and what its layouts take of them."""
-
-    model: ModelConfig
-    devices: Sequence[Device]
-    config: RolloutConfig
-    dtype: jnp.dtype
-    limit: float  # bytes of a device
-    # float32 parameters and both moments of AdamW stay on the devices during a rollout
-    is_trained: bool = True
-
-    @cached_property
-    def _chain(self) -> tuple[dict[Split, Layout], list[str]]:
-        return layout_chain(factored_mesh(self.devices), padded(self.model, len(self.devices)))
-
-    @property
-    def layouts(self) -> dict[Split, Layout]:
-        """All that divide the model."""
-        return self._chain[0]
-
-    @property
-    def undivided(self) -> list[str]:
-        """Why other layouts do not."""
-        return self._chain[1]
-
-    @cached_property
-    def _resident(self) -> list[Any]:
-        """Shapes of what stays while a rollout runs; the lowest TP is the trainer's layout."""
-        if not self.is_trained:
-            return []
-        policy = Policy.from_config(padded(self.model, len(self.devices)))
-        layout = next(iter(self.layouts.values()))
-        shardings = layout.param_shardings(policy, role="train")
-        return [with_sharding(policy.abstract_params, shardings)] * 3
-
-    def memory(self, layouts: Mapping[Split, Layout]) -> MemoryModel:
-        """What `layouts` take, when they are all that a rollout may use: pools share the memory that
-        the heaviest of them leaves.
-        """
-        policy = Policy.from_config(padded(self.model, len(self.devices)))
-        policy, resident = policy.with_weights(self.config.weights), self._resident
-        engine = RolloutEngine(
-            policy,
-            self.devices,
-            self.config,
-            capacity=self.config.prompts_per_step * self.config.num_generations,
-            eos_ids=(0,),
-            dtype=self.dtype,
-            layouts=dict(layouts),
-            kv_bytes=kv_bytes(
-                policy, layouts, self.config, self.dtype, limit=self.limit, resident=resident
-            ),
-        )
-        return memory_model(engine.catalogue, self.config, limit=self.limit, resident=resident)
+def on_paper(order: Order) -> Plant:
+    target = order.target
+    return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
 
 
-def padded(model: ModelConfig, num_devices: int) -> ModelConfig:
-    """Its vocabulary padded so that every layout can divide it."""
-    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+def check_room(plant: Plant) -> None:
+    """Some layout has to hold the model.
+
+    Raises:
+      UserError: none does; says by how much, and what would.
+    """
+    memory, order = plant.memory, plant.order
+    if has_room(plant):
+        return
+    best = min(memory.weights, key=memory.held)
+    lacking = (memory.held(best) - memory.usable) / GIB
+    training = f", training {memory.resident / GIB:.3g}" if order.config.train else ""
+    found = next(what_fits(order), "nothing that is known here")
+    raise UserError(
+        f"option --model is {order.config.model!r}: no layout fits {order.target}; {best}, the "
+        f"smallest, needs {memory.held(best) / GIB:.3g} GiB of a device (weights "
+        f"{memory.weights[best] / GIB:.3g}{training}, KV cache {memory.pool(best) / GIB:.3g} for one "
+        f"response of full length), {lacking:.3g} GiB more than the {memory.usable / GIB:.3g} that can "
+        f"be used; {found} would fit."
+    )
 
 
-def devices_of(target: Target) -> list[Device]:
-    return paper_devices(target.devices_per_host, target.num_hosts)
+def has_room(plant: Plant) -> bool:
+    """Whether a rollout can begin in some layout."""
+    memory = plant.memory
+    fitting = [
+        split
+        for split in memory.weights
+        if split not in without_room(memory, plant.order.config.rollout)
+    ]
+    return can_begin(memory, fitting)
+
+
+def what_fits(order: Order) -> Iterator[str]:
+    """Changes with which it would fit, the smallest first: options, then larger machines."""
+    for words, changed in _changes(order):
+        if has_room(on_paper(changed)):
+            yield words
+
+
+def _changes(order: Order) -> Iterator[tuple[str, Order]]:
+    config = order.config
+    if config.rollout.weights == "auto":
+        rollout = replace(config.rollout, weights="int8")
+        yield "--weights int8", replace(order, config=replace(config, rollout=rollout))
+    if config.train:
+        without = replace(order, config=replace(config, train=False))
+        yield "--train false (the rollout alone, trained elsewhere)", without
+    for target in larger(order.target):
+        yield str(target), replace(order, target=target)
+
+
+def larger(target: Target) -> Iterator[Target]:
+    """As many devices with more memory, then more of the same."""
+    sizes = [*target.topology]
+    for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
+        is_alike = chip.platform == target.chip.platform
+        if is_alike and chip.memory_bytes > target.chip.memory_bytes:
+            shape = target.text.partition(":")[2]
+            if chip.platform == "cuda" or chip.dimensions == target.chip.dimensions:
+                yield Target.parse(f"{chip.name}:{shape}")
+    while 2 * target.num_devices <= MOST_DEVICES:
+        if target.chip.platform == "tpu":
+            sizes[sizes.index(min(sizes))] *= 2
+            shape = "x".join(map(str, sorted(sizes)))
+        else:
+            shape = f"{target.devices_per_host}x{2 * target.num_hosts}"
+        target = Target.parse(f"{target.chip.name}:{shape}")
+        yield target

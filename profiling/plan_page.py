@@ -1,29 +1,32 @@
 """A plan as one HTML file: everything in it, readable offline and at any width, light or dark."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
-from itertools import groupby
 from pathlib import Path
 
-from pat_jax.engine.trace import RolloutTrace
 from pat_jax.files import replace_text
-from pat_jax.planning.memory import GIB
-from pat_jax.profiling.comparison import System
 from pat_jax.profiling.limits import WORDS, shares
-from pat_jax.profiling.page_charts import (
-    Axis,
-    Band,
-    Bar,
-    Line,
-    Segment,
-    bars,
-    colour,
-    legend,
-    plot,
+from pat_jax.profiling.page_charts import Bar, Segment, bars, colour
+from pat_jax.profiling.plan_charts import (
+    depth_words,
+    details,
+    length_plot,
+    memory_bars,
+    memory_table,
+    program_table,
+    sent_rows,
+    step_plots,
+    step_table,
+    switch_table,
+    systems,
+    table,
+    time_bar,
+    time_row,
+    trace_plot,
+    training_words,
 )
 from pat_jax.profiling.plan_report import SOURCES, PlanReport
-from pat_jax.profiling.plan_text import decode_collectives
-from pat_jax.profiling.text_table import Cell, percent, shown
+from pat_jax.profiling.text_table import percent, shown
 
 STYLE = Path(__file__).with_name("plan_page.css")
 
@@ -72,12 +75,7 @@ def _answer(report: PlanReport) -> str:
     best = found.best_static
     used = [layout for layout in memory.layouts if layout.is_used]
     tiles = [
-        (
-            f"{found.adaptive.mean_s:,.0f} s"
-            if found.adaptive.mean_s >= 10
-            else f"{found.adaptive.mean_s:.3g} s",
-            "a rollout, adapting",
-        ),
+        (f"{shown(found.adaptive.mean_s)} s", "a rollout, adapting"),
         (percent(found.gain(best)), f"less time than {best.name}, the best static layout"),
         (
             percent(max(found.gain(system) for system in found.static)),
@@ -92,236 +90,37 @@ def _answer(report: PlanReport) -> str:
 def _sections(report: PlanReport) -> Iterator[str]:
     yield _section(
         "Time of a rollout",
-        bars([_time_bar(system) for system in _systems(report)]),
-        _table(
+        bars([time_bar(system) for system in systems(report)]),
+        table(
             ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"],
-            [_time_row(report, system) for system in _systems(report)],
+            [time_row(report, system) for system in systems(report)],
         ),
         source=f"Replayed {len(report.comparison.tokens)} rollouts with the planner that ships, on a "
         f"clock whose steps take what {report.steps.explained} say. Lengths: {report.lengths.source}.",
     )
-    yield _section("The first rollout", _trace(report.comparison.traces[0]), *_switches(report))
     yield _section(
-        "Memory of a device, GiB", _memory_bars(report), _memory_table(report), *_training(report)
+        "The first rollout", trace_plot(report.comparison.traces[0]), *switch_table(report)
+    )
+    yield _section(
+        "Memory of a device, GiB",
+        memory_bars(report),
+        memory_table(report),
+        *training_words(report),
     )
     yield _section(
         "Time of a decode step",
-        *_step_plots(report),
-        _details("Every predicted step", _step_table(report)),
+        *step_plots(report),
+        details("Every predicted step", step_table(report)),
         source=f"Predicted, from {report.steps.explained}.",
     )
     if report.programs:
         yield _section(
             "What a decode step sends",
-            _table(["layout", "kind", "times", "devices", "bytes each"], _sent_rows(report)),
-            _details(f"All {len(report.programs)} programs", _program_table(report)),
-            source=f"Compiler: {SOURCES['compiler']}. {_depth(report)}",
+            table(["layout", "kind", "times", "devices", "bytes each"], sent_rows(report)),
+            details(f"All {len(report.programs)} programs", program_table(report)),
+            source=f"Compiler: {SOURCES['compiler']}. {depth_words(report)}",
         )
-    yield _section("Response lengths", _lengths(report), source=f"{report.lengths.source}.")
-
-
-def _systems(report: PlanReport) -> Sequence[System]:
-    return report.comparison.adaptive, *report.comparison.static
-
-
-def _time_bar(system: System) -> Bar:
-    count = len(system.total_s)
-    parts = (
-        ("prefill", sum(system.prefill_s), colour(4)),
-        ("decoding", sum(system.decode_s), colour(0)),
-        ("switches", sum(system.switch_s), colour(1)),
-    )
-    segments = [Segment(name, seconds / count, c) for name, seconds, c in parts]
-    return Bar(system.name, segments, f"{shown(system.mean_s)} s")
-
-
-def _time_row(report: PlanReport, system: System) -> list[Cell]:
-    found, count = report.comparison, len(system.total_s)
-    return [
-        system.name,
-        system.mean_s,
-        sum(system.prefill_s) / count,
-        sum(system.switch_s) / count,
-        sum(system.num_preempted),
-        "" if system is found.adaptive else percent(found.gain(system)),
-    ]
-
-
-def _trace(trace: RolloutTrace) -> str:
-    """Live sequences over time, and the layout in force."""
-    names = list(dict.fromkeys(trace.layout))
-    edges = [*trace.times_s, trace.total_s]
-    bands, start = [], 0
-    for layout, bursts in groupby(trace.layout):
-        stop = start + len(list(bursts))
-        left, right = edges[start], edges[stop]
-        bands.append(Band(layout, left, right, colour(names.index(layout))))
-        start = stop
-    points = [*zip(trace.times_s, trace.live, strict=True), (trace.total_s, 0)]
-    line = Line("", points, "currentColor", is_step=True)
-    drawn = plot(
-        [line],
-        across=Axis.over(edges),
-        up=Axis.over(trace.live),
-        across_words="seconds since the rollout began",
-        up_words="live sequences, and the layout in force",
-        bands=bands,
-        marks=[switch.at_s for switch in trace.switches],
-    )
-    return drawn + legend([(name, colour(i)) for i, name in enumerate(names)])
-
-
-def _switches(report: PlanReport) -> Iterator[str]:
-    trace = report.comparison.traces[0]
-    if trace.switches:
-        rows: list[list[Cell]] = [
-            [
-                f"{switch.source} → {switch.target}",
-                switch.at_s,
-                switch.live,
-                switch.seconds,
-                switch.predicted_saving_s,
-                switch.kv,
-            ]
-            for switch in trace.switches
-        ]
-        header = ["switch", "at s", "live", "takes s", "expected to save s", "KV cache"]
-        yield _table(header, rows)
-
-
-def _memory_bars(report: PlanReport) -> str:
-    rows = []
-    for layout in report.memory.layouts:
-        parts = (
-            ("weights", layout.weights),
-            ("optimizer and master weights", layout.optimizer),
-            ("KV cache", layout.kv_cache),
-            ("programs", layout.programs),
-        )
-        segments = [Segment(name, n / GIB, colour(i)) for i, (name, n) in enumerate(parts)]
-        words = f"{layout.total / GIB:.3g}" + ("" if layout.is_used else ", not used")
-        rows.append(Bar(str(layout.split), segments, words))
-    limit = report.memory.limit / GIB
-    return bars(rows, limit=limit, limit_words=f"a device has {limit:.3g}")
-
-
-def _memory_table(report: PlanReport) -> str:
-    header = ["layout", "weights", "optimizer", "KV cache", "programs", "all", "whole", ""]
-    rows: list[list[Cell]] = [
-        [
-            str(layout.split),
-            *(n / GIB for n in (layout.weights, layout.optimizer, layout.kv_cache)),
-            layout.programs / GIB if report.programs else None,
-            layout.total / GIB,
-            layout.whole,
-            layout.refusal or "fits",
-        ]
-        for layout in report.memory.layouts
-    ]
-    told = "".join(f"<li>{escape(reason)}</li>" for reason in report.memory.undivided)
-    programs = f" Programs: {SOURCES['compiler']}." if report.programs else ""
-    return (
-        _table(header, rows)
-        + (f"<ul>{told}</ul>" if told else "")
-        + f'<p class="source">Whole: sequences that find pages at full length. {SOURCES["arithmetic"]}.'
-        f"{programs}</p>"
-    )
-
-
-def _training(report: PlanReport) -> Iterator[str]:
-    if report.memory.training:
-        fits = "fits" if report.memory.training <= report.memory.limit else "does not fit"
-        yield (
-            f"<p>The training step takes {report.memory.training / GIB:.3g} GiB of a device at most: it "
-            f"{fits}.</p>"
-        )
-
-
-def _step_plots(report: PlanReport) -> Iterator[str]:
-    steps = report.steps
-    known = [1e3 * s for table in steps.seconds for line in table for s in line if s is not None]
-    up, across = Axis.over(known, is_log=True), Axis.over(steps.live, is_log=True)
-    drawn = []
-    for context, table in zip(steps.contexts, steps.seconds, strict=True):
-        lines = []
-        for i, split in enumerate(steps.splits):
-            found = [(n, line[i]) for n, line in zip(steps.live, table, strict=True)]
-            points = [(n, 1e3 * s) for n, s in found if s is not None]
-            lines += [Line(str(split), points, colour(i))] if points else []
-        drawn.append(
-            plot(
-                lines,
-                across=across,
-                up=up,
-                across_words="live sequences, evenly over the groups",
-                up_words=f"ms, contexts of {context:,} tokens",
-            )
-        )
-    yield f'<div class="panels">{"".join(drawn)}</div>'
-
-
-def _step_table(report: PlanReport) -> str:
-    steps = report.steps
-    rows: list[list[Cell]] = [
-        [context, live, *(None if s is None else 1e3 * s for s in line)]
-        for context, table in zip(steps.contexts, steps.seconds, strict=True)
-        for live, line in zip(steps.live, table, strict=True)
-    ]
-    return _table(["context", "live", *(f"{split} ms" for split in steps.splits)], rows)
-
-
-def _sent_rows(report: PlanReport) -> list[list[Cell]]:
-    return [
-        [str(program.split), *cells]
-        for program in report.programs
-        if program.name == "decode" and not program.error
-        for cells in decode_collectives(program)
-    ]
-
-
-def _program_table(report: PlanReport) -> str:
-    header = ["program", "rows", "length", "arguments GiB", "temporary GiB", "Gflop", "compiled s"]
-    rows: list[list[Cell]] = [
-        [
-            f"{program}" + (f": {program.error}" if program.error else ""),
-            program.rows,
-            program.length,
-            program.argument_bytes / GIB,
-            program.temp_bytes / GIB,
-            program.flops / 1e9,
-            program.compile_s,
-        ]
-        for program in report.programs
-    ]
-    return _table(header, rows)
-
-
-def _depth(report: PlanReport) -> str:
-    shallow = next((program for program in report.programs if program.is_extrapolated), None)
-    if shallow is None:
-        return "The whole model was compiled."
-    depths = " and ".join(map(str, shallow.compiled_layers))
-    return (
-        f"Compiled with {depths} layers and taken to {shallow.layers}: every number is affine in the "
-        "layers."
-    )
-
-
-def _lengths(report: PlanReport) -> str:
-    lengths = report.lengths
-    points = [(tokens, 100 * (1 - p)) for p, tokens in lengths.quantiles]
-    drawn = plot(
-        [Line("", points, colour(0))],
-        across=Axis.over([tokens for tokens, _ in points]),
-        up=Axis(0, 100),
-        across_words="tokens",
-        up_words="% of responses that are longer",
-    )
-    return (
-        f"{drawn}<p>Mean {lengths.mean:,.0f} tokens; {percent(lengths.share_cut)} are cut at the cap. "
-        f"{lengths.samples_per_prompt} samples of a prompt, their scores correlated by "
-        f"{lengths.correlation:g}.</p>"
-    )
+    yield _section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
 
 
 def _limits(report: PlanReport) -> str:
@@ -347,17 +146,3 @@ def _sources(report: PlanReport) -> str:
     ]
     listed = "".join(f"<li>{escape(line)}</li>" for line in told)
     return _section("What this rests on", f"<ul>{listed}</ul><pre>{escape(report.command)}</pre>")
-
-
-def _details(title: str, content: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    def cell(value: Cell) -> str:
-        kind = "" if isinstance(value, str) else ' class="n"'
-        return f"<td{kind}>{escape(shown(value))}</td>"
-
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -3,21 +3,24 @@
 Knows a profile and what to change. Says which of the loads asked about were never measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.config import RolloutConfig
+from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.errors import UserError
+from pat_jax.memory import without_room
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.profile import Profile
 from pat_jax.planning.types import Split
+from pat_jax.profiling.absent_jobs import Order
 from pat_jax.profiling.machine import Machine
-from pat_jax.profiling.paper import OnPaper, paper_devices
+from pat_jax.profiling.paper import on_paper
+from pat_jax.profiling.targets import Chip, Target
 
 KIND = "all-reduce"
 
@@ -32,6 +35,8 @@ class WhatIf:
     link_slowdown: float = 1.0  # times that sums, moves of pages and of weights take longer
     host_us: float = 0.0  # of each decode step, for each live sequence, beside what was measured
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
+    burst_steps: int = 256
+    check_every: int = 16
 
     def __str__(self) -> str:
         words = [f"{self.sequences:,} sequences, cap {self.cap:,}"]
@@ -51,11 +56,12 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
     latency, splits = profile.latency, splits_of(profile.latency)
     if what_if.link_slowdown != 1:
         latency = with_slower_links(profile, what_if.link_slowdown)
-    config = _config(latency, what_if)
+    config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
         memory = _memory(profile, config, what_if)
-        splits = tuple(split for split in splits if memory.held(split) <= memory.usable)
+        roomless = without_room(memory, config)
+        splits = tuple(split for split in splits if split not in roomless)
         if not splits:
             best = min(memory.weights, key=memory.held)
             raise UserError(
@@ -102,15 +108,12 @@ def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
     Raises:
       UserError: the profile has no sums of a layout.
     """
-    model, latency = model_of(profile), profile.latency
-    itemsize = jnp.dtype(profile.subject.dtype).itemsize
-    sums = 2 * model.num_layers + 1
-    curves = {split: _sum_seconds(profile, split) for split in splits_of(latency)}
+    latency, sums = profile.latency, sums_of(profile)
+    tokens = latency.prefill_blocks * latency.page_size
 
     def more(split: Split, rows: int) -> float:
-        return (factor - 1) * sums * curves[split](rows * model.embed_dim * itemsize)
+        return (factor - 1) * sums(split, rows)
 
-    tokens = latency.prefill_blocks * latency.page_size
     return replace(
         latency,
         decode_table={
@@ -132,7 +135,15 @@ def _times(table: Mapping, factor: float) -> dict:
     return {key: factor * seconds for key, seconds in table.items()}
 
 
-def _sum_seconds(profile: Profile, split: Split):
+def sums_of(profile: Profile) -> Callable[[Split, int], float]:
+    """Seconds of all sums over devices in a decode step, by rows of a group."""
+    model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
+    curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
+    sums = 2 * model.num_layers + 1
+    return lambda split, rows: sums * curves[split](rows * model.embed_dim * itemsize)
+
+
+def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
     """Seconds of one sum over the devices of a group, by bytes of a device: straight lines between
     measured sizes, in proportion to bytes past the last.
     """
@@ -160,8 +171,9 @@ def model_of(profile: Profile) -> ModelConfig:
     return ModelConfig(**fields)
 
 
-def _config(latency: LatencyModel, what_if: WhatIf) -> RolloutConfig:
+def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
     """The buckets that were measured, and whatever larger ones the sequences need."""
+    latency = profile.latency
     rows = min(rows for _, rows, _ in latency.decode_table)
     length = min(length for _, _, length in latency.decode_table)
     return replace(
@@ -174,18 +186,25 @@ def _config(latency: LatencyModel, what_if: WhatIf) -> RolloutConfig:
         min_length=length,
         page_size=latency.page_size,
         prefill_blocks=latency.prefill_blocks,
+        burst_steps=what_if.burst_steps,
+        check_every=what_if.check_every,
+        device_memory_gib=what_if.device_memory_gib,
+        weights=profile.subject.weights,
     )
 
 
 def _memory(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> MemoryModel:
+    """Of the layouts that were measured, each device with as much memory as was asked."""
     subject = profile.subject
-    paper = OnPaper(
-        model_of(profile),
-        paper_devices(subject.num_devices),
-        replace(config, weights=subject.weights),
-        jnp.dtype(subject.dtype),
-        what_if.device_memory_gib * GIB,
-        is_trained=False,
+    limit = int(what_if.device_memory_gib * GIB)
+    unknown = dict.fromkeys(("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s"), 0.0)
+    chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
+    count = subject.num_devices
+    target = Target(subject.device_kind, chip, (1, count), count, 1)
+    run = RunConfig(
+        compute_dtype="float32" if subject.dtype == "float32" else "bfloat16",
+        train=False,
+        rollout=config,
+        algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
     )
-    measured = splits_of(profile.latency)
-    return paper.memory({split: paper.layouts[split] for split in measured})
+    return on_paper(Order.of(target, run, model_of(profile), (0,))).memory
