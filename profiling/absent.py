@@ -73,6 +73,7 @@ def compile_for(
     layers: Literal["few", "all"] = "few",
     progress: Progress | None = None,
     folder: Path = PLAN_DIR,
+    texts: Path | None = None,
 ) -> Compilation:
     """Every layout's programs, as `target` would run them.
 
@@ -82,6 +83,7 @@ def compile_for(
         the layers; "all" compiles the whole model.
       progress: told after each program.
       folder: where records are kept.
+      texts: an existing folder, for what every program was compiled to; then all are compiled anew.
 
     Raises:
       UserError: the compiler is not installed, refuses the target, or died; or no layout divides
@@ -92,11 +94,12 @@ def compile_for(
     content = {"order": order.to_json(), "versions": versions}
     name = hashlib.sha256(json.dumps([content, _sources()], sort_keys=True).encode()).hexdigest()
     path = folder / "orders" / f"{name[:32]}.json"
-    if not path.is_file():
+    if not path.is_file() or texts is not None:
         kept = folder / "programs"
         for each in (path.parent, kept):
             each.mkdir(parents=True, exist_ok=True)
-        content |= {"kept": str(kept), "threads": os.cpu_count() or 1}
+        content |= {"kept": str(kept.absolute()), "threads": os.cpu_count() or 1}
+        content["texts"] = None if texts is None else str(texts.absolute())
         replace_text(path, json.dumps(_compiled(target, content, progress)))
     return _read(target, order, versions, json.loads(path.read_text(encoding="utf-8")))
 

@@ -60,6 +60,7 @@ class Compiler:
 
     kept: Path  # folder of records, by content
     machine: str  # all that a record depends on besides the program
+    texts: Path | None = None  # folder for what every program was compiled to; nothing is looked up
     # Of equal programs the first is compiled, and the others are what it gave.
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
 
@@ -77,12 +78,16 @@ class Compiler:
             return self._found(job, self.kept / f"{name}.json", lowered)
 
     def _found(self, job: Job, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
-        if path.is_file():
+        if path.is_file() and self.texts is None:
             found = CompiledProgram.from_json(json.loads(path.read_text(encoding="utf-8")))
             same = ("split", "target", "rows", "length", "layers", "compiled_layers")
             return replace(found, **{name: getattr(job.record, name) for name in same})
         start = time.perf_counter()
-        record = _described(job.record, lowered.compile())
+        compiled = lowered.compile()
+        record = _described(job.record, compiled)
+        if self.texts is not None:
+            name = f"{record}_{record.layers}_{path.stem[:6]}.txt".replace(" ", "_")
+            (self.texts / name).write_text(compiled.as_text() or "", encoding="utf-8")
         record = replace(record, compile_s=round(time.perf_counter() - start, 2))
         partial = path.with_suffix(f".{os.getpid()}")  # another plan may write the same one
         partial.write_text(json.dumps(record.to_json()), encoding="utf-8")
@@ -150,7 +155,8 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     _say(lines, jobs=len(jobs))
     chip = order.target.chip
     machine = json.dumps([content["versions"], chip.name, chip.description, order.target.topology])
-    compiler = Compiler(Path(content["kept"]), machine)
+    texts = content["texts"] and Path(content["texts"])
+    compiler = Compiler(Path(content["kept"]), machine, texts)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
             _say(lines, program=future.result().to_json())

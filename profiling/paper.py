@@ -4,6 +4,7 @@ Nothing is compiled and no array is made: temporaries of programs are not known 
 tenth of a device that `planning/memory.py` leaves to them.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
@@ -11,6 +12,7 @@ from typing import cast
 from pat_jax.devices import Device
 from pat_jax.errors import UserError
 from pat_jax.memory import can_begin, without_room
+from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.absent_jobs import Order, Plant
 from pat_jax.profiling.targets import Target, chips
@@ -41,8 +43,16 @@ def on_paper(order: Order) -> Plant:
     return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
 
 
-def check_room(plant: Plant) -> None:
+def padded(model: ModelConfig, num_devices: int) -> ModelConfig:
+    """Its vocabulary padded so that every layout can divide it."""
+    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+
+
+def check_room(plant: Plant, name: str) -> None:
     """Some layout has to hold the model.
+
+    Args:
+      name: of the model.
 
     Raises:
       UserError: none does; says by how much, and what would.
@@ -55,7 +65,7 @@ def check_room(plant: Plant) -> None:
     training = f", training {memory.resident / GIB:.3g}" if order.config.train else ""
     found = next(what_fits(order), "nothing that is known here")
     raise UserError(
-        f"option --model is {order.config.model!r}: no layout fits {order.target}; {best}, the "
+        f"option --model is {name!r}: no layout fits {order.target}; {best}, the "
         f"smallest, needs {memory.held(best) / GIB:.3g} GiB of a device (weights "
         f"{memory.weights[best] / GIB:.3g}{training}, KV cache {memory.pool(best) / GIB:.3g} for one "
         f"response of full length), {lacking:.3g} GiB more than the {memory.usable / GIB:.3g} that can "

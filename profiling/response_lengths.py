@@ -93,13 +93,13 @@ class ResponseLengths:
         last = len(self.tokens) - 1
         return np.minimum(np.searchsorted(self._cumulative, probability), last)
 
-    def share_beyond(self, tokens: int) -> float:
+    def share_beyond(self, tokens: float) -> float:
         """P(longer than `tokens`)."""
         return float(self.counts[self.tokens > tokens].sum() / self.counts.sum())
 
-    def mean(self, cap: int) -> float:
-        """Tokens, of responses cut at `cap`."""
-        return float(np.average(np.minimum(self.tokens, cap), weights=self.counts))
+    def mean(self, cap: int, scale: float = 1.0) -> float:
+        """Tokens, of responses `scale` times as long and cut at `cap`."""
+        return float(np.average(np.minimum(scale * self.tokens, cap), weights=self.counts))
 
     def draw(self, draw: "Draw") -> Workload:
         """One rollout; the same for an equal `draw`, with other prompts for another seed.

@@ -30,7 +30,7 @@ programs = st.builds(
     st.integers(0, 4096),
     layers=st.just(2),
     compiled_layers=st.just((2,)),
-    **{name: counts for name in NUMBERS},
+    **dict.fromkeys(NUMBERS, counts),
     collectives=st.lists(sents, max_size=4).map(tuple),
     kernels=st.lists(st.tuples(st.text(max_size=3), st.integers(1, 9)), max_size=2).map(tuple),
     error=st.none() | st.text(max_size=5),
