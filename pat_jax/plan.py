@@ -29,6 +29,7 @@ from pat_jax.profiling.absent_jobs import Order
 from pat_jax.profiling.comparison import Series
 from pat_jax.profiling.length_files import find_lengths
 from pat_jax.profiling.paper import check_room, on_paper
+from pat_jax.profiling.plan_costs import costs_of
 from pat_jax.profiling.plan_page import write_page
 from pat_jax.profiling.plan_report import PlanReport
 from pat_jax.profiling.plan_text import plan_text
@@ -156,34 +157,40 @@ class PlanConfig:
 
 def main() -> None:
     config = parse(sys.argv[1:], PlanConfig, prog="python -m pat_jax.plan", presets=None)
-    target, model = Target.parse(config.target), model_of(config.model)
-    lengths = find_lengths(config.lengths)
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
-    run = config.run(target)
-    folder = check_run_dir(run)
+    question = question_of(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
+    run, folder = question.run, check_run_dir(question.run)
     if config.compile:
-        installed(target)
-    configure(0)
-    plant = on_paper(Order.of(target, run, model, DEPTHS))
-    check_room(plant, config.model)
+        installed(question.plant.order.target)
     make_run_dir(run, folder)
     replace_text(folder / CONFIG_FILE, dump(config))
     log_to(folder / "run.log")
-    question = Question(
-        command=f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}",
-        name=config.model,
-        plant=plant,
-        series=Series(draw(config), config.rollouts),
-        lengths=lengths,
-        profile=Path(config.profile) if config.profile else None,
-        data=Path(config.data),
-    )
-    compilation = compiled(config, target, run, model) if config.compile else None
-    report = planned(question, compilation)
+    report = planned(question, compiled(config, question) if config.compile else None)
     keep(report, folder)
     print(plan_text(report))
     print(f"\nreport {folder / PAGE_FILE}, figures {folder / REPORT_FILE}")
+
+
+def question_of(config: PlanConfig, command: str) -> Question:
+    """
+    Raises:
+      UserError: whatever is wrong with what was asked; nothing has been written or compiled.
+    """
+    target, model = Target.parse(config.target), model_of(config.model)
+    lengths = find_lengths(config.lengths)
+    configure(0)
+    plant = on_paper(Order.of(target, config.run(target), model, DEPTHS))
+    check_room(plant, config.model)
+    profile = Path(config.profile) if config.profile else None
+    return Question(
+        command,
+        config.model,
+        plant,
+        Series(draw(config), config.rollouts),
+        lengths,
+        costs_of(plant, profile, Path(config.data)),
+    )
 
 
 def draw(config: PlanConfig) -> Draw:
@@ -211,7 +218,8 @@ def folder_name(config: PlanConfig, now: datetime) -> str:
     return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
 
 
-def compiled(config: PlanConfig, target: Target, run: RunConfig, model: ModelConfig) -> Compilation:
+def compiled(config: PlanConfig, question: Question) -> Compilation:
+    order = question.plant.order
     with tqdm(total=0, unit="program", desc="compiling", dynamic_ncols=True) as bar:
 
         def show(done: int, total: int, last: str) -> None:
@@ -219,7 +227,9 @@ def compiled(config: PlanConfig, target: Target, run: RunConfig, model: ModelCon
             bar.set_postfix_str(last)
             bar.update(done - bar.n)
 
-        return compile_for(target, run, model, layers=config.layers, progress=show)
+        return compile_for(
+            order.target, question.run, order.model, layers=config.layers, progress=show
+        )
 
 
 def keep(report: PlanReport, folder: Path) -> None:

@@ -10,6 +10,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.profile import Profile, read_profile
 from pat_jax.planning.types import Split
+from pat_jax.profiling.absent_jobs import Plant
 from pat_jax.profiling.composer import SWITCH_S, Composer
 from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
 from pat_jax.profiling.kernels import BYTES, Kernels, Source
@@ -33,14 +34,33 @@ class Costs:
         return EXPLAINED[self.source]
 
 
+def costs_of(plant: Plant, profile: Path | None, data: Path) -> Costs:
+    """Of every load that the run of a plant may come to.
+
+    Args:
+      profile: measured by the user; None: composed from kernels.
+      data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
+        ship stand for them.
+    """
+    order, rollout = plant.order, plant.order.config.rollout
+    buckets = Buckets.build(
+        tuple(plant.layouts),
+        capacity=plant.capacity,
+        min_rows=rollout.min_rows,
+        min_length=rollout.min_length,
+        max_length=rollout.max_prompt_length + rollout.max_completion_length,
+    )
+    if profile:
+        return profiled(profile, order.target, order.model, buckets)
+    return composed(order.target, order.model, buckets, data, weights=rollout.weights)
+
+
 def composed(
     target: Target, model: ModelConfig, buckets: Buckets, data: Path, *, weights: str = "auto"
 ) -> Costs:
     """From the kernels of the target's chip.
 
     Args:
-      data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
-        ship stand for them.
       weights: auto for bfloat16, or int8 or fp8.
     """
     kernels = kernels_for(target, data, weight_bytes=BYTES if weights == "auto" else 1)

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import numpy as np
 
 from pat_jax.candidates import worth_planning
 from pat_jax.config import RunConfig
-from pat_jax.engine.buckets import Buckets
 from pat_jax.errors import UserError
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
@@ -19,7 +17,7 @@ from pat_jax.profiling.comparison import Series, compare
 from pat_jax.profiling.compiled import CompiledProgram
 from pat_jax.profiling.limits import limits
 from pat_jax.profiling.machine import Machine
-from pat_jax.profiling.plan_costs import Costs, composed, profiled
+from pat_jax.profiling.plan_costs import Costs
 from pat_jax.profiling.plan_report import (
     LayoutMemory,
     LengthSummary,
@@ -44,8 +42,7 @@ class Question:
     plant: Plant  # on paper
     series: Series
     lengths: ResponseLengths
-    profile: Path | None  # measured by the user; None: composed from kernels
-    data: Path  # where tables of kernels may be
+    costs: Costs
 
     @property
     def run(self) -> RunConfig:
@@ -61,7 +58,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
       UserError: no layout can be used, or the profile is of something else.
     """
     plant, run = question.plant, question.run
-    memory, costs = plant.memory, _costs(question)
+    memory, costs = plant.memory, question.costs
     refused = _refused(question, costs.latency, compilation)
     used = tuple(split for split in plant.layouts if split not in refused)
     if not used:
@@ -96,21 +93,6 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         limits(comparison, machine),
         (*costs.notes, *_notes(question)),
     )
-
-
-def _costs(question: Question) -> Costs:
-    plant, rollout = question.plant, question.run.rollout
-    order = plant.order
-    buckets = Buckets.build(
-        tuple(plant.layouts),
-        capacity=question.series.draw.sequences,
-        min_rows=rollout.min_rows,
-        min_length=rollout.min_length,
-        max_length=rollout.max_prompt_length + rollout.max_completion_length,
-    )
-    if question.profile:
-        return profiled(question.profile, order.target, order.model, buckets)
-    return composed(order.target, order.model, buckets, question.data, weights=rollout.weights)
 
 
 def _refused(

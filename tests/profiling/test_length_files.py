@@ -96,7 +96,7 @@ def test_bytes_that_are_no_text(tmp_path: Path):
 
 
 def test_neither_a_file_nor_built_in():
-    with pytest.raises(UserError, match="'reasonable'.*reasoning, pat, math, short"):
+    with pytest.raises(UserError, match=r"'reasonable'.*reasoning, pat, math, short"):
         find_lengths("reasonable")
 
 
