@@ -39,7 +39,7 @@ from pat_jax.profiling.targets import Target
 from pat_jax.rules import COUNT, COUNT_OR_ZERO, GIVEN, NOT_NEGATIVE, POSITIVE, check, require
 from pat_jax.run_folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
-REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "plan.png"
+REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
 
 
 @dataclass(frozen=True)

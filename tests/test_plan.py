@@ -42,7 +42,7 @@ def compilation(*, refused: Split | None = None) -> Compilation:
     for split in splits:
         sums = (Sent("all-reduce", 8192, split.tp, 2, 65),) if split.tp > 1 else ()
         error = "too much scalar memory" if split == refused else None
-        whole = dict(layers=32, compiled_layers=(2, 4), argument_bytes=GIB)
+        whole = {"layers": 32, "compiled_layers": (2, 4), "argument_bytes": GIB}
         programs.append(
             CompiledProgram(
                 "decode",
@@ -77,7 +77,7 @@ def test_it_plans_without_a_compiler(command, tmp_path: Path):
     printed = command("--model", "llama-3.1-8b", "--target", "h100:8", "--compile", "false")
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("plan-llama-3.1-8b-h100-8-")
-    assert {"plan.json", "plan.html", "plan.png", "config.yaml"} <= {
+    assert {"plan.json", "plan.html", "rollout.png", "rollout.json", "config.yaml"} <= {
         path.name for path in folder.iterdir()
     }
     assert all(name in printed for name in NAMES)

@@ -56,7 +56,7 @@ def test_slower_links_cost_what_their_sums_cost():
 
 
 def test_without_measured_sums_links_cannot_be_slower():
-    with pytest.raises(UserError, match="sum over 2 devices.*measure it again"):
+    with pytest.raises(UserError, match=r"sum over 2 devices.*measure it again"):
         with_slower_links(replace(PROFILE, collectives={}), 2)
 
 
