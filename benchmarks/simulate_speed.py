@@ -42,7 +42,7 @@ def machine_of(sequences: int, cap: int) -> Machine:
     config = PlanConfig(model=MODEL, target=TARGET, responses=sequences, max_response=cap)
     run: RunConfig = config.run(target)
     plant = on_paper(Order.of(target, run, preset(MODEL), (2, 4)))
-    costs = costs_of(plant, None, Path("no tables"))
+    costs = costs_of(plant, None, Path("no tables"), "one-shot")
     machine = Machine.of(
         costs.latency,
         tuple(plant.layouts),

@@ -98,6 +98,9 @@ class PlanConfig:
     data: str = "../shared/data"
     """A folder with calibration/, tables of measured kernel times; where it is not there,
     coefficients derived from them stand for it."""
+    sums: Literal["one-shot", "nccl", "ungraphed"] = "one-shot"
+    """How GPUs of a host sum: small sums by kernels of their own, by NCCL in a CUDA graph, or by NCCL
+    outside of one."""
     seed: int = 0
     """Seed of the rollouts drawn."""
     run_dir: str = ""
@@ -189,7 +192,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
         plant,
         Series(draw(config), config.rollouts),
         lengths,
-        costs_of(plant, profile, Path(config.data)),
+        costs_of(plant, profile, Path(config.data), config.sums),
     )
 
 

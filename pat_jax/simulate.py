@@ -23,7 +23,7 @@ from pat_jax.profiling.comparison import Comparison, Series, compare
 from pat_jax.profiling.length_files import find_lengths
 from pat_jax.profiling.response_lengths import CORRELATION, Draw, ResponseLengths
 from pat_jax.profiling.text_table import percent, text_table
-from pat_jax.profiling.what_if import WhatIf, machine_of, unmeasured
+from pat_jax.profiling.what_if import WhatIf, machine_of, profile_words, unmeasured
 from pat_jax.rules import COUNT, COUNT_OR_ZERO, GIVEN, NOT_NEGATIVE, POSITIVE, check, matches
 
 COUNTS = matches(r"[1-9]\d*(,[1-9]\d*)*", "whole numbers of at least 1, separated by commas")
@@ -163,9 +163,8 @@ def answer(
 def tables(
     config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
 ) -> str:
-    subject = profile.subject
     parts = [
-        f"costs: profile {config.profile}, measured on {subject.num_devices} x {subject.device_kind}\n"
+        f"costs: {profile_words(Path(config.profile), profile)}\n"
         f"lengths: {lengths.source}\n"
         "replayed: the planner that ships, on a simulated clock",
         _gains(answers),
@@ -218,7 +217,11 @@ def content(
     return {
         "command": "python -m pat_jax.simulate",
         "options": asdict(config),
-        "costs": {"source": "profile", "subject": asdict(profile.subject)},
+        "costs": {
+            "source": "profile",
+            "explained": profile_words(Path(config.profile), profile),
+            "subject": asdict(profile.subject),
+        },
         "lengths": {"source": lengths.source},
         "answers": [one.to_json() for one in answers],
     }

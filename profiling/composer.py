@@ -45,14 +45,25 @@ class Composer:
         model: ModelConfig,
         switch_s: float = SWITCH_S,
         host_s_per_row: float | None = None,
+        *,
+        page_size: int = PAGE_SIZE,
+        prefill_blocks: int = PREFILL_BLOCKS,
     ):
         """
         Args:
+          page_size: tokens.
+          prefill_blocks: pages of a group in one call.
           host_s_per_row: of a group, in each step; not given: what the platform's engines take.
         """
         self.kernels, self.model, self.switch_s = kernels, model, switch_s
+        self.page_size, self.prefill_blocks = page_size, prefill_blocks
         usual = HOST_S_PER_ROW[kernels.chip.platform]
         self.host_s_per_row = usual if host_s_per_row is None else host_s_per_row
+
+    @property
+    def round_tokens(self) -> int:
+        """Of a group, that one round of a migration moves."""
+        return SIZES[0] * self.page_size
 
     def _heads(self, tp: int) -> tuple[int, int]:
         """Query and KV heads of one device; KV heads are replicated where there are fewer."""
@@ -62,15 +73,14 @@ class Composer:
         heads, kv_heads = self._heads(tp)
         return (heads + 2 * kv_heads) * self.model.head_dim
 
-    def _matrices_ms(self, tokens: int, tp: int) -> float:
-        """One layer's products, sums over devices, and what is done number by number."""
+    def _layer_ms(self, tokens: int, tp: int) -> float:
+        """One layer's products, and what is done number by number; on one device."""
         model, gemm = self.model, self.kernels.gemm
         return (
             gemm(tokens, self._query_and_kv(tp), model.embed_dim)
             + gemm(tokens, model.embed_dim, model.num_heads * model.head_dim // tp)
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
-            + 2 * self._sum_ms(tokens, tp)
             + sum(self.kernels.elementwise(num_bytes) for num_bytes in self._passes(tokens, tp))
         )
 
@@ -88,34 +98,42 @@ class Composer:
             yield BYTES * 2 * tokens * sum(heads) * model.head_dim
         yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
 
-    def _head_ms(self, rows: int, tp: int) -> float:
-        """Logits on every device, and a token of them."""
-        vocab = self.model.padded_vocab_size
-        return (
-            self.kernels.gemm(rows, vocab // tp, self.model.embed_dim)
-            + (self.kernels.all_gather(tp, rows * vocab) if tp > 1 else 0.0)
-            + self.kernels.elementwise(SAMPLING_BYTES * rows * vocab)
-        )
+    def decode_links_s(self, rows: int, tp: int) -> float:
+        """Of a step, what its devices send: two sums a layer, one embedding, the logits."""
+        if tp == 1:
+            return 0.0
+        gather = self.kernels.all_gather(tp, rows * self.model.padded_vocab_size)
+        return ((2 * self.model.num_layers + 1) * self._sum_ms(rows, tp) + gather) / 1e3
+
+    def prefill_links_s(self, tp: int) -> float:
+        """Of a prefill call."""
+        tokens = self.prefill_blocks * self.page_size
+        return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
+
+    def sampling_s(self, rows: int, vocab: int) -> float:
+        """Of so many logits of each row, which all devices of a group sample from alike."""
+        return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int) -> float:
         model, tp = self.model, split.tp
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
-        layer = self._matrices_ms(rows, tp)
+        layer = self._layer_ms(rows, tp)
         layer += self.kernels.decode_attention(rows, attended, *self._heads(tp))
-        embedding = self._sum_ms(rows, tp) if tp > 1 else 0.0
-        ms = model.num_layers * layer + embedding + self._head_ms(rows, tp)
-        return ms / 1e3 + self.host_s_per_row * rows
+        vocab = model.padded_vocab_size
+        head = self.kernels.gemm(rows, vocab // tp, model.embed_dim)
+        on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(rows, vocab)
+        return on_device + self.decode_links_s(rows, tp) + self.host_s_per_row * rows
 
     def prefill_call(self, split: Split, length: int) -> float:
         """One call of positions up to `length`; attention as its share of whole prompts' prefill.
 
         A bucket holds the upper half of its positions: they see half as much again as the mean.
         """
-        model, tp, tokens = self.model, split.tp, PREFILL_BLOCKS * PAGE_SIZE
+        model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
         attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *self._heads(tp))
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
-        layer = self._matrices_ms(tokens, tp) + attention * share
-        return model.num_layers * layer / 1e3
+        layer = self._layer_ms(tokens, tp) + attention * share
+        return model.num_layers * layer / 1e3 + self.prefill_links_s(tp)
 
     def reslice(self, source: Split, target: Split) -> float:
         shard = weight_bytes(self.model, self.kernels.weight_bytes) / target.tp
@@ -131,13 +149,13 @@ class Composer:
         """
         narrow, wide = sorted((source.tp, target.tp))
         shards = min(wide, self.model.num_kv_heads)
-        sent = ROUND_TOKENS * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
+        sent = self.round_tokens * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
         return sent / self.kernels.exchange_bytes_s(wide)
 
     def shift(self, split: Split) -> float:
         """A round of pages to other groups: each device of a group sends its part of all of them."""
         shards = min(split.tp, self.model.num_kv_heads)
-        sent = ROUND_TOKENS * self.model.kv_bytes_per_token / shards
+        sent = self.round_tokens * self.model.kv_bytes_per_token / shards
         return sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
 
     def latency_model(self, buckets: Buckets) -> LatencyModel:
@@ -163,9 +181,9 @@ class Composer:
             prefill_table={
                 (split, m): self.prefill_call(split, m) for split in splits for m in lengths
             },
-            prefill_blocks=PREFILL_BLOCKS,
-            page_size=PAGE_SIZE,
-            round_tokens=ROUND_TOKENS,
+            prefill_blocks=self.prefill_blocks,
+            page_size=self.page_size,
+            round_tokens=self.round_tokens,
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from pat_jax.errors import UserError
 from pat_jax.profiling.kernel_model import ModelledKernels
 from pat_jax.profiling.kernels import BYTES, Source
+from pat_jax.profiling.links import Sums, launch_s
 from pat_jax.profiling.targets import Chip, Target
 
 MEASURED = ("a100", "h100", "h200")
@@ -58,13 +59,17 @@ class KernelTables:
     source: Source = "tables"
     weight_bytes = float(BYTES)
 
-    def __init__(self, data: Path, target: Target):
+    def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
         """
+        Args:
+          sums: how devices sum: SGLang's one-shot kernel or NCCL, in a CUDA graph or outside one.
+
         Raises:
           NoData: the folder is missing.
           UserError: there are no measurements of that chip.
         """
-        self.target, self.modelled = target, ModelledKernels(target)
+        self.target, self.sums = target, sums
+        self.modelled = ModelledKernels(target, sums=sums)
         if target.chip.name not in MEASURED:
             raise UserError(
                 f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "
@@ -152,6 +157,8 @@ class KernelTables:
 
     @cached_property
     def _all_reduces(self) -> dict[int, Line]:
+        if self.sums != "one-shot":
+            return self._nccl("all_reduce")
         points: dict = defaultdict(dict)
         for row in self._rows("custom_allreduce.csv"):
             if row["backend"] == "sglang_graph":
@@ -161,23 +168,24 @@ class KernelTables:
 
     @cached_property
     def _all_gathers(self) -> dict[int, Line]:
+        return self._nccl("all_gather")
+
+    def _nccl(self, kind: str) -> dict[int, Line]:
         points: dict = defaultdict(dict)
         for row in self._rows("nccl*.csv"):
-            if row["op_name"] == "all_gather":
+            if row["op_name"] == kind:
                 elements = int(row["message_elems_fp16"])
                 points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
         return {gpus: Line(line) for gpus, line in points.items()}
 
     def all_reduce(self, devices: int, elements: int) -> float:
-        """ms of one inside a CUDA graph, by SGLang's custom kernel."""
         if devices == 1:
             return 0.0
         if devices in self._all_reduces:
-            return self._all_reduces[devices](elements)
+            return 1e3 * launch_s(self.sums) + self._all_reduces[devices](elements)
         return self.modelled.all_reduce(devices, elements)
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """ms of one of NCCL's."""
         if devices == 1:
             return 0.0
         if devices in self._all_gathers:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from pat_jax.profiling.kernels import BYTES, HEAD_DIM, Source
-from pat_jax.profiling.links import Links, links_of
+from pat_jax.profiling.links import Links, Sums, links_of
 from pat_jax.profiling.targets import Chip, Target
 
 FILE = Path(__file__).parent / "kernel_coefficients.yaml"
@@ -52,6 +52,7 @@ class ModelledKernels:
 
     target: Target
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
+    sums: Sums = "one-shot"
 
     @property
     def chip(self) -> Chip:
@@ -69,7 +70,7 @@ class ModelledKernels:
 
     @cached_property
     def links(self) -> Links:
-        return links_of(self.target)
+        return links_of(self.target, self.sums)
 
     def gemm(self, m: int, n: int, k: int) -> float:
         share = self.shares.gemm
@@ -83,7 +84,7 @@ class ModelledKernels:
         share = self.shares.decode_attention
         num_bytes = 2 * BYTES * HEAD_DIM * rows * kv_heads * max(length, PAGE)
         read = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
-        read += 1e-6 * rows * share["row_us"]
+        read += 1e-6 * rows * (share["row_us"] + kv_heads * share["head_us"])
         floor = share["floor_us"] + share["split_us"] * min(1.0, length / SPLIT)
         return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
 

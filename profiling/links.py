@@ -6,7 +6,7 @@ PCIe and between hosts it goes around a ring. On a TPU it goes along the axes of
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,7 +15,9 @@ import yaml
 
 from pat_jax.profiling.targets import Chip, Target
 
-Sum = Literal["one-shot", "nccl", "ungraphed"]  # how GPUs of one host sum
+Sums = Literal[
+    "one-shot", "nccl", "ungraphed"
+]  # how GPUs of one host sum; the last: NCCL, no graph
 FILE = Path(__file__).parent / "link_coefficients.yaml"
 
 
@@ -38,10 +40,15 @@ def coefficients() -> dict[str, dict[str, float]]:
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def links_of(target: Target) -> Links:
+def links_of(target: Target, sums: Sums = "one-shot") -> Links:
     if target.chip.platform == "tpu":
         return TorusLinks(target.chip, target.topology)
-    return HostLinks(target.chip, target.devices_per_host)
+    return HostLinks(target.chip, target.devices_per_host, sums)
+
+
+def launch_s(sums: Sums) -> float:
+    """Of a sum that is no part of a CUDA graph."""
+    return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 
 def waiting_s(chip: Chip, devices: int) -> float:
@@ -57,10 +64,7 @@ class HostLinks:
 
     chip: Chip
     devices_per_host: int
-    how: Sum = "one-shot"
-
-    def summed(self, how: Sum) -> "HostLinks":
-        return replace(self, how=how)
+    sums: Sums = "one-shot"
 
     @property
     def _has_nvlink(self) -> bool:
@@ -91,12 +95,10 @@ class HostLinks:
         return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
 
     def _reduce(self, devices: int, num_bytes: float) -> float:
-        if not self._has_nvlink:
-            return self._ring(devices, num_bytes, "pcie", 2)
-        if self.how == "one-shot":
-            return min(self._custom(devices, num_bytes), self._nccl(devices, num_bytes, 2))
-        launch = 1e-6 * coefficients()["ungraphed"]["launch_us"] if self.how == "ungraphed" else 0.0
-        return launch + self._nccl(devices, num_bytes, 2)
+        nccl = launch_s(self.sums) + self._nccl(devices, num_bytes, 2)
+        if self.sums == "one-shot" and self._has_nvlink:
+            return min(self._custom(devices, num_bytes), nccl)
+        return nccl
 
     def _custom(self, devices: int, num_bytes: float) -> float:
         known, others = coefficients()["custom"], devices - 1

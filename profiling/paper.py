@@ -4,7 +4,6 @@ Nothing is compiled and no array is made: temporaries of programs are not known 
 tenth of a device that `planning/memory.py` leaves to them.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
@@ -12,7 +11,6 @@ from typing import cast
 from pat_jax.devices import Device
 from pat_jax.errors import UserError
 from pat_jax.memory import can_begin, without_room
-from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.absent_jobs import Order, Plant
 from pat_jax.profiling.targets import Target, chips
@@ -41,11 +39,6 @@ def paper_devices(devices_per_host: int, num_hosts: int = 1) -> list[Device]:
 def on_paper(order: Order) -> Plant:
     target = order.target
     return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
-
-
-def padded(model: ModelConfig, num_devices: int) -> ModelConfig:
-    """Its vocabulary padded so that every layout can divide it."""
-    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
 
 
 def check_room(plant: Plant, name: str) -> None:

@@ -1,6 +1,6 @@
 """What steps and switches take on the machine that is planned: a profile, or kernels composed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,12 @@ from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.profile import Profile, read_profile
 from pat_jax.planning.types import Split
 from pat_jax.profiling.absent_jobs import Plant
-from pat_jax.profiling.composer import SWITCH_S, Composer
+from pat_jax.profiling.composer import Composer
 from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
-from pat_jax.profiling.kernels import BYTES, Kernels, Source
-from pat_jax.profiling.links import waiting_s
-from pat_jax.profiling.paper import padded
+from pat_jax.profiling.kernels import BYTES, Source
+from pat_jax.profiling.links import Sums
 from pat_jax.profiling.targets import Target
-from pat_jax.profiling.what_if import splits_of, sums_of
+from pat_jax.profiling.what_if import profile_words, splits_of, sums_of
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,19 @@ class Costs:
 
     latency: LatencyModel
     source: Source
-    sum_seconds: Callable[[Split, int], float]  # sums over devices of a step, by rows of a group
+    explained: str
+    sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a group
     notes: tuple[str, ...]  # what is assumed, in sentences
 
-    @property
-    def explained(self) -> str:
-        return EXPLAINED[self.source]
 
-
-def costs_of(plant: Plant, profile: Path | None, data: Path) -> Costs:
+def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Costs:
     """Of every load that the run of a plant may come to.
 
     Args:
       profile: measured by the user; None: composed from kernels.
       data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
         ship stand for them.
+      sums: how GPUs sum over NVLink.
     """
     order, rollout = plant.order, plant.order.config.rollout
     buckets = Buckets.build(
@@ -52,43 +49,36 @@ def costs_of(plant: Plant, profile: Path | None, data: Path) -> Costs:
     )
     if profile:
         return profiled(profile, order.target, order.model, buckets)
-    return composed(order.target, order.model, buckets, data, weights=rollout.weights)
+    kernels = kernels_for(
+        order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
+    )
+    composer = Composer(
+        kernels,
+        order.model,
+        page_size=rollout.page_size,
+        prefill_blocks=rollout.prefill_blocks,
+    )
+    return Costs(
+        composer.latency_model(buckets),
+        kernels.source,
+        EXPLAINED[kernels.source],
+        lambda split, rows: composer.decode_links_s(rows, split.tp),
+        tuple(_assumed(composer, order.target, sums)),
+    )
 
 
-def composed(
-    target: Target, model: ModelConfig, buckets: Buckets, data: Path, *, weights: str = "auto"
-) -> Costs:
-    """From the kernels of the target's chip.
-
-    Args:
-      weights: auto for bfloat16, or int8 or fp8.
-    """
-    kernels = kernels_for(target, data, weight_bytes=BYTES if weights == "auto" else 1)
-    model = padded(model, target.num_devices)
-    composer = Composer(kernels, model)
-    host_us = 1e6 * composer.host_s_per_row
-    notes = [
-        f"{SWITCH_S} s of each switch for draining the burst and the host, beside its bytes "
-        "(assumed).",
-        f"{host_us:.3g} us of the host for each row of a group in each step (measured of another "
-        "engine, on an H100)."
-        if host_us
-        else "No host time in a step.",
-    ]
-    sums = _sum_seconds(kernels, model)
-    return Costs(composer.latency_model(buckets), kernels.source, sums, tuple(notes))
-
-
-def _sum_seconds(kernels: Kernels, model: ModelConfig) -> Callable[[Split, int], float]:
-    """Two sums a layer and the embedding's, each with the wait of the devices for one another."""
-
-    def seconds(split: Split, rows: int) -> float:
-        if split.tp == 1:
-            return 0.0
-        one = 1e-3 * kernels.all_reduce(split.tp, rows * model.embed_dim)
-        return (2 * model.num_layers + 1) * (one + waiting_s(kernels.chip, split.tp))
-
-    return seconds
+def _assumed(composer: Composer, target: Target, sums: Sums) -> Iterator[str]:
+    yield (
+        f"{composer.switch_s} s of each switch for draining the burst and the host, beside its bytes "
+        "(assumed)."
+    )
+    if target.chip.platform == "cuda":
+        host_us = 1e6 * composer.host_s_per_row
+        yield f"GPUs of a host sum as {sums} kernels do; --sums has others."
+        yield (
+            f"{host_us:.3g} us of the host for each row of a group in each step (measured of another "
+            "engine, on an H100)."
+        )
 
 
 def profiled(path: Path, target: Target, model: ModelConfig, buckets: Buckets) -> Costs:
@@ -101,10 +91,14 @@ def profiled(path: Path, target: Target, model: ModelConfig, buckets: Buckets) -
     _check(path, profile, target, model)
     known = splits_of(profile.latency)
     rows = {split: rows for split, rows in buckets.rows.items() if split in known}
-    notes = (f"Layouts that {path} has no times of are not planned.",) * (
-        len(rows) < len(buckets.rows)
+    return Costs(
+        profile.latency.on(rows, buckets.lengths),
+        "profile",
+        profile_words(path, profile),
+        sums_of(profile),
+        (f"Layouts that {path} has no times of are not planned.",)
+        * (len(rows) < len(buckets.rows)),
     )
-    return Costs(profile.latency.on(rows, buckets.lengths), "profile", sums_of(profile), notes)
 
 
 def _check(path: Path, profile: Profile, target: Target, model: ModelConfig) -> None:

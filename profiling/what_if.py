@@ -5,6 +5,7 @@ Knows a profile and what to change. Says which of the loads asked about were nev
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +81,17 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
         host_s_per_sequence=1e-6 * what_if.host_us,
     )
     return replace(machine, truth=latency.on(machine.buckets.rows, machine.buckets.lengths))
+
+
+def profile_words(path: Path, profile: Profile) -> str:
+    """What was measured where, for people."""
+    subject = profile.subject
+    if profile.shards_of:
+        return (
+            f"profile {path}: shards of {profile.shards_of} measured on one {subject.device_kind}, "
+            "links computed"
+        )
+    return f"profile {path}, measured on {subject.num_devices} x {subject.device_kind}"
 
 
 def splits_of(latency: LatencyModel) -> tuple[Split, ...]:

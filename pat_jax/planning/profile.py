@@ -86,6 +86,8 @@ class Profile:
         default_factory=dict
     )  # (kind, devices, bytes a device): one collective
     compile_s: Mapping[str, float] = field(default_factory=dict)  # "decode dp2tp1": one program
+    # The target whose links were computed, where one device of it was measured: "h100:8".
+    shards_of: str = ""
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +97,7 @@ class Profile:
             "latency": self.latency.to_json(),
             "collectives": [[list(key), seconds] for key, seconds in self.collectives.items()],
             "compile_s": dict(self.compile_s),
+            **({"shards_of": self.shards_of} if self.shards_of else {}),
         }
         replace_text(path, json.dumps(content, indent=1))
 
@@ -133,7 +136,13 @@ def _parsed(path: Path) -> Profile:
         subject = Subject(**content["subject"])
         latency = LatencyModel.from_json(content["latency"])
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
-        profile = Profile(subject, latency, collectives, dict(content["compile_s"]))
+        profile = Profile(
+            subject,
+            latency,
+            collectives,
+            dict(content["compile_s"]),
+            str(content.get("shards_of", "")),
+        )
         _flat(subject)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProfileError(path, f"not as this version writes it ({error!r})") from None

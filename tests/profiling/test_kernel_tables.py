@@ -1,8 +1,7 @@
 """Composing kernels: interpolation on made-up tables, and a few facts about the real ones."""
 
-from pathlib import Path
-
 import pytest
+from published import DATA, needs_data
 
 from benchmarks.kernel_tables import GPUS, SPLITS, measured_kernels
 from benchmarks.workloads import read
@@ -11,10 +10,6 @@ from pat_jax.models.presets import preset
 from pat_jax.profiling.composer import ROUND_TOKENS, Composer, weight_bytes
 from pat_jax.profiling.kernel_files import Line, NoData
 
-DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
-needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="no folder ../shared/data beside this one"
-)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 
 
