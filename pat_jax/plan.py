@@ -46,9 +46,9 @@ REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
 class PlanConfig:
     """One plan by `python -m pat_jax.plan`."""
 
-    model: str = ""
+    model: str = "llama-3.1-8b"
     """A Hugging Face checkpoint directory, or the name of a built-in shape such as llama-3.1-8b."""
-    target: str = ""
+    target: str = "h100:8"
     """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2."""
     responses: int = 1024
     """Responses of one rollout."""
@@ -163,9 +163,11 @@ def main() -> None:
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     question = question_of(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
-    run, folder = question.run, check_run_dir(question.run)
+    target = question.plant.order.target
+    run = config.run(target)
+    folder = check_run_dir(run)
     if config.compile:
-        installed(question.plant.order.target)
+        installed(target)
     make_run_dir(run, folder)
     replace_text(folder / CONFIG_FILE, dump(config))
     log_to(folder / "run.log")

@@ -34,7 +34,7 @@ NUMBERS = matches(r"\d+(\.\d+)?(,\d+(\.\d+)?)*", "numbers, separated by commas")
 class SimulateConfig:
     """What-if questions, by `python -m pat_jax.simulate`."""
 
-    profile: str = ""
+    profile: str = "profile.json"
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
     lengths: str = "reasoning"
     """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""

@@ -168,7 +168,7 @@ def test_words_of_others_are_no_markup():
     [
         ("--model llama-3.1-8b --target z100:8", "'z100' is no accelerator known here"),
         ("--model llama-3.1-8b --target v5e:8", "expected the 2 dimensions"),
-        ("--model llama-3.1-8b", "option --target is ''"),
+        ("--target=", "option --target is ''"),
         ("--model llama-4 --target h100:8", "model 'llama-4' is not a built-in shape"),
         ("--model llama-3.1-70b --target h100:8 --compile false", "would fit"),
         ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),
