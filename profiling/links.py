@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import yaml
 
+from pat_jax.engine.layout import prime_factors
 from pat_jax.profiling.targets import Chip, Target
 
 Sums = Literal[
@@ -151,10 +152,10 @@ class TorusLinks:
     def block(self, devices: int) -> tuple[int, ...]:
         """The extents of a group: as near to a cube as the slice allows."""
         extents = [1] * len(self.topology)
-        while math.prod(extents) < devices:
-            open_axes = [i for i, size in enumerate(self.topology) if extents[i] < size]
-            axis = min(open_axes, key=lambda i: (extents[i], self.topology[i]))
-            extents[axis] *= 2
+        for factor in prime_factors(devices):
+            fits = [i for i, n in enumerate(self.topology) if n % (extents[i] * factor) == 0]
+            axis = min(fits, key=lambda i: (extents[i], self.topology[i]))
+            extents[axis] *= factor
         return tuple(extents)
 
     @property

@@ -175,12 +175,13 @@ class ShardProfiler:
 
     def _measured(self, progress: Progress) -> Iterator[tuple[Split, LatencyModel]]:
         """Engine after engine: a device may have the memory for one shard only."""
+        for engine in self.engines.values():
+            engine.compile()
         warmups = {split: Warmup(engine, runs=self.runs) for split, engine in self.engines.items()}
         total, before = sum(warmup.total for warmup in warmups.values()), 0
         for split, warmup in warmups.items():
             warmup.progress = lambda done, _, before=before: progress(before + done, total)
             policy = warmup.engine.policy
-            warmup.engine.compile()
             yield (
                 split,
                 warmup.measure(

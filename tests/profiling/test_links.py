@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.engine.layout import prime_factors
 from pat_jax.profiling.links import HostLinks, TorusLinks, links_of, waiting_s
 from pat_jax.profiling.targets import Target, chips
 
@@ -70,16 +71,14 @@ def test_pcie_and_the_network_between_hosts_are_slower_than_nvlink():
     assert h100.exchange_bytes_s(8) > h100.exchange_bytes_s(16)
 
 
-@given(
-    topology=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=2, max_size=2),
-    devices=st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
-)
-def test_a_group_is_a_block_of_the_slice(topology: list[int], devices: int):
-    if devices > math.prod(topology):
-        return
-    block = TorusLinks(chips()["v5e"], tuple(topology)).block(devices)
-    assert math.prod(block) == devices
-    assert all(part <= whole for part, whole in zip(block, topology, strict=True))
+@given(topology=st.lists(st.sampled_from([1, 2, 4, 8, 12]), min_size=2, max_size=3))
+def test_a_group_is_a_block_of_the_slice(topology: list[int]):
+    links, devices = TorusLinks(chips()["v5p"], tuple(topology)), 1
+    for factor in [1, *reversed(prime_factors(math.prod(topology)))]:
+        devices *= factor
+        block = links.block(devices)
+        assert math.prod(block) == devices
+        assert all(whole % part == 0 for part, whole in zip(block, topology, strict=True))
 
 
 def test_a_closed_axis_is_twice_as_fast_as_an_open_one():

@@ -1,5 +1,7 @@
 """A profile of several devices from one: the same layouts, buckets and work as on all of them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,7 +14,7 @@ from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
-from pat_jax.models.presets import PRESETS, preset
+from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.shard_profile import ShardProfiler, layouts_of, shard_of
 from pat_jax.profiling.targets import Target
@@ -41,9 +43,9 @@ def test_the_layouts_are_those_of_the_engine(heads: tuple[int, int], mlp_dim: in
     assert layouts_of(Target.parse("h100:8"), model) == tuple(chain)
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b"])
 def test_the_shards_of_a_group_make_up_the_model(name: str):
-    model = preset(name)
+    model = replace(preset(name), num_layers=1)
 
     def matrices(config: ModelConfig) -> int:
         leaves = jax.tree.leaves(Policy.from_config(config).abstract(jnp.bfloat16))
