@@ -162,6 +162,7 @@ def main() -> None:
     config = parse(sys.argv[1:], PlanConfig, prog="python -m pat_jax.plan", presets=None)
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
+    configure(0)
     question = question_of(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
     target = question.plant.order.target
     run = config.run(target)
@@ -184,9 +185,9 @@ def question_of(config: PlanConfig, command: str) -> Question:
     """
     target, model = Target.parse(config.target), model_of(config.model)
     lengths = find_lengths(config.lengths)
-    configure(0)
-    plant = on_paper(Order.of(target, config.run(target), model, DEPTHS))
-    check_room(plant, config.model)
+    order = Order.of(target, config.run(target), model, DEPTHS)
+    check_room(order, config.model)
+    plant = on_paper(order)
     profile = Path(config.profile) if config.profile else None
     return Question(
         command,

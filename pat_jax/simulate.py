@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.cli import parse, run_command
+from pat_jax.devices import configure
 from pat_jax.errors import UserError
 from pat_jax.files import replace_text
 from pat_jax.planning.profile import Profile, read_profile
@@ -120,6 +121,7 @@ def main() -> None:
         presets=None,
     )
     lengths, profile = find_lengths(config.lengths), read_profile(Path(config.profile))
+    configure(0)
     answers = [answer(config, profile, lengths, *case) for case in config.cases()]
     print(tables(config, profile, lengths, answers))
     if config.out:

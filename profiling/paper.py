@@ -4,18 +4,21 @@ Nothing is compiled and no array is made: temporaries of programs are not known 
 tenth of a device that `planning/memory.py` leaves to them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from pat_jax.devices import Device
+from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.catalogue import pages_per_group
 from pat_jax.errors import UserError
-from pat_jax.memory import can_begin, without_room
-from pat_jax.planning.memory import GIB
+from pat_jax.planning.memory import GIB, USABLE, MemoryModel
+from pat_jax.planning.types import Split
 from pat_jax.profiling.absent_jobs import Order, Plant
 from pat_jax.profiling.targets import Target, chips
 
-MOST_DEVICES = 1024  # looked at for what would hold a model
+DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
+MOST_DEVICES = 256  # looked at for what would hold a model
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,70 @@ def on_paper(order: Order) -> Plant:
     return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
 
 
-def check_room(plant: Plant, name: str) -> None:
+@dataclass(frozen=True)
+class Needs:
+    """The least bytes of a device that a rollout takes in each layout."""
+
+    resident: int  # of training
+    weights: Mapping[Split, int]
+    pool: Mapping[Split, int]  # of pages for one response of full length
+
+    def of(self, split: Split) -> int:
+        return self.resident + self.weights[split] + self.pool[split]
+
+    @property
+    def smallest(self) -> Split:
+        return min(self.weights, key=self.of)
+
+
+def needs_of(order: Order) -> Needs:
+    """Every layout gets as many pages as the one that has to have most of them.
+
+    Bytes are affine in the layers, so that two shallow models tell those of a deep one, which takes
+    long to trace.
+    """
+    a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
+    small, large = (on_paper(replace(order, model=model)) for model in (a, b))
+    plant, rollout = small, order.config.rollout
+    pages = pages_per_group(
+        plant.layouts,
+        buckets_of(order, tuple(plant.layouts)),
+        rollout.page_size,
+        unsplit=rollout.kv_pages,
+        most=0,
+    )
+
+    def whole(bytes_of: Callable[[MemoryModel], int]) -> int:
+        low, high = bytes_of(small.memory), bytes_of(large.memory)
+        per_layer = (high - low) // (b.num_layers - a.num_layers)
+        return low + per_layer * (order.model.num_layers - a.num_layers)
+
+    return Needs(
+        whole(lambda memory: memory.resident),
+        {split: whole(lambda memory, s=split: memory.weights[s]) for split in plant.layouts},
+        {split: n * whole(lambda memory, s=split: memory.page[s]) for split, n in pages.items()},
+    )
+
+
+def buckets_of(order: Order, splits: Sequence[Split]) -> Buckets:
+    """The shapes that a run's programs are compiled for."""
+    rollout = order.config.rollout
+    return Buckets.build(
+        splits,
+        capacity=rollout.prompts_per_step * rollout.num_generations,
+        min_rows=rollout.min_rows,
+        min_length=rollout.min_length,
+        max_length=rollout.max_prompt_length + rollout.max_completion_length,
+    )
+
+
+def usable(order: Order) -> float:
+    """Bytes of a device that a run may count on."""
+    given = order.config.rollout.device_memory_gib
+    return USABLE * (given * GIB if given else order.target.chip.memory_bytes)
+
+
+def check_room(order: Order, name: str) -> None:
     """Some layout has to hold the model.
 
     Args:
@@ -50,37 +116,32 @@ def check_room(plant: Plant, name: str) -> None:
     Raises:
       UserError: none does; says by how much, and what would.
     """
-    memory, order = plant.memory, plant.order
-    if has_room(plant):
+    needs, available = needs_of(order), usable(order)
+    best = needs.smallest
+    if needs.of(best) <= available:
         return
-    best = min(memory.weights, key=memory.held)
-    lacking = (memory.held(best) - memory.usable) / GIB
-    training = f", training {memory.resident / GIB:.3g}" if order.config.train else ""
-    found = next(what_fits(order), "nothing that is known here")
+    lacking = (needs.of(best) - available) / GIB
+    training = f", training {needs.resident / GIB:.3g}" if order.config.train else ""
+    found = next(what_fits(order), None)
     raise UserError(
-        f"option --model is {name!r}: no layout fits {order.target}; {best}, the "
-        f"smallest, needs {memory.held(best) / GIB:.3g} GiB of a device (weights "
-        f"{memory.weights[best] / GIB:.3g}{training}, KV cache {memory.pool(best) / GIB:.3g} for one "
-        f"response of full length), {lacking:.3g} GiB more than the {memory.usable / GIB:.3g} that can "
-        f"be used; {found} would fit."
+        f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
+        f"{needs.of(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
+        f"{training}, KV cache {needs.pool[best] / GIB:.3g} for one response of full length), "
+        f"{lacking:.3g} GiB more than the {available / GIB:.3g} that can be used; "
+        + (f"{found} would fit." if found else "nothing that is known here would fit.")
     )
 
 
-def has_room(plant: Plant) -> bool:
+def has_room(order: Order) -> bool:
     """Whether a rollout can begin in some layout."""
-    memory = plant.memory
-    fitting = [
-        split
-        for split in memory.weights
-        if split not in without_room(memory, plant.order.config.rollout)
-    ]
-    return can_begin(memory, fitting)
+    needs = needs_of(order)
+    return needs.of(needs.smallest) <= usable(order)
 
 
 def what_fits(order: Order) -> Iterator[str]:
     """Changes with which it would fit, the smallest first: options, then larger machines."""
     for words, changed in _changes(order):
-        if has_room(on_paper(changed)):
+        if has_room(changed):
             yield words
 
 
@@ -93,7 +154,7 @@ def _changes(order: Order) -> Iterator[tuple[str, Order]]:
         without = replace(order, config=replace(config, train=False))
         yield "--train false (the rollout alone, trained elsewhere)", without
     for target in larger(order.target):
-        yield str(target), replace(order, target=target)
+        yield str(target), Order.of(target, config, order.model, order.depths)
 
 
 def larger(target: Target) -> Iterator[Target]:

@@ -15,6 +15,7 @@ from pat_jax.profiling.composer import Composer
 from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
 from pat_jax.profiling.kernels import BYTES, Source
 from pat_jax.profiling.links import Sums
+from pat_jax.profiling.paper import buckets_of
 from pat_jax.profiling.targets import Target
 from pat_jax.profiling.what_if import profile_words, splits_of, sums_of
 
@@ -40,13 +41,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Cost
       sums: how GPUs sum over NVLink.
     """
     order, rollout = plant.order, plant.order.config.rollout
-    buckets = Buckets.build(
-        tuple(plant.layouts),
-        capacity=plant.capacity,
-        min_rows=rollout.min_rows,
-        min_length=rollout.min_length,
-        max_length=rollout.max_prompt_length + rollout.max_completion_length,
-    )
+    buckets = buckets_of(order, tuple(plant.layouts))
     if profile:
         return profiled(profile, order.target, order.model, buckets)
     kernels = kernels_for(

@@ -42,6 +42,12 @@ def profile(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def of_these_devices(monkeypatch):
+    """The tests have their devices already."""
+    monkeypatch.setattr(simulate, "configure", lambda count: None)
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
     def run(*options: str) -> str:

@@ -73,7 +73,9 @@ def test_the_machine_has_the_buckets_that_are_needed():
 
 
 def test_host_time_is_the_machines():
-    assert machine_of(PROFILE, replace(AS_IT_IS, host_us=20)).host_s_per_sequence == 2e-5
+    assert machine_of(PROFILE, replace(AS_IT_IS, host_us=20)).host_s_per_sequence == pytest.approx(
+        2e-5
+    )
 
 
 def test_memory_leaves_out_what_has_no_room():
