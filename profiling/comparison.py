@@ -114,9 +114,9 @@ class Comparison:
 
 
 def _system(fields: dict[str, Any]) -> System:
-    known = {name: fields[name] for name in System.__dataclass_fields__}
+    known: dict[str, Any] = {name: fields[name] for name in System.__dataclass_fields__}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return System(**known | lists | {"parts": StepParts(**fields["parts"])})
+    return System(**{**known, **lists, "parts": StepParts(**fields["parts"])})
 
 
 @dataclass(frozen=True)

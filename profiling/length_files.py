@@ -185,7 +185,8 @@ def _broken(path: Path, line: int) -> UserError:
 def _entry(path: Path, line: int, element: Any) -> Entry:
     if not isinstance(element, Mapping):
         return Entry(line, element)
-    fields = element | (element[USAGE] if isinstance(element.get(USAGE), Mapping) else {})
+    usage = element.get(USAGE)
+    fields = {**element, **(usage if isinstance(usage, Mapping) else {})}
     name = next((name for name in LENGTHS if name in fields), None)
     if name is None:
         raise UserError(

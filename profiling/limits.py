@@ -16,6 +16,13 @@ WORDS = {
     "context": "reading the KV cache",
     "host": "the host's time for each live sequence",
 }
+NAMES = {
+    "sums": "sums over devices",
+    "fixed": "fixed",
+    "rows": "rows",
+    "context": "KV cache",
+    "host": "host",
+}
 SMALL = 0.005  # share of a rollout that is not worth a word
 
 
@@ -33,7 +40,9 @@ def limits(comparison: Comparison, machine: Machine) -> tuple[str, ...]:
 def _decoding(comparison: Comparison) -> str:
     parts = shares(comparison.adaptive.parts)
     largest = max(parts, key=lambda name: parts[name])
-    told = ", ".join(f"{name} {percent(share)}" for name, share in parts.items() if share >= SMALL)
+    told = ", ".join(
+        f"{NAMES[name]} {percent(share)}" for name, share in parts.items() if share >= SMALL
+    )
     return f"Decoding goes most of all to {WORDS[largest]} ({told})."
 
 

@@ -159,7 +159,7 @@ def plot(
         f'<span class="band" style="left:{100 * across.at(band.left):.2f}%;'
         f'width:{100 * (across.at(band.right) - across.at(band.left)):.2f}%">{escape(band.name)}</span>'
         for band in bands
-        if across.at(band.right) - across.at(band.left) > 0.1
+        if across.at(band.right) - across.at(band.left) > 0.15
     ]
     keys = [(line.name, line.colour) for line in lines if line.name]
     return (

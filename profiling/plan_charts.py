@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 
-from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.comparison import System
 from pat_jax.profiling.page_charts import (
@@ -50,9 +49,9 @@ def time_row(report: PlanReport, system: System) -> list[Cell]:
     ]
 
 
-def trace_plot(trace: RolloutTrace) -> str:
+def trace_plot(report: PlanReport) -> str:
     """Live sequences over time, and the layout in force."""
-    names = list(dict.fromkeys(trace.layout))
+    trace, names = report.comparison.traces[0], [str(split) for split in report.steps.splits]
     edges = [*trace.times_s, trace.total_s]
     bands, start = [], 0
     for layout, bursts in groupby(trace.layout):
@@ -71,7 +70,7 @@ def trace_plot(trace: RolloutTrace) -> str:
         bands=bands,
         marks=[switch.at_s for switch in trace.switches],
     )
-    return drawn + legend([(name, colour(i)) for i, name in enumerate(names)])
+    return drawn + legend([(n, colour(i)) for i, n in enumerate(names) if n in trace.layout])
 
 
 def switch_table(report: PlanReport) -> Iterator[str]:
@@ -99,7 +98,7 @@ def memory_bars(report: PlanReport) -> str:
             ("weights", layout.weights),
             ("optimizer and master weights", layout.optimizer),
             ("KV cache", layout.kv_cache),
-            ("programs", layout.programs),
+            *[("programs", layout.programs)] * bool(report.programs),
         )
         segments = [Segment(name, n / GIB, colour(i)) for i, (name, n) in enumerate(parts)]
         words = f"{layout.total / GIB:.3g}" + ("" if layout.is_used else ", not used")
@@ -126,7 +125,7 @@ def memory_table(report: PlanReport) -> str:
     return (
         table(header, rows)
         + (f"<ul>{told}</ul>" if told else "")
-        + f'<p class="source">Whole: sequences that find pages at full length. {SOURCES["arithmetic"]}.'
+        + f'<p class="source">Whole: sequences that find pages at full length. Figures: {SOURCES["arithmetic"]}.'
         f"{programs}</p>"
     )
 

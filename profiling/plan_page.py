@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from pat_jax.files import replace_text
-from pat_jax.profiling.limits import WORDS, shares
+from pat_jax.profiling.limits import NAMES, shares
 from pat_jax.profiling.page_charts import Bar, Segment, bars, colour
 from pat_jax.profiling.plan_charts import (
     depth_words,
@@ -76,15 +76,16 @@ def _answer(report: PlanReport) -> str:
     used = [layout for layout in memory.layouts if layout.is_used]
     tiles = [
         (f"{shown(found.adaptive.mean_s)} s", "a rollout, adapting"),
-        (percent(found.gain(best)), f"less time than {best.name}, the best static layout"),
-        (
-            percent(max(found.gain(system) for system in found.static)),
-            "less time than the worst static layout",
-        ),
+        _saved(found.gain(best), f"{best.name}, the best static layout"),
+        _saved(max(map(found.gain, found.static)), "the worst static layout"),
         (f"{len(used)} of {len(memory.layouts)}", "layouts fit"),
     ]
     cells = "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in tiles)
     return f'<ul class="tiles">{cells}</ul>'
+
+
+def _saved(gain: float, than: str) -> tuple[str, str]:
+    return percent(abs(gain)), f"{'less' if gain >= 0 else 'more'} time than {than}"
 
 
 def _sections(report: PlanReport) -> Iterator[str]:
@@ -98,9 +99,7 @@ def _sections(report: PlanReport) -> Iterator[str]:
         source=f"Replayed {len(report.comparison.tokens)} rollouts with the planner that ships, on a "
         f"clock whose steps take what {report.steps.explained} say. Lengths: {report.lengths.source}.",
     )
-    yield _section(
-        "The first rollout", trace_plot(report.comparison.traces[0]), *switch_table(report)
-    )
+    yield _section("The first rollout", trace_plot(report), *switch_table(report))
     yield _section(
         "Memory of a device, GiB",
         memory_bars(report),
@@ -125,14 +124,12 @@ def _sections(report: PlanReport) -> Iterator[str]:
 
 def _limits(report: PlanReport) -> str:
     parts = shares(report.comparison.adaptive.parts)
-    names = {"sums": "sums over devices", "fixed": "fixed", "rows": "rows", "context": "KV cache"}
     segments = [
-        Segment(names.get(name, name), 100 * share, colour(i))
+        Segment(NAMES[name], 100 * share, colour(i))
         for i, (name, share) in enumerate(parts.items())
         if share > 0
     ]
     told = "".join(f"<li>{escape(line)}</li>" for line in report.limits)
-    assert parts.keys() == WORDS.keys()
     return _section("What limits it", bars([Bar("decoding", segments, "")]), f"<ul>{told}</ul>")
 
 

@@ -144,7 +144,7 @@ class Outline(HTMLParser):
         self.fetched: list[str] = []
 
     def handle_starttag(self, tag, attrs):
-        self.fetched += [value for name, value in attrs if name in ("src", "href", "data")]
+        self.fetched += [str(value) for name, value in attrs if name in ("src", "href", "data")]
         if tag not in self.VOID:
             self.open.append(tag)
 

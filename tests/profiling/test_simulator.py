@@ -392,6 +392,7 @@ class TestPools:
         """Two sequences of 160 tokens in twelve pages of 16: one of them waits for the other."""
         workload = Workload(np.full(2, 10), np.full(2, 150), CAP)
         short = in_short_bursts(with_pools(MACHINE, 12))
+        assert short.memory is not None
         alone = replace(short, splits=(TP8,), memory=replace(short.memory, pages={TP8: 12}))
         done = replay(workload, FixedLayout(TP8), alone)
         assert done.num_preempted == 1
