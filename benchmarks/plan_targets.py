@@ -100,10 +100,16 @@ def check(model: ModelConfig, found: Compilation) -> dict[str, Any]:
     return layouts
 
 
+def processor_seconds() -> float:
+    """Of every child so far: what other work on the machine does not change."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, config = Target.parse(target_name), run_config(args.sequences, args.length)
     model = Order.of(target, config, preset(model_name), (0,)).model
-    say, start = sys.stderr.write, time.perf_counter()
+    say, start, before = sys.stderr.write, time.perf_counter(), processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         found = compile_for(
             target,
@@ -121,14 +127,22 @@ def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[st
         "layers": args.layers,
         "versions": dict(found.versions),
         "seconds": round(seconds, 1),
+        "processor_seconds": round(processor_seconds() - before),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2),
         "programs": len(found.programs),
         "failed": {str(program): program.error for program in found.failed},
         "dropped": list(found.dropped),
         "training_state_gib": round(found.memory.resident / 2**30, 3),
         "layouts": check(model, found),
-        "records": [program.to_json() for program in found.programs],
+        "records": [short(program) for program in found.programs],
     }
+
+
+def short(program: CompiledProgram) -> str:
+    """On one line: the file is read by people too."""
+    gib = f"arguments {program.argument_bytes / 2**30:.3f} GiB, temporaries {program.temp_bytes / 2**30:.3f} GiB"
+    done = f"{program.flops:.4g} flops ({program.counted_by}), {program.bytes_accessed:.4g} bytes"
+    return program.error or f"{program}: {gib}, {done}, {program.compile_s:.0f} s of compiling"
 
 
 def main() -> None:

@@ -205,12 +205,14 @@ class Plant:
         return [_job(table, keys, model.num_layers) for keys in found if keys]
 
     def _training_jobs(self, model: ModelConfig) -> list[Job]:
-        """Forward and backward of the longest rows, the optimizer's step, the transfer."""
+        """Forward and backward of the longest rows, the optimizer's step, the transfer to the layouts
+        with the least and the most TP."""
         trainer = self.trainer(model)
         split = trainer.layout.split
         longest = micro_shapes(self.order.config, split.dp)[-1]
         keys = [Key("grad", split, *longest), Key("apply", split)]
-        keys += [Key("transfer", split, target=target) for target in self.layouts]
+        ends = dict.fromkeys((split, list(self.layouts)[-1]))
+        keys += [Key("transfer", split, target=target) for target in ends]
         return [_job(trainer.programs, [key], model.num_layers) for key in keys]
 
 

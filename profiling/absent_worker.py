@@ -103,12 +103,7 @@ def _described(record: CompiledProgram, program: jax.stages.Compiled) -> Compile
         if c.group > 1 or c.name == "collective-permute"  # whose group is its pairs
     )
     cost: Any = program.cost_analysis() or {}
-    if "flops" in cost:
-        counts = cost["flops"], cost["bytes accessed"], "compiler"
-    else:
-        inside = STEP_LOOPS if record.name == "decode" else 0
-        counted = hlo_costs.count(text, inside=inside)
-        counts = counted.flops, counted.num_bytes, "hlo"
+    counted = hlo_costs.count(text, inside=STEP_LOOPS if record.name == "decode" else 0)
     called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
     return replace(
         record,
@@ -116,9 +111,9 @@ def _described(record: CompiledProgram, program: jax.stages.Compiled) -> Compile
         output_bytes=memory.output_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
-        flops=counts[0],
-        bytes_accessed=counts[1],
-        counted_by=counts[2],
+        flops=max(0.0, cost["flops"]) if "flops" in cost else counted.flops,
+        bytes_accessed=counted.num_bytes,
+        counted_by="compiler" if "flops" in cost else "hlo",
         collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
         kernels=tuple(sorted(called.items())),
     )

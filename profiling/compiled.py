@@ -25,8 +25,9 @@ class Sent(NamedTuple):
 class CompiledProgram:
     """One program, or the parts of a re-slice together. Bytes are of one device.
 
-    `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Where `counted_by` is
-    "hlo" they are matrix products alone, and neither holds what kernels of attention do.
+    `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Bytes are counted from the
+    program's text, without kernels of attention (see `hlo_costs`); so are flops where `counted_by` is
+    "hlo", matrix products alone. The compiler's own flops count each loop's body once.
     """
 
     name: str  # decode, prefill, reslice, view, pack, exchange, unpack, grad, apply, transfer
@@ -42,7 +43,7 @@ class CompiledProgram:
     alias_bytes: int = 0  # of results that lie in the memory of arguments
     flops: float = 0.0
     bytes_accessed: float = 0.0
-    counted_by: Literal["compiler", "hlo"] = "hlo"
+    counted_by: Literal["compiler", "hlo"] = "hlo"  # the flops
     collectives: tuple[Sent, ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()  # calls of what is not XLA's own, and how many
     compile_s: float = 0.0

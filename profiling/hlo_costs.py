@@ -1,8 +1,10 @@
 """Counts what a compiled program multiplies and what it reads and writes, from its text.
 
-For compilers that report neither. A loop whose trips the compiler knows counts as often; one whose
-trips only the run knows counts once. Left out: elementwise arithmetic, and all that kernels do which
-are not XLA's own (paged attention reads as much as the sequences are long, which no text says).
+For compilers that report neither, and where a report is of both sides of every choice. A loop whose
+trips the compiler knows counts as often; one whose trips only the run knows counts once; of branches
+the cheapest counts (a sort for top-p, say, is only for those who ask for it). Left out: elementwise
+arithmetic; what stays in a TPU's vector memory; and all that kernels do which are not XLA's own (paged
+attention reads as much as the sequences are long, which no text says).
 """
 
 import math
@@ -11,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pat_jax.profiling.hlo import Bodies, arrays, called, computations, shape_bytes
+from pat_jax.profiling import hlo
+from pat_jax.profiling.hlo import Bodies, arrays, called, computations
 
 _INSTRUCTION = re.compile(
     r"\s*(?P<root>ROOT )?%(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)$"
@@ -85,10 +88,12 @@ class _Module:
                 n = int(trips[1]) if trips and depth >= self.inside else 1
                 body = next(callee for role, callee in called(x.line) if role == "body")
                 total += self.of(body, depth + 1).times(n)
-            elif x.opcode in ("call", "conditional", "async-start"):
-                for role, callee in called(x.line):
-                    if role != "condition":
-                        total += self.of(callee, depth)
+            elif x.opcode == "conditional":
+                branches = [self.of(callee, depth) for _, callee in called(x.line)]
+                total += min(branches, key=lambda counts: (counts.num_bytes, counts.flops))
+            elif x.opcode in ("call", "async-start"):
+                for _, callee in called(x.line):
+                    total += self.of(callee, depth)
             elif depth >= self.inside:
                 total += self._own(x, instructions)
         return total
@@ -135,14 +140,25 @@ def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:
 
 def _moved(x: Instruction, around: Mapping[str, Instruction]) -> int:
     """Bytes of an instruction that stands by itself: its operands and its result."""
-    written = shape_bytes(x.shape)
+    written = memory_bytes(x.shape)
+    if x.opcode == "slice-start":  # its type has what it slices, the slice, and a flag
+        kind, dims = arrays(x.shape)[1]
+        return hlo.shape_bytes(f"{kind}[{','.join(map(str, dims))}]")
+    if x.opcode.endswith("-start"):  # operands are part of its type
+        return written
     if x.opcode in ("dynamic-slice", "gather", "slice"):
         return 2 * written
     if x.opcode in ("dynamic-update-slice", "scatter"):
-        return 2 * shape_bytes(around[x.operands[_UPDATE[x.opcode]]].shape)
-    return written + sum(shape_bytes(around[y].shape) for y in x.operands if y in around)
+        return 2 * memory_bytes(around[x.operands[_UPDATE[x.opcode]]].shape)
+    return written + sum(memory_bytes(around[y].shape) for y in x.operands if y in around)
 
 
+def memory_bytes(shape: str) -> int:
+    """Of the arrays that lie in a device's main memory."""
+    return hlo.shape_bytes(_IN_VECTOR_MEMORY.sub("", shape))
+
+
+_IN_VECTOR_MEMORY = re.compile(r"\b[a-z][a-z0-9]*\[[\d,]*\]\{[^}]*S\([1-9]\d*\)[^}]*\}")
 _UPDATE = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is what they write
 
 
@@ -160,7 +176,7 @@ def _fusion_bytes(body: Mapping[str, Instruction]) -> int:
     for x in body.values():
         if x.opcode == "parameter":
             parts = [_read(user, place) for user, place in uses[x.name]]
-            whole = shape_bytes(x.shape)
+            whole = memory_bytes(x.shape)
             read += whole if None in parts else min(whole, sum(p for p in parts if p is not None))
     root = next(x for x in body.values() if x.is_root)
     roots = root.operands if root.opcode == "tuple" else [root.name]
@@ -172,11 +188,11 @@ def _read(user: Instruction, place: int) -> int | None:
     if place:
         return None
     if user.opcode in ("dynamic-slice", "gather", "slice"):
-        return shape_bytes(user.shape)
+        return memory_bytes(user.shape)
     return 0 if user.opcode in _UPDATE else None
 
 
 def _written(x: Instruction, body: Mapping[str, Instruction]) -> int:
     if x.opcode in _UPDATE:
-        return shape_bytes(body[x.operands[_UPDATE[x.opcode]]].shape)
-    return shape_bytes(x.shape)
+        return memory_bytes(body[x.operands[_UPDATE[x.opcode]]].shape)
+    return memory_bytes(x.shape)

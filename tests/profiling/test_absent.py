@@ -79,11 +79,13 @@ def test_memory_is_that_of_the_whole_model():
 
 
 def test_layouts_without_room_leave_the_pool_to_the_others():
-    wide = replace(TINY, embed_dim=2048, num_layers=8, vocab_size=16384)
+    wide = replace(
+        TINY, embed_dim=2048, mlp_dim=2**16, num_layers=8
+    )  # several chunks of a re-slice
     rollout = replace(CONFIG.rollout, max_completion_length=4096 - 32, num_generations=64)
     config = replace(CONFIG, rollout=rollout, train=False)
     need = weight_bytes(wide, 1) / 2**30
-    tight = replace(config, rollout=replace(rollout, device_memory_gib=0.9 * need))
+    tight = replace(config, rollout=replace(rollout, device_memory_gib=1.05 * need))
     memory = plant(tight, wide).memory
     held = {split: memory.held(split) <= memory.usable for split in memory.weights}
     assert held == {Split(8, 1): False, Split(4, 2): True, Split(2, 4): True, Split(1, 8): True}
@@ -106,7 +108,7 @@ def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: P
     assert sorted(step) == [("all-gather", 1), ("all-reduce", 2 * TINY.num_layers + 1)]
     # One token of each row through every matrix of a device's shard, and the tied head.
     rows, shard = job.record.rows, weight_bytes(TINY, 8) // 2
-    assert record.flops == pytest.approx(2 * rows * shard, rel=0.35)
+    assert record.flops > 2 * rows * shard and record.bytes_accessed > 2 * shard
     (kept,) = tmp_path.iterdir()
     marked = json.loads(kept.read_text()) | {"flops": 42.0, "split": [8, 1]}
     kept.write_text(json.dumps(marked))
@@ -166,8 +168,8 @@ def ask(folder: Path, **options) -> Compilation:
 
 
 def test_what_the_child_says_is_read_at_the_whole_depth_and_kept(child, tmp_path: Path):
-    record = CompiledProgram("decode", Split(8, 1)).to_json()
-    calls, told = child(SAYS.replace("RECORD", repr(record))), []
+    record = json.dumps(CompiledProgram("decode", Split(8, 1)).to_json())
+    calls, told = child(SAYS.replace("RECORD", f"json.loads({record!r})")), []
     found = ask(tmp_path, progress=lambda *at: told.append(at))
     assert (found.splits, found.dropped) == ((Split(8, 1),), ("dp1tp8: no",))
     assert found.memory.weights == {Split(8, 1): 5}

@@ -51,7 +51,7 @@ def of_depth(layers: int, slope: dict[str, int], base: dict[str, int]) -> Compil
         layers=layers,
         compiled_layers=(layers,),
         **{name: base[name] + layers * slope[name] for name in NUMBERS},  # pyright: ignore[reportArgumentType]
-        collectives=(sums, Sent("all-gather", 77, 8, 2, 1)),
+        collectives=(Sent("all-gather", 77, 8, 2, 1), sums),
         kernels=(("attention", layers),),
     )
 
@@ -85,7 +85,7 @@ def test_collectives_put_into_one_by_the_compiler_keep_their_bytes():
     small = program(2, Sent(gather[0], 300, 8, 0, 1))
     large = program(4, Sent(gather[0], 250, 8, 0, 2))
     (found,) = at_depth([small, large], 6).collectives
-    assert (found.count, found.count * found.num_bytes) == (3, 300 + 2 * 200)
+    assert found.count == 3 and abs(3 * found.num_bytes - (300 + 2 * 200)) < 3  # one number for all
 
 
 def test_an_error_at_any_depth_is_the_error():

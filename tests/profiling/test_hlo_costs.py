@@ -85,3 +85,15 @@ def test_a_library_product_counts_and_a_kernel_does_not():
     counts = count(GEMM)
     assert counts.flops == 2 * 8 * 4096 * 512
     assert counts.num_bytes == 2 * (8 * 4096 + 512 * 4096 + 8 * 512) + 64
+
+
+def test_of_branches_the_cheapest_counts():
+    def run(a, b, wanted):
+        return jax.lax.cond(wanted[0] > 0, lambda: a @ b @ b, lambda: a @ b)
+
+    assert count(text_of(run, (M, K), (K, K), (1,))).flops == 2 * M * K * K
+
+
+def test_what_stays_in_vector_memory_is_neither_read_nor_written():
+    text = GEMM.replace("bf16[512,4096]{1,0}", "bf16[512,4096]{1,0:T(8,128)(2,1)S(1)}")
+    assert count(text).num_bytes == 2 * (8 * 4096 + 8 * 512) + 64
