@@ -35,8 +35,7 @@ import jax
 import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
-from benchmarks.kernel_files import GPUS, KernelTables, NoData
-from benchmarks.kernel_tables import MODELS, SPLITS, Composer, add_data_option
+from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device, configure
 from pat_jax.engine.buckets import Buckets
@@ -47,6 +46,9 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.step_model import Surface
 from pat_jax.planning.types import Split
+from pat_jax.profiling.composer import Composer
+from pat_jax.profiling.kernel_files import NoData
+from pat_jax.profiling.kernels import Kernels
 from pat_jax.profiling.measure import Warmup
 
 Points = Mapping[tuple[int, int], float]  # {(rows, length): seconds} of one layout
@@ -221,7 +223,7 @@ def this_machine(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def composed(kernels: KernelTables, model: str) -> dict[str, object]:
+def composed(kernels: Kernels, model: str) -> dict[str, object]:
     composer = Composer(kernels, preset(model))
     ladder = Buckets.build(SPLITS, capacity=512, min_rows=1, min_length=512, max_length=16_384)
     lengths = with_midpoints(ladder.lengths)
@@ -264,7 +266,7 @@ def main() -> None:
     results: dict[str, dict] = {}
     try:
         for gpu in GPUS:
-            kernels = KernelTables(args.data, gpu)
+            kernels = measured_kernels(args.data, gpu)
             for model in MODELS:
                 results[f"{model} on {gpu}"] = composed(kernels, model)
     except NoData as error:

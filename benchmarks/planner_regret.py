@@ -5,7 +5,7 @@
 
 {Llama-3.1-8B, Qwen3-14B} x {8xH100, 8xA100} x {128, 512, 2048 sequences} x response lengths of three
 kinds (math, gsm, r1) and one without a tail (code). Kernel times were measured on the GPUs named,
-steps and switches are composed from them (`kernel_tables.py`), response lengths are real ones drawn
+steps and switches are composed from them (`profiling/composer.py`), response lengths are real ones drawn
 anew for each replay; no rollout ran on a GPU. Prints a table and writes JSON.
 
     regret   time / clairvoyant time - 1      (`profiling/hindsight.py`, never slower than any planner)
@@ -29,13 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernel_files import GPUS, KernelTables, NoData
-from benchmarks.kernel_tables import (
-    MODELS,
-    SPLITS,
-    SWITCH_S,
-    add_data_option,
-)
+from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import (
     BELIEFS,
     NO_TAIL,
@@ -48,6 +42,8 @@ from benchmarks.regret_cells import (
     run_cell,
 )
 from benchmarks.workloads import read
+from pat_jax.profiling.composer import SWITCH_S
+from pat_jax.profiling.kernel_files import NoData
 
 
 def quantities(excess: np.ndarray) -> dict[str, float]:
@@ -157,7 +153,7 @@ def main() -> None:
     started = time.time()
     try:
         for gpu in GPUS:
-            KernelTables(args.data, gpu)
+            measured_kernels(args.data, gpu)
         read(args.data)
     except NoData as error:
         sys.exit(str(error))

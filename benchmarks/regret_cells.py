@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kernel_files import KernelTables
-from benchmarks.kernel_tables import SPLITS, Composer
+from benchmarks.kernel_tables import SPLITS, measured_kernels
 from benchmarks.naive import NaiveThreshold
 from benchmarks.workloads import LengthData, read
 from pat_jax.config import RolloutConfig
@@ -19,6 +18,7 @@ from pat_jax.planning.latency import TABLES, LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout
+from pat_jax.profiling.composer import Composer
 from pat_jax.profiling.hindsight import clairvoyant
 from pat_jax.profiling.machine import Machine
 from pat_jax.profiling.recheck import rescaled
@@ -76,14 +76,11 @@ class Cell:
             min_length=config.min_length,
             max_length=config.max_prompt_length + config.max_completion_length,
         )
-        composer = Composer(_kernels(self.data, self.gpu), preset(self.model), self.switch_s)
+        composer = Composer(
+            measured_kernels(self.data, self.gpu), preset(self.model), self.switch_s
+        )
         latency = composer.latency_model(buckets)
         return Machine.of(latency, SPLITS, config, capacity=self.size, runs_ahead=True)
-
-
-@cache
-def _kernels(data: Path, gpu: str) -> KernelTables:
-    return KernelTables(data, gpu)
 
 
 @cache

@@ -22,15 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.adaptive_vs_static import Lengths, Rig, describe_machine, requests
-from benchmarks.kernel_files import GPUS, KernelTables, NoData
-from benchmarks.kernel_tables import (
-    MODELS,
-    PAGE_SIZE,
-    ROUND_TOKENS,
-    SPLITS,
-    Composer,
-    add_data_option,
-)
+from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import SIZES, TAILED, Cell, right
 from benchmarks.workloads import read
 from pat_jax.config import RolloutConfig
@@ -39,6 +31,8 @@ from pat_jax.engine.rounds import rounds
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
+from pat_jax.profiling.composer import PAGE_SIZE, ROUND_TOKENS, Composer
+from pat_jax.profiling.kernel_files import NoData
 from pat_jax.profiling.simulator import replay
 
 WAYS = ("migrate", "mixed", "recompute")
@@ -109,7 +103,7 @@ class Recorded(CostModelPlanner):
 def computed(cell: Cell, replays: int) -> dict | None:
     """Of the switches that raise TP: all that the planner makes but a few."""
     machine, data = cell.machine(), read(cell.data)[cell.lengths]
-    composer = Composer(KernelTables(cell.data, cell.gpu), preset(cell.model), switch_s=0.0)
+    composer = Composer(measured_kernels(cell.data, cell.gpu), preset(cell.model), switch_s=0.0)
     steps, sent, due, down = [], 0, 0, 0
     for seed in range(replays):
         planner = Recorded(SPLITS, *right(cell, machine.truth, seed))

@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +17,17 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxl
 
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
 PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
+PLAN_DIR = CACHE_DIR.parent / "plans"  # what was compiled for others
+
+# The modules of a plug-in, and the device files of which a machine has one if it is for it.
+_PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "tpu": (("libtpu",), ("/dev/accel*", "/dev/vfio/[0-9]*")),
+    "cuda": (
+        ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+        ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg"),
+    ),
+    "rocm": (("jax_rocm60_plugin", "jax_rocm7_plugin"), ("/dev/kfd",)),
+}
 
 
 def configure(num_devices: int) -> Sequence[Device]:
@@ -35,6 +48,8 @@ def configure(num_devices: int) -> Sequence[Device]:
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    if jax.config.jax_platforms is None and (platforms := platforms_here()):
+        jax.config.update("jax_platforms", platforms)
     jax.config.update("jax_num_cpu_devices", num_cpu)
     jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -48,6 +63,17 @@ def configure(num_devices: int) -> Sequence[Device]:
     if devices[0].platform == "cpu":
         _keep_freed_memory()
     return devices[: num_devices or len(devices)]
+
+
+def platforms_here() -> str | None:
+    """What JAX is to look for, where compilers are installed for accelerators that are not here.
+
+    With the extra `plan` they are, and JAX would start each of them: seen to take minutes. None: it
+    may look for all that is installed.
+    """
+    installed = [name for name, (modules, _) in _PLATFORMS.items() if any(map(find_spec, modules))]
+    here = [name for name in installed if any(glob(sign) for sign in _PLATFORMS[name][1])]
+    return None if here == installed else ",".join([*here, "cpu"])
 
 
 def _keep_freed_memory() -> None:

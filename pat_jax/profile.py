@@ -5,11 +5,12 @@ holds already is not measured again: an interrupted measurement goes on where it
 """
 
 import errno
+import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from pat_jax.cli import parse, run_command
 from pat_jax.config import RunConfig
-from pat_jax.devices import PROFILE_DIR, configure
+from pat_jax.devices import PROFILE_DIR, Device, configure
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
@@ -25,7 +26,11 @@ from pat_jax.planning.profile import Profile, Subject, load_profile
 from pat_jax.profiling.collectives import all_reduce_seconds
 from pat_jax.profiling.measure import Warmup
 from pat_jax.profiling.report import plot_profile, tables
+from pat_jax.profiling.shard_profile import ShardProfiler
+from pat_jax.profiling.targets import Target
 from pat_jax.setup import DTYPES, build_engine, model_config, profile_subject
+
+log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 10.0
 
@@ -40,6 +45,9 @@ class ProfileConfig(RunConfig):
     """Measure everything anew, whatever the file holds."""
     runs: int = 3
     """Timed runs of each program; the fastest counts."""
+    shards: str = ""
+    """A machine of such devices as this one, such as h100:8: on one device here the shard of each of
+    its layouts is measured, and what goes over its links is computed."""
 
     def _check_given(self, names: str) -> None:
         del names
@@ -54,6 +62,9 @@ class ProfileConfig(RunConfig):
 def main() -> None:
     config = parse(sys.argv[1:], ProfileConfig, prog="python -m pat_jax.profile")
     devices = configure(config.devices)
+    if config.shards:
+        measure_shards(config, devices[0])
+        return
     model = model_config(config, len(devices))
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
@@ -61,6 +72,36 @@ def main() -> None:
     engine = build_engine(config, model, devices)
     check_writable(path)
     profile = measure(config, engine, subject, known, path)
+    report(profile, path)
+
+
+def measure_shards(config: ProfileConfig, device: Device) -> None:
+    """A profile of the machine that `config.shards` names, from one of its devices."""
+    target = Target.parse(config.shards)
+    model = model_config(config, target.num_devices)
+    subject = profile_subject(config, model, [device])
+    subject = replace(subject, num_devices=target.num_devices)
+    path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
+    rollout = config.rollout
+    profiler = ShardProfiler(
+        model,
+        target,
+        rollout,
+        device,
+        DTYPES[config.compute_dtype],
+        capacity=rollout.prompts_per_step * rollout.num_generations,
+        seed=config.seed,
+        runs=config.runs,
+    )
+    log.info("measuring the shards of %s", ", ".join(map(str, profiler.engines)))
+    check_writable(path)
+    with tqdm(total=0, unit="program", desc="measuring", dynamic_ncols=True) as bar:
+        latency = profiler.measure(lambda done, total: _show(bar, done, total))
+    profile = Profile(subject, latency, profiler.collectives(), shards_of=str(target))
+    report(profile, path)
+
+
+def report(profile: Profile, path: Path) -> None:
     profile.save(path)
     plot_profile(profile, path.with_suffix(".png"))
     print(tables(profile))

@@ -94,7 +94,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     policy = Policy.from_config(model)
 
     def parts(layouts: dict[Split, Layout]) -> tuple[RolloutEngine, Trainer, MemoryModel]:
-        trainer = _trainer(config, policy, next(iter(chain.values())), layouts)
+        trainer = build_trainer(config, policy, next(iter(chain.values())), layouts)
         resident = [trainer.abstract_state, *[trainer.abstract_params] * trainer.has_reference]
         engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
         return engine, trainer, _memory(config, engine, resident, devices)
@@ -234,12 +234,13 @@ def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
         return None
 
 
-def _trainer(
+def build_trainer(
     config: RunConfig,
     policy: Policy,
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
 ) -> Trainer:
+    """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`."""
     algorithm, rollout, dtype = config.algorithm, config.rollout, DTYPES[config.compute_dtype]
     updates_per_step = (
         rollout.prompts_per_step // algorithm.mini_batch_size * algorithm.num_iterations

@@ -189,6 +189,7 @@ class _World:
             step = _looked_up(
                 lambda n, m: self.truth.decode_step(split, n, m), rows[fits], length[fits]
             )
+            step += self.machine.host_s_per_sequence * self.live[fits]
             seconds[fits] = self.machine.check_every * step
         return seconds
 

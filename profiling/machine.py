@@ -20,6 +20,7 @@ class Workload:
     prompts: np.ndarray  # int[sequences], tokens
     responses: np.ndarray  # int[sequences], tokens; what no planner may see
     cap: int  # tokens; longer responses are cut
+    prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
 
     def __post_init__(self):
         if not ((self.responses >= 1).all() and (self.responses <= self.cap).all()):
@@ -55,6 +56,7 @@ class Replay:
     bursts: tuple[Burst, ...]
     prefill_s: float
     switch_s: float
+    num_preempted: int = 0  # times that a sequence gave up its pages, to be computed again
 
     @property
     def total_s(self) -> float:
@@ -88,6 +90,11 @@ class Machine:
     check_every: int = 8
     memory: MemoryModel | None = None  # what fits there; None: everything
     runs_ahead: bool = False  # see RolloutEngine
+    # The pools are as large as `memory` says: who finds no pages waits, or makes room for others.
+    # False: they hold every sequence, and `memory` only tells `hindsight` what a layout can hold.
+    has_pools: bool = False
+    # Of the host in each decode step, for each live sequence of all groups; what `truth` lacks.
+    host_s_per_sequence: float = 0.0
 
     @classmethod
     def of(
@@ -99,6 +106,8 @@ class Machine:
         capacity: int,
         memory: MemoryModel | None = None,
         runs_ahead: bool = False,
+        has_pools: bool = False,
+        host_s_per_sequence: float = 0.0,
     ) -> "Machine":
         buckets = Buckets.build(
             splits,
@@ -108,7 +117,8 @@ class Machine:
             max_length=config.max_prompt_length + config.max_completion_length,
         )
         steps = config.burst_steps, config.check_every
-        return cls(truth, tuple(splits), buckets, *steps, memory, runs_ahead)
+        rest = memory, runs_ahead, has_pools, host_s_per_sequence
+        return cls(truth, tuple(splits), buckets, *steps, *rest)
 
     @property
     def capacity(self) -> int:

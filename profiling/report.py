@@ -10,7 +10,7 @@ from pat_jax.planning.types import Split
 def tables(profile: Profile) -> str:
     """What was measured, in as many lines as it needs; milliseconds."""
     latency = profile.latency
-    parts = [_decode_table(latency.decode_table)]
+    parts = [_origin(profile), _decode_table(latency.decode_table)]
     parts += [
         _list(
             f"prefill, one call of {latency.prefill_blocks} pages of {latency.page_size} tokens",
@@ -23,6 +23,15 @@ def tables(profile: Profile) -> str:
         _list("compilation", profile.compile_s, str),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _origin(profile: Profile) -> str:
+    if not profile.shards_of:
+        return ""
+    return (
+        f"one device measured, with the shards of {profile.shards_of}; collectives, re-slices and "
+        "migrations are computed from its links and memory"
+    )
 
 
 def _decode_table(table: Mapping[tuple[Split, int, int], float]) -> str:

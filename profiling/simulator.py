@@ -2,8 +2,9 @@
 
 Real are the planner, the buckets and the accounts of the sequences (`engine/accounts.py`); the loop
 follows `engine/rollout.py` and `engine/flight.py` move by move. Every duration is looked up in a
-latency model, the truth; the planner may believe in another one. Free of charge are what no latency
-model knows: the host's work between two bursts. Its pool holds every sequence.
+latency model, the truth; the planner may believe in another one. What no latency model knows is free
+of charge, but for the time that a `Machine` gives its host for each live sequence. Pools hold every
+sequence, or as much as its memory says (`page_counts.py`).
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from pat_jax.engine.accounts import Accounts
 from pat_jax.engine.balance import options
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.balance import balance_seconds
-from pat_jax.planning.carry import carry_seconds
+from pat_jax.planning.carry import carried_seconds
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.types import Balance, Plan, Split, way
 from pat_jax.profiling.machine import Burst, Machine, Replay, Workload
+from pat_jax.profiling.page_counts import PageCounts
 
 
 def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
@@ -64,33 +66,59 @@ class _Flight:
         self.accounts = Accounts(
             workload.prompts,
             np.full(workload.size, workload.cap),
+            prompt_id=workload.prompt_id,
             num_groups=split.dp,
             rows_per_group=1,
         )
+        self.pages: PageCounts | None = None
+        if machine.has_pools:
+            assert machine.memory is not None, "pools need a size"
+            self.pages = PageCounts(self.accounts, machine.memory, split)
         self.responses = workload.responses
-        self.clock_s, self.prefill_s, self.switch_s, self.step = 0.0, 0.0, 0.0, 0
+        self.clock_s, self.prefill_s, self.switch_s = 0.0, 0.0, 0.0
+        self.step = self.num_preempted = 0
         self.starts_s: list[float] = []
         self.bursts: list[Burst] = []
         self.switches: list[Switch] = []
         self.balanced: list[Balanced] = []
 
     def refill(self) -> None:
-        """Free rows to sequences that wait, which are prefilled."""
+        """Free rows, and pages, to sequences that wait, which are prefilled."""
+        self._grow()
         accounts = self.accounts
         if not len(accounts.waiting):
             return
-        accounts.compact(self.machine.capacity // self.split.dp)
-        seated = accounts.deal()
+        rows = self.machine.capacity // self.split.dp
+        accounts.compact(rows)
+        if self.pages is None:
+            seated = accounts.deal()
+        else:
+            seated = self.pages.admit(rows, self.machine.burst_steps)
         if not len(seated):
             return
-        most = int(np.bincount(accounts.group(seated)).max())
         longest = int(accounts.length[seated].max())
-        seconds = self.machine.truth.recompute(self.split, most, longest)
+        seconds = self.machine.truth.recompute(self.split, self._prefills(seated), longest)
         self.prefill_s += seconds
         self.clock_s += seconds
 
+    def _prefills(self, seated: np.ndarray) -> int:
+        """Sequences of the fullest group to prefill; one for all samples of a fresh prompt."""
+        accounts = self.accounts
+        group = accounts.group(seated)
+        if accounts.has_prompt_ids:
+            is_fresh = accounts.length[seated] == accounts.prompt_length[seated]
+            own = len(accounts.prompt_id) + np.arange(len(seated))
+            work = np.where(is_fresh, accounts.sibling[seated], own)
+            group = np.unique(np.stack([group, work]), axis=1)[0]
+        return int(np.bincount(group).max())
+
+    def _grow(self) -> None:
+        if self.pages is not None:
+            self.num_preempted += self.pages.grow(self.machine.burst_steps)
+
     def fit(self) -> None:
-        """The smallest row bucket that holds the live sequences."""
+        """Pages for the next burst, and the smallest row bucket that holds the live sequences."""
+        self._grow()
         accounts = self.accounts
         rows = self.buckets.rows_for(self.split, accounts.fullest)
         if rows != accounts.rows_per_group:
@@ -113,6 +141,9 @@ class _Flight:
         threshold = max(running.threshold, self._stop_at(threshold))
         if int(np.bincount(accounts.group(goes_on), minlength=1).max()) <= threshold:
             return None
+        ahead = running.max_steps + self.machine.burst_steps
+        if self.pages is not None and not self.pages.reserve(ahead):
+            return None
         return self._launch(threshold, running.max_steps)
 
     def _launch(self, threshold: int, steps_before: int) -> _Running:
@@ -132,13 +163,16 @@ class _Flight:
         steps = min(running.max_steps, -(-until_threshold // check_every) * check_every)
         if not steps:
             return None
-        rows = accounts.rows_per_group
-        seconds = steps * self.machine.truth.decode_step(self.split, rows, running.length)
+        rows, machine = accounts.rows_per_group, self.machine
+        step_s = machine.truth.decode_step(self.split, rows, running.length)
+        seconds = steps * (step_s + machine.host_s_per_sequence * len(live))
         burst = Burst(self.split, rows, running.length, len(live), steps, seconds)
         self.starts_s.append(self.clock_s)
         self.bursts.append(burst)
         left = self._left(live)
         accounts.advance(np.minimum(left, steps), left > steps, steps)
+        if self.pages is not None:
+            self.pages.release_ended()
         self.step += steps
         self.clock_s += seconds
         return burst
@@ -147,11 +181,16 @@ class _Flight:
         truth, accounts, source, target = self.machine.truth, self.accounts, self.split, plan.split
         load = accounts.load()
         is_recomputed = load.context < plan.recompute_below
-        seconds = truth.reslice(source, target)
-        seconds += carry_seconds(truth, source, target, load, plan.recompute_below)
         group = accounts.regroup(target.dp, is_recomputed)
-        rows = self.buckets.rows_for(target, int(np.bincount(group).max()))
-        accounts.seat(group, num_groups=target.dp, rows_per_group=rows)
+        waits = np.zeros(load.live, bool)
+        if self.pages is not None:
+            steps = self.machine.burst_steps
+            is_recomputed, waits = self.pages.carry(source, target, group, is_recomputed, steps)
+            accounts.leave(accounts.live[waits])
+        seconds = truth.reslice(source, target)
+        seconds += carried_seconds(truth, source, target, load, is_recomputed, ~waits)
+        rows = self.buckets.rows_for(target, int(np.bincount(group[~waits], minlength=1).max()))
+        accounts.seat(group[~waits], num_groups=target.dp, rows_per_group=rows)
         self.split = target
         self.clock_s += seconds
         self.switch_s += seconds
@@ -165,9 +204,11 @@ class _Flight:
                 seconds=seconds,
                 predicted_saving_s=plan.predicted_saving_s,
                 predicted_cost_s=plan.predicted_cost_s,
-                kv=way(int(is_recomputed.sum()), load.live),
+                kv=way(int((is_recomputed | waits).sum()), load.live),
                 reason=plan.reason,
                 recompute_below=plan.recompute_below,
+                at_s=self.clock_s - seconds,
+                predicted_remaining_s=plan.predicted_remaining_s,
             )
         )
         return seconds
@@ -183,14 +224,17 @@ class _Flight:
         accounts = self.accounts
         pages = -(-(accounts.length[accounts.live] - 1) // self.machine.truth.page_size)
         free = np.full(self.split.dp, pages.sum())
+        if self.pages is not None:
+            pages, free = self.pages.held[accounts.live], self.pages.free
         return options(accounts, pages, free, self.buckets.rows[self.split])
 
     def balance(self, plan: Balance) -> float:
         truth, accounts, load = self.machine.truth, self.accounts, self.accounts.load()
         seconds = balance_seconds(truth, self.split, load, plan.group)
-        is_moved, before = plan.group != load.group, accounts.fullest
-        most = int(np.bincount(plan.group).max())
-        accounts.seat(plan.group, num_groups=self.split.dp, rows_per_group=most)
+        group = plan.group if self.pages is None else self.pages.balance(plan.group)
+        is_moved, before = group != load.group, accounts.fullest
+        most = int(np.bincount(group).max())
+        accounts.seat(group, num_groups=self.split.dp, rows_per_group=most)
         self.clock_s += seconds
         self.balanced.append(
             Balanced(
@@ -219,7 +263,7 @@ class _Flight:
             switches=tuple(self.switches),
             balanced=tuple(self.balanced),
         )
-        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s)
+        return Replay(trace, tuple(bursts), self.prefill_s, self.switch_s, self.num_preempted)
 
     def _left(self, live: np.ndarray) -> np.ndarray:
         """Tokens that each sequence will still say, int[live]: what no planner may see."""

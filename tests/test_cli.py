@@ -56,6 +56,12 @@ def test_later_files_win_over_earlier_ones(tmp_path: Path):
     assert cli.parse(argv).steps == 2
 
 
+def test_hyphens_stand_for_underscores():
+    config = cli.parse(["--run-dir", "there", "--rollout.top-p=0.5", "--compute-dtype", "bfloat16"])
+    assert (config.run_dir, config.rollout.top_p) == ("there", 0.5)
+    assert "unknown option --run-dirs" in mistake("--run-dirs", "x").replace("_", "-")
+
+
 def test_values_are_converted_to_the_type_of_their_field():
     line = "--optimizer.learning_rate 1e-5 --seed=-4 --resume --run_dir there --train false"
     config = cli.parse([*line.split(), "--algorithm.truncated", "mask"])

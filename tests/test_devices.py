@@ -3,8 +3,11 @@
 import platform
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import pytest
+
+from pat_jax import devices
 
 FAULTS = """
 import resource
@@ -34,3 +37,32 @@ def test_freed_memory_is_kept():
         return int(done.stdout)
 
     assert faults(True) <= 4 < faults(False)
+
+
+@pytest.mark.parametrize(
+    ("installed", "files", "platforms"),
+    [
+        ((), (), None),
+        (("libtpu", "jax_cuda12_plugin"), (), "cpu"),
+        (("libtpu", "jax_cuda12_plugin"), ("/dev/nvidia0",), "cuda,cpu"),
+        (("libtpu", "jax_cuda13_plugin"), ("/dev/vfio/0",), "tpu,cpu"),
+        (("jax_cuda12_plugin",), ("/dev/nvidia0",), None),
+        (("libtpu", "jax_rocm7_plugin"), ("/dev/kfd",), "rocm,cpu"),
+    ],
+)
+def test_compilers_of_absent_accelerators_are_not_looked_for(
+    monkeypatch, installed, files, platforms
+):
+    monkeypatch.setattr(devices, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(devices, "glob", lambda sign: [f for f in files if fnmatch(f, sign)])
+    assert devices.platforms_here() == platforms
+
+
+def test_what_the_user_says_of_platforms_wins(monkeypatch):
+    code = (
+        "from pat_jax import devices; devices.platforms_here = lambda: 'tpu,cpu'\n"
+        "devices.configure(1); import jax; print(jax.config.jax_platforms)"
+    )
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["cpu"]

@@ -70,10 +70,14 @@ class ProgramTable:
         keys = list(self._declared)
         return keys if within is None else [key for key in keys if key.splits <= set(within)]
 
+    def lower(self, key: Key) -> jax.stages.Lowered:
+        """One declared program as it goes to the compiler."""
+        return self._declared[key]()
+
     def compile(self, key: Key) -> None:
         """Compiles one declared program; notes the seconds that it took."""
         start = time.perf_counter()
-        lowered = self._declared[key]()
+        lowered = self.lower(key)
         with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
             program = lowered.compile()
         self.compile_seconds[key] = time.perf_counter() - start

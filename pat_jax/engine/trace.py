@@ -5,7 +5,7 @@ Knows numbers and names. Does not know who measured them.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from pat_jax.planning.types import MIGRATE_ALL, Carry
 
@@ -80,7 +80,12 @@ class RolloutTrace:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        fields = json.loads(text)
+        return cls.from_fields(json.loads(text))
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """From what `dataclasses.asdict` made of one."""
+        fields = dict(fields)
         switches = tuple(Switch(**switch) for switch in fields.pop("switches"))
         balanced = tuple(
             Balanced(**move | {"fullest": tuple(move["fullest"])})

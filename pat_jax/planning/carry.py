@@ -21,16 +21,36 @@ def carry_seconds(
     Args:
       believed: over profiled seconds of migrating and of recomputing.
     """
-    migrates = load.context >= recompute_below
-    seconds = 0.0
+    is_recomputed = load.context < recompute_below
+    return carried_seconds(latency, source, target, load, is_recomputed, believed=believed)
+
+
+def carried_seconds(
+    latency: LatencyModel,
+    source: Split,
+    target: Split,
+    load: Load,
+    is_recomputed: np.ndarray,
+    is_carried: np.ndarray | None = None,
+    believed: tuple[float, float] = (1.0, 1.0),
+) -> float:
+    """As `carry_seconds`, sequence by sequence.
+
+    Args:
+      is_recomputed: bool[live]; the others migrate.
+      is_carried: bool[live], those that are brought along at all; all where not given.
+    """
+    migrates, seconds = ~is_recomputed, 0.0
+    if is_carried is not None:
+        migrates, is_recomputed = migrates & is_carried, is_recomputed & is_carried
     if migrates.any():
         fullest = int(np.bincount(load.group[migrates]).max())
         mean_context = float(load.context[migrates].mean())
         count = int(migrates.sum())
         pages_s = float(latency.migrate(source, target, fullest, count, mean_context))
         seconds += believed[0] * pages_s
-    if not migrates.all():
-        rest = load.context[~migrates]
+    if is_recomputed.any():
+        rest = load.context[is_recomputed]
         longest = max(1, int(rest.max()))
         rows = float(rest.sum()) / (longest * target.dp)  # of the longest, as many tokens
         seconds += believed[1] * latency.recompute(target, rows, longest)

@@ -86,6 +86,8 @@ class Profile:
         default_factory=dict
     )  # (kind, devices, bytes a device): one collective
     compile_s: Mapping[str, float] = field(default_factory=dict)  # "decode dp2tp1": one program
+    # The target whose links were computed, where one device of it was measured: "h100:8".
+    shards_of: str = ""
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +97,7 @@ class Profile:
             "latency": self.latency.to_json(),
             "collectives": [[list(key), seconds] for key, seconds in self.collectives.items()],
             "compile_s": dict(self.compile_s),
+            **({"shards_of": self.shards_of} if self.shards_of else {}),
         }
         replace_text(path, json.dumps(content, indent=1))
 
@@ -106,19 +109,43 @@ def load_profile(path: Path, subject: Subject) -> Profile:
       ProfileError: it cannot be read, is of another version or subject, or holds times that no
         machine takes.
     """
-    content = _read(path)
-    try:
-        there = Subject(**content["subject"])
-        latency = LatencyModel.from_json(content["latency"])
-        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
-        profile = Profile(there, latency, collectives, dict(content["compile_s"]))
-        differences = subject.differences(there)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProfileError(path, f"not as this version writes it ({error!r})") from None
-    if differences:
+    profile = _parsed(path)
+    if differences := subject.differences(profile.subject):
         raise ProfileError(path, f"of something else: {', '.join(differences)}")
+    return _checked(path, profile)
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in `path`, whatever it is of.
+
+    Raises:
+      ProfileError: it cannot be read, is of another version, or holds times that no machine takes.
+    """
+    return _checked(path, _parsed(path))
+
+
+def _checked(path: Path, profile: Profile) -> Profile:
     for problem in _problems(profile):
         raise ProfileError(path, problem)
+    return profile
+
+
+def _parsed(path: Path) -> Profile:
+    content = _read(path)
+    try:
+        subject = Subject(**content["subject"])
+        latency = LatencyModel.from_json(content["latency"])
+        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
+        profile = Profile(
+            subject,
+            latency,
+            collectives,
+            dict(content["compile_s"]),
+            str(content.get("shards_of", "")),
+        )
+        _flat(subject)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(path, f"not as this version writes it ({error!r})") from None
     return profile
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import SPLITS, made_up_latency
 
-from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
+from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile, read_profile
 
 SUBJECT = Subject(
     "gpu", "NVIDIA H100", 8, {"embed_dim": 64, "rope": (1.0, 2)}, "bfloat16", "0.10.2"
@@ -54,6 +54,13 @@ def test_a_profile_reads_back_as_it_was(path: Path):
     assert read.latency == PROFILE.latency
     assert (read.collectives, read.compile_s) == (PROFILE.collectives, PROFILE.compile_s)
     assert not SUBJECT.differences(read.subject)
+
+
+def test_whoever_asks_for_no_subject_gets_any(path: Path):
+    assert read_profile(path).latency == PROFILE.latency
+    damaged = edited(path, lambda content: content["latency"]["decode_table"][0].__setitem__(1, -1))
+    with pytest.raises(ProfileError, match="positive number of seconds"):
+        read_profile(damaged)
 
 
 @pytest.mark.parametrize(

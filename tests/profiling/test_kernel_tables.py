@@ -1,19 +1,15 @@
 """Composing kernels: interpolation on made-up tables, and a few facts about the real ones."""
 
-from pathlib import Path
-
 import pytest
+from published import DATA, needs_data
 
-from benchmarks.kernel_files import GPUS, KernelTables, Line, NoData
-from benchmarks.kernel_tables import ROUND_TOKENS, SPLITS, Composer, weight_bytes
+from benchmarks.kernel_tables import GPUS, SPLITS, measured_kernels
 from benchmarks.workloads import read
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
+from pat_jax.profiling.composer import ROUND_TOKENS, Composer, weight_bytes
+from pat_jax.profiling.kernel_files import Line, NoData
 
-DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
-needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="no folder ../shared/data beside this one"
-)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 
 
@@ -26,7 +22,7 @@ def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
 
 def test_missing_data_is_said_in_one_sentence(tmp_path):
     with pytest.raises(NoData, match=r"no kernel tables in .*; name the folder .* with --data\.$"):
-        KernelTables(tmp_path, "8xH100")
+        measured_kernels(tmp_path, "8xH100")
     with pytest.raises(NoData, match=r"no response lengths in .*; name the folder .* --data\.$"):
         read(tmp_path)
 
@@ -39,7 +35,7 @@ def test_weights_are_counted_in_bf16():
 @needs_data
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_measured_gemm_is_what_was_measured(gpu):
-    kernels = KernelTables(DATA, gpu)
+    kernels = measured_kernels(DATA, gpu)
     exact = {size: kernels.gemm(size, 4096, 4096) for size in (1, 64, 65, 2048)}
     assert exact[1] < exact[2048]
     # Between two measured widths the time lies between theirs.
@@ -51,7 +47,7 @@ def test_a_measured_gemm_is_what_was_measured(gpu):
 @needs_data
 def test_a_step_of_llama_on_h100_is_near_the_published_one():
     """SGLang, August 2024, batch 1 and 128 input tokens: 7.37 ms at TP1, 3.35 ms at TP8."""
-    composer = Composer(KernelTables(DATA, "8xH100"), preset("llama-3.1-8b"))
+    composer = Composer(measured_kernels(DATA, "8xH100"), preset("llama-3.1-8b"))
     assert composer.decode_step(DP8, 1, 128) == pytest.approx(7.37e-3, rel=0.25)
     assert composer.decode_step(TP8, 1, 128) == pytest.approx(3.35e-3, rel=0.5)
 
@@ -60,7 +56,7 @@ def test_a_step_of_llama_on_h100_is_near_the_published_one():
 @pytest.mark.parametrize("gpu", GPUS)
 def test_a_latency_model_grows_and_crosses_over(gpu):
     buckets = Buckets.build(SPLITS, capacity=512, min_rows=1, min_length=512, max_length=4096)
-    model = Composer(KernelTables(DATA, gpu), preset("qwen3-14b")).latency_model(buckets)
+    model = Composer(measured_kernels(DATA, gpu), preset("qwen3-14b")).latency_model(buckets)
     for split in SPLITS:
         for rows, more in zip(buckets.rows[split], buckets.rows[split][1:], strict=False):
             assert model.decode_step(split, rows, 512) <= model.decode_step(split, more, 512)
@@ -69,9 +65,9 @@ def test_a_latency_model_grows_and_crosses_over(gpu):
     assert one == sorted(one, reverse=True)  # few sequences: TP8 is the fastest
     assert min(full) < full[-1]  # a full batch: it is not
     # Upward, weights are read and written once, on the device.
-    composer = Composer(KernelTables(DATA, gpu), preset("qwen3-14b"), switch_s=0.0)
+    composer = Composer(measured_kernels(DATA, gpu), preset("qwen3-14b"), switch_s=0.0)
     shard = weight_bytes(preset("qwen3-14b")) / 8
-    assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.hbm_bytes_s
+    assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.memory_bytes_s
     assert composer.migrate(DP8, TP8) == pytest.approx(
         ROUND_TOKENS * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
     )

@@ -1,10 +1,18 @@
-"""Reads collectives out of a compiled program: which, how many bytes, how deep in loops."""
+"""Reads a compiled program's text: its instructions, and the collectives among them."""
 
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-_ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+_ITEM_BITS = {
+    **dict.fromkeys(("s4", "u4", "f4e2m1fn"), 4),
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e8m0fnu"), 8),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 16),
+    **dict.fromkeys(("s32", "u32", "f32"), 32),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 64),
+    **dict.fromkeys(("token", "opaque"), 0),
+}
 _COLLECTIVE = re.compile(
     r" = (?P<shape>.*?) (?P<name>all-reduce|all-gather|all-to-all|ragged-all-to-all|"
     r"reduce-scatter|collective-permute|collective-broadcast)(?P<started>-start)?\("
@@ -28,8 +36,11 @@ class Collective:
         return self.num_bytes * (self.group - 1) / self.group
 
 
-def collectives(text: str) -> list[Collective]:
-    """Those of an HLO module, in the order of a walk from its entry."""
+Bodies = Mapping[str, Sequence[str]]  # the lines of each computation
+
+
+def computations(text: str) -> tuple[str, Bodies]:
+    """The name of the entry of an HLO module, and the lines of every computation by its name."""
     bodies: dict[str, list[str]] = {}
     entry = name = ""
     for line in text.splitlines():
@@ -40,30 +51,47 @@ def collectives(text: str) -> list[Collective]:
             entry = name if header[1] else entry
         elif name:
             bodies[name].append(line)
+    return entry, bodies
+
+
+def called(line: str) -> list[tuple[str, str]]:
+    """The computations that a line calls, each with its role: body, condition, calls, branch …"""
+    branches = [
+        ("branch", callee)
+        for names in _BRANCHES.findall(line)
+        for callee in re.findall(r"%([\w.-]+)", names)
+    ]
+    return [*_CALLED.findall(line), *branches]
+
+
+def collectives(text: str) -> list[Collective]:
+    """Those of an HLO module, in the order of a walk from its entry."""
+    entry, bodies = computations(text)
     return list(_walk(bodies, entry, 0))
 
 
-def _walk(bodies, name, depth):
+def _walk(bodies: Bodies, name: str, depth: int) -> Iterator[Collective]:
     for line in bodies[name]:
         found = _COLLECTIVE.search(line)
         if found:
-            size = _num_bytes(found["shape"])
+            size = shape_bytes(found["shape"])
             if found["started"] and found["name"] == "all-gather":
                 size -= size // (_group(line) + 1)  # its operand is part of the result's type
             yield Collective(found["name"], size, depth, _group(line))
             continue
-        for role, callee in _CALLED.findall(line):
+        for role, callee in called(line):
             yield from _walk(bodies, callee, depth + (role in ("body", "condition")))
-        for branches in _BRANCHES.findall(line):
-            for callee in re.findall(r"%([\w.-]+)", branches):
-                yield from _walk(bodies, callee, depth)
 
 
-def _num_bytes(shape: str) -> int:
-    arrays = re.findall(r"([a-z]+\d*)\[([\d,]*)\]", shape)
-    return sum(
-        _ITEM_BYTES[t] * math.prod(int(n) for n in dims.split(",") if n) for t, dims in arrays
-    )
+def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Type and dimensions of each array in what HLO writes of a shape."""
+    found = re.findall(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]", shape)
+    return [(kind, tuple(int(n) for n in dims.split(",") if n)) for kind, dims in found]
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of all arrays in `shape`, padding of tiles left out."""
+    return sum(_ITEM_BITS[kind] * math.prod(dims) for kind, dims in arrays(shape)) // 8
 
 
 def _group(line: str) -> int:

@@ -8,17 +8,22 @@ import csv
 import gzip
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-GPUS = {"8xH100": ("h100", "H100-SXM-80GB"), "8xA100": ("a100", "A100-SXM4-80GB")}
+from pat_jax.errors import UserError
+from pat_jax.profiling.kernel_model import ModelledKernels
+from pat_jax.profiling.kernels import BYTES, Source
+from pat_jax.profiling.links import Sums, launch_s
+from pat_jax.profiling.targets import Chip, Target
+
+MEASURED = ("a100", "h100", "h200")
 
 
-class NoData(Exception):
+class NoData(UserError):
     """The folder of measurements is not there."""
 
     @classmethod
@@ -34,6 +39,13 @@ class Line:
         self.sizes = np.array(sorted(points), float)
         self.ms = np.array([points[int(size)] for size in self.sizes])
 
+    @classmethod
+    def rising(cls, points: dict[int, float]) -> "Line":
+        """Less work is never slower: it could be done as more."""
+        sizes = sorted(points)
+        ms = np.minimum.accumulate([points[size] for size in reversed(sizes)])[::-1]
+        return cls(dict(zip(sizes, ms.tolist(), strict=True)))
+
     def __call__(self, size: float) -> float:
         if size <= self.sizes[-1] or len(self.sizes) == 1:
             return float(np.interp(size, self.sizes, self.ms))
@@ -41,42 +53,47 @@ class Line:
         return float(y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (size - x1))
 
 
-@dataclass(frozen=True)
-class Chip:
-    hbm_bytes_s: float
-    link_bytes_s: float  # one way
-
-
 class KernelTables:
-    """The measurements of one kind of GPU."""
+    """`Kernels` as they were measured on one kind of GPU; what no table has is modelled."""
 
-    def __init__(self, data: Path, gpu: str):
+    source: Source = "tables"
+    weight_bytes = float(BYTES)
+
+    def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
         """
+        Args:
+          sums: how devices sum: SGLang's one-shot kernel or NCCL, in a CUDA graph or outside one.
+
         Raises:
-          NoData: the folder or one of its files is missing.
+          NoData: the folder is missing.
+          UserError: there are no measurements of that chip.
         """
-        self.prefix, self.chip_name = GPUS[gpu]
+        self.target, self.sums = target, sums
+        self.modelled = ModelledKernels(target, sums=sums)
+        if target.chip.name not in MEASURED:
+            raise UserError(
+                f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "
+                f"{target.chip.name}; its kernels can be modelled."
+            )
         self.folder = data / "calibration"
         if not self.folder.is_dir():
             raise NoData.of("kernel tables", data, "calibration/")
 
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
-        (path,) = self.folder.glob(f"aiconfigurator/{self.prefix}_*_{name}")
+        (path,) = self.folder.glob(f"aiconfigurator/{self.chip.name}_*_{name}")
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             yield from csv.DictReader(file)
 
-    @cached_property
+    @property
     def chip(self) -> Chip:
-        with (self.folder / "specs" / "accelerator_specs.csv").open() as file:
-            (row,) = [row for row in csv.DictReader(file) if row["chip"] == self.chip_name]
-        return Chip(float(row["hbm_bytes_s"]), float(row["link_bytes_s_one_way"]))
+        return self.target.chip
 
     @cached_property
     def _gemms(self) -> dict[tuple[int, int], Line]:
         table: dict = defaultdict(dict)
         for row in self._rows("gemm_bf16.csv.gz"):
             table[int(row["n"]), int(row["k"])][int(row["m"])] = float(row["latency_ms"])
-        return {sizes: Line(over_m) for sizes, over_m in table.items()}
+        return {sizes: Line.rising(over_m) for sizes, over_m in table.items()}
 
     @cached_property
     def _gemm_sizes(self) -> list[int]:
@@ -105,6 +122,8 @@ class KernelTables:
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """ms of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
+        if kv_heads not in {kv for kv, _, _ in table}:
+            return self.modelled.decode_attention(rows, length, heads, kv_heads)
         measured = sorted({h for kv, h, _ in table if kv == kv_heads})
         batches = sorted({b for kv, _, b in table if kv == kv_heads})
         along_heads = {}
@@ -125,6 +144,8 @@ class KernelTables:
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """ms of one layer, `rows` prompts of `length` tokens each; past the table by length²."""
         table = self._prefill_attention
+        if kv_heads not in {kv for kv, _, _ in table}:
+            return self.modelled.prefill_attention(rows, length, heads, kv_heads)
         along_heads = {}
         for h in _around(sorted({h for kv, h, _ in table if kv == kv_heads}), heads):
             lengths = sorted(n for kv, head, n in table if (kv, head) == (kv_heads, h))
@@ -136,6 +157,8 @@ class KernelTables:
 
     @cached_property
     def _all_reduces(self) -> dict[int, Line]:
+        if self.sums != "one-shot":
+            return self._nccl("all_reduce")
         points: dict = defaultdict(dict)
         for row in self._rows("custom_allreduce.csv"):
             if row["backend"] == "sglang_graph":
@@ -143,9 +166,37 @@ class KernelTables:
                 points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
         return {gpus: Line(line) for gpus, line in points.items()}
 
-    def all_reduce(self, gpus: int, elements: int) -> float:
-        """ms of one all-reduce inside a CUDA graph."""
-        return self._all_reduces[gpus](elements) if gpus > 1 else 0.0
+    @cached_property
+    def _all_gathers(self) -> dict[int, Line]:
+        return self._nccl("all_gather")
+
+    def _nccl(self, kind: str) -> dict[int, Line]:
+        points: dict = defaultdict(dict)
+        for row in self._rows("nccl*.csv"):
+            if row["op_name"] == kind:
+                elements = int(row["message_elems_fp16"])
+                points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
+        return {gpus: Line(line) for gpus, line in points.items()}
+
+    def all_reduce(self, devices: int, elements: int) -> float:
+        if devices == 1:
+            return 0.0
+        if devices in self._all_reduces:
+            return 1e3 * launch_s(self.sums) + self._all_reduces[devices](elements)
+        return self.modelled.all_reduce(devices, elements)
+
+    def all_gather(self, devices: int, elements: int) -> float:
+        if devices == 1:
+            return 0.0
+        if devices in self._all_gathers:
+            return self._all_gathers[devices](elements)
+        return self.modelled.all_gather(devices, elements)
+
+    def elementwise(self, num_bytes: float) -> float:
+        return self.modelled.elementwise(num_bytes)
+
+    def exchange_bytes_s(self, devices: int) -> float:
+        return self.modelled.exchange_bytes_s(devices)
 
 
 def _around(sizes: Sequence[int], size: int) -> list[int]:

@@ -1,0 +1,306 @@
+"""The evaluation of the PAT paper (arXiv 2605.23945), replayed, beside its published figures.
+
+    python -m benchmarks.paper_table --data ../shared/data --out benchmarks/results/paper_table.json
+
+Llama-3.1-8B with responses of up to 24K tokens and Qwen3-14B up to 16K, on 8xH100 and 8xA40 (PCIe),
+128 responses a batch. No rollout ran on a GPU: the planner, the buckets and the rules of the engine
+are those that ship, on a simulated clock; what a step takes is composed from kernel times
+(`profiling/composer.py`: tables of the H100 with --data, coefficients without; of the A40 its maker's
+rates alone), what a switch takes from the bytes that this engine moves.
+
+Assumed: lengths are log-normal with the two quantiles that are known, P(> 8K) = 10.85 % and 2.8 of 128
+responses at the cap; prompts of 64 to 256 tokens; the KV cache fits; the share of an iteration that
+is not generation follows from the published pairs. Which static TP the paper compares with is not
+known here: the gain over each of them is given. Then what decides is varied, one at a time: how
+devices sum, how long the host takes, how large the batch is, what a switch costs.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from math import exp, log
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from benchmarks.kernel_tables import SPLITS, add_data_option
+from benchmarks.naive import NaiveThreshold
+from pat_jax.config import RolloutConfig
+from pat_jax.engine.buckets import Buckets
+from pat_jax.models.presets import preset
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.profiling.composer import SWITCH_S, Composer
+from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
+from pat_jax.profiling.links import Sums
+from pat_jax.profiling.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.targets import Target
+
+LONG, BEYOND_LONG, AT_CAP = 8192, 0.1085, 2.8 / 128
+PROMPTS = (64, 256)  # tokens
+SEEN = 16  # batches before the one that is replayed, for the planner's length model
+NAIVE, ADAPTIVE = "naive threshold", "adaptive"
+STATICS = [f"static tp{split.tp}" for split in SPLITS]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper reports against its static set-up."""
+
+    throughput: float  # of iterations, a factor
+    less_generation: float | None = None  # percent of its time
+
+    @property
+    def generation_share(self) -> float:
+        """Of an iteration of the static set-up, by its own two figures; else as they mostly are."""
+        if self.less_generation is None:
+            return 0.75
+        return (1 - 1 / self.throughput) / (self.less_generation / 100)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One rollout of the paper, and what is assumed of the machine."""
+
+    target: str
+    model: str
+    cap: int  # tokens of a response
+    responses: int = 128
+    sums: Sums = "one-shot"
+    host_s_per_row: float | None = None  # None: as composed
+    switch_s: float = SWITCH_S
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.cap // 1024}K, on {self.target}"
+
+    def composer(self, data: Path | None) -> Composer:
+        kernels = kernels_for(Target.parse(self.target), data, sums=self.sums)
+        return Composer(kernels, preset(self.model), self.switch_s, self.host_s_per_row)
+
+    def machine(self, data: Path | None) -> Machine:
+        config = replace(
+            RolloutConfig(),
+            max_prompt_length=PROMPTS[1],
+            max_completion_length=self.cap,
+            min_rows=1,
+            min_length=512,
+        )
+        buckets = Buckets.build(
+            SPLITS,
+            capacity=self.responses,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        truth = self.composer(data).latency_model(buckets)
+        return Machine.of(truth, SPLITS, config, capacity=self.responses, runs_ahead=True)
+
+    def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Log-normal through both quantiles, cut at the cap."""
+        far, near = (-NormalDist().inv_cdf(share) for share in (AT_CAP, BEYOND_LONG))
+        sigma = (log(self.cap) - log(LONG)) / (far - near)
+        median = exp(log(LONG) - near * sigma)
+        drawn = np.ceil(median * rng.lognormal(0.0, sigma, size))
+        return np.clip(drawn, 1, self.cap).astype(int)
+
+    def workload(self, seed: int) -> Workload:
+        rng = np.random.default_rng((seed, self.cap))
+        prompts = rng.integers(*PROMPTS, self.responses, endpoint=True)
+        return Workload(prompts, self.lengths(rng, self.responses), self.cap)
+
+    def seen(self) -> LengthModel:
+        past = self.lengths(np.random.default_rng(7), SEEN * self.responses)
+        return LengthModel.empty(self.cap).updated(past, past >= self.cap)
+
+
+PAPER = {
+    Setting("h100:8", "llama-3.1-8b", 24_576): Published(1.37, 34.6),
+    Setting("h100:8", "qwen3-14b", 16_384): Published(1.29, 32.0),
+    Setting("a40:8", "llama-3.1-8b", 24_576): Published(1.27),
+    Setting("a40:8", "qwen3-14b", 16_384): Published(1.18),
+}
+
+
+def varied(setting: Setting) -> dict[str, Setting]:
+    """The same with one assumption changed."""
+    with_nvlink = {
+        "all-reduce: NCCL in a graph (7-20 us)": replace(setting, sums="nccl"),
+        "all-reduce: NCCL, no graph (32-53 us)": replace(setting, sums="ungraphed"),
+    }
+    return {
+        **(with_nvlink if setting.target.startswith("h100") else {}),
+        "no host time": replace(setting, host_s_per_row=0.0),
+        "host time x2": replace(setting, host_s_per_row=2.8e-5),
+        "1024 responses": replace(setting, responses=1024),
+        "a switch takes 5.5 s more": replace(setting, switch_s=setting.switch_s + 5.5),
+    }
+
+
+def systems(setting: Setting, machine: Machine) -> Iterator[tuple[str, Planner]]:
+    for name, split in zip(STATICS, SPLITS, strict=True):
+        yield name, FixedLayout(split)
+    yield NAIVE, NaiveThreshold(SPLITS)
+    yield ADAPTIVE, CostModelPlanner(SPLITS, machine.truth, setting.seen())
+
+
+def share_after_switch(run: Replay) -> float:
+    """Of a rollout's time, what lies behind its first switch; 0 where there is none."""
+    trace = run.trace
+    if not trace.switches:
+        return 0.0
+    first = trace.switches[0]
+    after = next(
+        s for s, step in zip(trace.times_s, trace.steps, strict=True) if step >= first.step
+    )
+    return 1 - (after - first.seconds) / trace.total_s
+
+
+def run_setting(setting: Setting, replays: int, data: Path | None) -> dict[str, object]:
+    """Seconds of every system in every replay, and what the adaptive one did."""
+    machine = setting.machine(data)
+    seconds: dict[str, list[float]] = {}
+    after, switch_s, switches, paths = [], [], [], {}
+    for seed in range(replays):
+        workload = setting.workload(seed)
+        for name, planner in systems(setting, machine):
+            run = replay(workload, planner, machine)
+            seconds.setdefault(name, []).append(run.total_s)
+            if name == ADAPTIVE:
+                after.append(share_after_switch(run))
+                switch_s.append(run.switch_s)
+                switches.append(len(run.trace.switches))
+                path = " > ".join(layout for _, layout in run.path)
+                paths[path] = paths.get(path, 0) + 1
+    return {
+        "seconds": seconds,
+        "share_after_switch": after,
+        "switch_s": switch_s,
+        "switches": switches,
+        "paths": paths,
+        "costs": EXPLAINED[setting.composer(data).kernels.source],
+    }
+
+
+def summary(found: Mapping, share: float) -> dict[str, object]:
+    """Of one setting, percent; means over replays of what each of them gained."""
+    seconds = {name: np.array(values) for name, values in found["seconds"].items()}
+    best = np.min([seconds[name] for name in STATICS], axis=0)
+    baselines = {**{name: seconds[name] for name in (*STATICS, NAIVE)}, "best static": best}
+    gains = {name: 1 - seconds[ADAPTIVE] / base for name, base in baselines.items()}
+    fastest = min(STATICS, key=lambda name: seconds[name].mean())
+    return {
+        "seconds": {name: round(float(s.mean()), 2) for name, s in seconds.items()},
+        "less_generation_time": {name: interval(100 * gain) for name, gain in gains.items()},
+        "throughput": {
+            name: round(float((1 / (1 - share * gain)).mean()), 3) for name, gain in gains.items()
+        },
+        "best_static": fastest,
+        "time_after_switch": round(100 * float(np.mean(found["share_after_switch"])), 1),
+        "switches": round(float(np.mean(found["switches"])), 2),
+        "switch_time": round(
+            100 * float(np.mean(np.array(found["switch_s"]) / seconds[ADAPTIVE])), 2
+        ),
+        "paths": found["paths"],
+        "costs": found["costs"],
+    }
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """Mean and its 95 % bootstrap interval."""
+    draws = np.random.default_rng(0).choice(values, (500, len(values))).mean(axis=1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    named = {"mean": values.mean(), "low": low, "high": high}
+    return {name: round(float(value), 1) for name, value in named.items()}
+
+
+def rows_of(settings: Sequence[Setting], args: argparse.Namespace) -> list[dict]:
+    data = args.data if (args.data / "calibration").is_dir() else None
+    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(run_setting, settings, repeat(args.replays), repeat(data)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_data_option(parser)
+    parser.add_argument("--replays", type=int, default=24, help="batches of each setting")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    jobs = [(s, "as assumed", s) for s in PAPER]
+    jobs += [(s, name, other) for s in PAPER for name, other in varied(s).items()]
+    found = rows_of([setting for _, _, setting in jobs], args)
+    tables: dict[str, dict[str, dict]] = {}
+    for (base, name, _), result in zip(jobs, found, strict=True):
+        share = PAPER[base].generation_share
+        tables.setdefault(str(base), {})[name] = summary(result, share)
+    for setting, published in PAPER.items():
+        print_setting(setting, published, tables[str(setting)])
+    for line in (decided := what_decides(tables)):
+        print(line)
+    if args.out:
+        content = {
+            "command": "python -m benchmarks.paper_table " + " ".join(sys.argv[1:]),
+            "what": (__doc__ or "").split("\n\n", 2)[2],
+            "replays": args.replays,
+            "published": {str(setting): asdict(p) for setting, p in PAPER.items()},
+            "settings": tables,
+            "what_decides": decided,
+        }
+        args.out.write_text(json.dumps(content, indent=1))
+
+
+def print_setting(setting: Setting, published: Published, table: Mapping[str, Mapping]) -> None:
+    usual = table["as assumed"]
+    less = published.less_generation
+    print(f"\n{setting}; costs: {usual['costs']}")
+    said = "not published" if less is None else f"{less:.1f} % less generation time"
+    print(f"  the paper: {said}, {published.throughput:.2f}x iteration throughput")
+    print(f"  {'replayed, gain over':24}{'generation time':>24}{'throughput':>12}")
+    for name, gain in usual["less_generation_time"].items():
+        spread = f"{gain['mean']:6.1f} % ({gain['low']:.1f} to {gain['high']:.1f})"
+        print(f"  {name:24}{spread:>24}{usual['throughput'][name]:11.2f}x")
+    print(
+        f"  {usual['time_after_switch']} % of the time after the first of {usual['switches']} switches, "
+        f"{usual['switch_time']} % of it switching; the best static is {usual['best_static']}"
+    )
+    print(
+        f"  {'generation time less, %, with':40}" + "".join(f"{n[-4:]:>8}" for n in STATICS), end=""
+    )
+    print(f"{'best':>8}{'naive':>8}   best static")
+    for name, row in table.items():
+        gains = row["less_generation_time"]
+        cells = (*STATICS, "best static", NAIVE)
+        numbers = "".join(f"{gains[cell]['mean']:8.1f}" for cell in cells)
+        print(f"  {name:40}{numbers}   {row['best_static']}")
+
+
+def what_decides(tables: Mapping[str, Mapping[str, Mapping]]) -> list[str]:
+    """How far each assumption moves the gain over the best static layout and over TP2, in points."""
+    moved: dict[str, list[tuple[float, float]]] = {}
+    for table in tables.values():
+        usual = table["as assumed"]["less_generation_time"]
+        for name, row in table.items():
+            gains = row["less_generation_time"]
+            by = [gains[n]["mean"] - usual[n]["mean"] for n in ("best static", "static tp2")]
+            moved.setdefault(name, []).append((by[0], by[1]))
+    order = sorted(moved, key=lambda name: -max(abs(x) for pair in moved[name] for x in pair))
+    return [
+        f"{name}: gain over the best static moves by "
+        f"{', '.join(f'{best:+.1f}' for best, _ in moved[name])} points, over TP2 by "
+        f"{', '.join(f'{tp2:+.1f}' for _, tp2 in moved[name])}"
+        for name in order
+        if name != "as assumed"
+    ]
+
+
+if __name__ == "__main__":
+    main()

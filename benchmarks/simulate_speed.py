@@ -1,0 +1,112 @@
+"""How long it takes to replay one iteration of training, the planner included.
+
+    python -m benchmarks.simulate_speed --out benchmarks/results/simulate_speed.json
+
+One rollout of 2,048 responses of up to 24,576 tokens (Llama-3.1-8B composed for eight H100, the
+built-in length distribution `reasoning`, eight samples of a prompt), under the planner that ships,
+with every sequence's pages and with as many as a device has; and in every static layout. Seconds of
+this machine; the median of several runs.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from pat_jax.config import RunConfig
+from pat_jax.devices import configure
+from pat_jax.models.presets import preset
+from pat_jax.plan import PlanConfig
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.profiling.absent_jobs import Order
+from pat_jax.profiling.machine import Machine
+from pat_jax.profiling.paper import on_paper
+from pat_jax.profiling.plan_costs import costs_of
+from pat_jax.profiling.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.targets import Target
+
+TARGET, MODEL = "h100:8", "llama-3.1-8b"
+
+
+def machine_of(sequences: int, cap: int) -> Machine:
+    target = Target.parse(TARGET)
+    config = PlanConfig(model=MODEL, target=TARGET, responses=sequences, max_response=cap)
+    run: RunConfig = config.run(target)
+    plant = on_paper(Order.of(target, run, preset(MODEL), (2, 4)))
+    costs = costs_of(plant, None, Path("no tables"), "one-shot")
+    machine = Machine.of(
+        costs.latency,
+        tuple(plant.layouts),
+        run.rollout,
+        capacity=sequences,
+        memory=plant.memory,
+        runs_ahead=True,
+    )
+    return replace(machine, truth=costs.latency.on(machine.buckets.rows, machine.buckets.lengths))
+
+
+def seconds(work: Callable[[], object], runs: int) -> list[float]:
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        found.append(round(time.perf_counter() - start, 3))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sequences", type=int, default=2048)
+    parser.add_argument("--cap", type=int, default=24_576)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    configure(0)
+    machine, lengths = machine_of(args.sequences, args.cap), ResponseLengths.built_in("reasoning")
+    seen, workload = (lengths.draw(Draw(args.sequences, args.cap, seed=i)) for i in range(2))
+    learned = LengthModel.empty(args.cap).updated(
+        seen.responses, seen.responses >= seen.cap, seen.prompt_id
+    )
+
+    def planner() -> Planner:
+        return CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
+
+    pooled = replace(machine, has_pools=True)
+    found = {
+        "adaptive": seconds(lambda: replay(workload, planner(), machine), args.runs),
+        "adaptive, pools": seconds(lambda: replay(workload, planner(), pooled), args.runs),
+    } | {
+        f"static {split}": seconds(
+            lambda split=split: replay(workload, FixedLayout(split), machine), args.runs
+        )
+        for split in machine.splits
+    }
+    done = replay(workload, planner(), pooled)
+    for name, times in found.items():
+        print(f"{name:>16} {median(times):6.3f} s (of {times})")
+    if args.out:
+        content = {
+            "command": "python -m benchmarks.simulate_speed " + " ".join(sys.argv[1:]),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+            "sequences": args.sequences,
+            "cap": args.cap,
+            "bursts": len(done.bursts),
+            "decode_steps": done.trace.total_steps,
+            "simulated_seconds": round(done.total_s, 1),
+            "median_seconds": {name: median(times) for name, times in found.items()},
+            "seconds": found,
+        }
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""`python -m pat_jax.plan`: what adaptive TP would give on machines that are not there.
+
+    python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --max-response 24576
+
+Compiles the engine's own programs with the target's own compiler, counts what they hold and send,
+predicts what steps take, and replays rollouts with the planner that ships. Leaves a table here, and a
+report as JSON, pictures and one HTML page in the run folder.
+"""
+
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from pat_jax.cli import dump, parse, run_command
+from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.devices import configure
+from pat_jax.files import replace_text
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_load import check_checkpoint
+from pat_jax.models.presets import preset
+from pat_jax.plot import plot_rollout
+from pat_jax.profiling.absent import DEPTHS, Compilation, compile_for, installed
+from pat_jax.profiling.absent_jobs import Order
+from pat_jax.profiling.comparison import Series
+from pat_jax.profiling.length_files import find_lengths
+from pat_jax.profiling.paper import check_room, on_paper
+from pat_jax.profiling.plan_costs import costs_of
+from pat_jax.profiling.plan_page import write_page
+from pat_jax.profiling.plan_report import PlanReport
+from pat_jax.profiling.plan_text import plan_text
+from pat_jax.profiling.planned import Question, planned
+from pat_jax.profiling.response_lengths import CORRELATION, Draw
+from pat_jax.profiling.targets import Target
+from pat_jax.rules import COUNT, COUNT_OR_ZERO, GIVEN, NOT_NEGATIVE, POSITIVE, check, require
+from pat_jax.run_folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
+
+REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """One plan by `python -m pat_jax.plan`."""
+
+    model: str = "llama-3.1-8b"
+    """A Hugging Face checkpoint directory, or the name of a built-in shape such as llama-3.1-8b."""
+    target: str = "h100:8"
+    """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2."""
+    responses: int = 1024
+    """Responses of one rollout."""
+    max_response: int = 24_576
+    """The cap in tokens at which a response is cut."""
+    max_prompt: int = 1024
+    """Longest prompt in tokens."""
+    lengths: str = "reasoning"
+    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
+    length_scale: float = 1.0
+    """Times that responses are longer than the file or the distribution says."""
+    samples_per_prompt: int = 8
+    """Responses to one prompt, whose lengths are alike."""
+    correlation: float = CORRELATION
+    """Of the normal scores of two responses to one prompt; 0 makes them strangers."""
+    prompt_tokens: int = 256
+    """Length of every prompt, where the file of lengths has none; at most max_prompt."""
+    rollouts: int = 3
+    """Rollouts that are replayed."""
+    train: bool = True
+    """The same devices train: master weights and the optimizer stay there, and the training step is
+    compiled."""
+    weights: Literal["auto", "int8", "fp8"] = "auto"
+    """How the rollout keeps its copy of the weights; see --rollout.weights of train."""
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Arithmetic of the forward pass."""
+    page_size: int = 16
+    """Tokens in one page of the KV cache."""
+    min_rows: int = 4
+    """Smallest row bucket of a data-parallel group, in sequences."""
+    min_length: int = 1024
+    """Smallest KV length bucket in tokens."""
+    burst_steps: int = 256
+    """Most decode steps in one on-device burst."""
+    check_every: int = 16
+    """Decode steps between two tests of the stop condition on the device."""
+    device_memory_gib: float = 0.0
+    """Memory of one device in GiB; 0 is what its maker says."""
+    compile: bool = True
+    """Compile the engine's programs for the target; false counts shapes alone and takes seconds."""
+    layers: Literal["few", "all"] = "few"
+    """few compiles models of two and of four layers and takes all numbers to be affine in the layers;
+    all compiles the whole model."""
+    profile: str = ""
+    """A file of `python -m pat_jax.profile` for this model on as many devices; empty composes steps
+    from kernel times."""
+    data: str = "../shared/data"
+    """A folder with calibration/, tables of measured kernel times; where it is not there,
+    coefficients derived from them stand for it."""
+    sums: Literal["one-shot", "nccl", "ungraphed"] = "one-shot"
+    """How GPUs of a host sum: small sums by kernels of their own, by NCCL in a CUDA graph, or by NCCL
+    outside of one."""
+    seed: int = 0
+    """Seed of the rollouts drawn."""
+    run_dir: str = ""
+    """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
+
+    def __post_init__(self):
+        check(self, "model target lengths", GIVEN)
+        check(self, "responses max_response max_prompt samples_per_prompt prompt_tokens", COUNT)
+        check(self, "rollouts page_size min_rows min_length burst_steps check_every", COUNT)
+        check(self, "correlation", (lambda x: 0 <= x < 1, "a number in [0, 1)"))
+        check(self, "length_scale", POSITIVE)
+        check(self, "device_memory_gib", NOT_NEGATIVE)
+        check(self, "seed", COUNT_OR_ZERO)
+        require(
+            self.responses % self.samples_per_prompt == 0,
+            "responses",
+            self.responses,
+            f"a multiple of --samples_per_prompt ({self.samples_per_prompt})",
+        )
+        require(
+            self.prompt_tokens <= self.max_prompt,
+            "prompt_tokens",
+            self.prompt_tokens,
+            f"at most --max_prompt ({self.max_prompt})",
+        )
+
+    def run(self, target: Target) -> RunConfig:
+        """The run that is planned."""
+        prompts = self.responses // self.samples_per_prompt
+        longest = self.max_prompt + self.max_response
+        whole = -(-longest // self.min_length) * self.min_length
+        return RunConfig(
+            model=self.model,
+            train=self.train,
+            compute_dtype=self.compute_dtype,
+            run_dir=self.run_dir,
+            rollout=RolloutConfig(
+                prompts_per_step=prompts,
+                num_generations=self.samples_per_prompt,
+                max_prompt_length=self.max_prompt,
+                max_completion_length=self.max_response,
+                weights=self.weights,
+                check_every=self.check_every,
+                burst_steps=self.burst_steps,
+                page_size=self.page_size,
+                prefill_blocks=128,
+                min_rows=self.min_rows,
+                min_length=self.min_length,
+                device_memory_gib=self.device_memory_gib,
+            ),
+            # One row of full length on each device.
+            algorithm=AlgorithmConfig(
+                mini_batch_size=prompts, tokens_per_micro_batch=whole * target.num_devices
+            ),
+        )
+
+
+def main() -> None:
+    config = parse(sys.argv[1:], PlanConfig, prog="python -m pat_jax.plan", presets=None)
+    if not config.run_dir:
+        config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
+    configure(0)
+    question = question_of(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
+    target = question.plant.order.target
+    run = config.run(target)
+    folder = check_run_dir(run)
+    if config.compile:
+        installed(target)
+    make_run_dir(run, folder)
+    replace_text(folder / CONFIG_FILE, dump(config))
+    log_to(folder / "run.log")
+    report = planned(question, compiled(config, question) if config.compile else None)
+    keep(report, folder)
+    print(plan_text(report))
+    print(f"\nreport {folder / PAGE_FILE}, figures {folder / REPORT_FILE}")
+
+
+def question_of(config: PlanConfig, command: str) -> Question:
+    """
+    Raises:
+      UserError: whatever is wrong with what was asked; nothing has been written or compiled.
+    """
+    target, model = Target.parse(config.target), model_of(config.model)
+    lengths = find_lengths(config.lengths)
+    order = Order.of(target, config.run(target), model, DEPTHS)
+    check_room(order, config.model)
+    plant = on_paper(order)
+    profile = Path(config.profile) if config.profile else None
+    return Question(
+        command,
+        config.model,
+        plant,
+        Series(draw(config), config.rollouts),
+        lengths,
+        costs_of(plant, profile, Path(config.data), config.sums),
+    )
+
+
+def draw(config: PlanConfig) -> Draw:
+    return Draw(
+        config.responses,
+        config.max_response,
+        config.samples_per_prompt,
+        config.correlation,
+        config.length_scale,
+        config.prompt_tokens,
+        config.seed,
+    )
+
+
+def model_of(name: str) -> ModelConfig:
+    """
+    Raises:
+      UserError: it is no usable checkpoint directory and no built-in shape.
+    """
+    return check_checkpoint(name) if Path(name).is_dir() else preset(name)
+
+
+def folder_name(config: PlanConfig, now: datetime) -> str:
+    model, target = Path(config.model).name, config.target.replace(":", "-")
+    return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
+
+
+def compiled(config: PlanConfig, question: Question) -> Compilation:
+    order = question.plant.order
+    with tqdm(total=0, unit="program", desc="compiling", dynamic_ncols=True) as bar:
+
+        def show(done: int, total: int, last: str) -> None:
+            bar.total = total
+            bar.set_postfix_str(last)
+            bar.update(done - bar.n)
+
+        return compile_for(
+            order.target, question.run, order.model, layers=config.layers, progress=show
+        )
+
+
+def keep(report: PlanReport, folder: Path) -> None:
+    """Everything that a plan leaves behind."""
+    replace_text(folder / REPORT_FILE, report.to_json())
+    plot_rollout(report.comparison.traces[0], folder / PICTURE_FILE)
+    write_page(report, folder / PAGE_FILE)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,170 @@
+"""What a compiler made of one program for a machine that is not there: the record, as JSON too.
+
+Knows programs by name and numbers. Does not know how they were compiled.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from pat_jax.planning.types import Split
+
+
+class Sent(NamedTuple):
+    """Equal collectives of one program."""
+
+    kind: str  # all-reduce, all-gather, all-to-all, reduce-scatter, collective-permute …
+    num_bytes: int  # of its result, on one device
+    group: int  # devices that take part together; of a permutation, the pairs that talk
+    depth: int  # of the loops around it; those of a decode step are 2
+    count: int  # in the program's text: of one trip of each loop
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """One program, or the parts of a re-slice together. Bytes are of one device.
+
+    `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Bytes are counted from the
+    program's text, without kernels of attention (see `hlo_costs`); so are flops where `counted_by` is
+    "hlo", matrix products alone. The compiler's own flops count each loop's body once.
+    """
+
+    name: str  # decode, prefill, reslice, view, pack, exchange, unpack, grad, apply, transfer
+    split: Split
+    target: Split | None = None  # of a switch
+    rows: int = 0  # of a group; pages where it moves some; of all groups in training
+    length: int = 0  # tokens
+    layers: int = 0  # that these numbers are of
+    compiled_layers: tuple[int, ...] = ()  # that were compiled; others than `layers`: extrapolated
+    argument_bytes: int = 0
+    output_bytes: int = 0
+    temp_bytes: int = 0
+    alias_bytes: int = 0  # of results that lie in the memory of arguments
+    flops: float = 0.0
+    bytes_accessed: float = 0.0
+    counted_by: Literal["compiler", "hlo"] = "hlo"  # the flops
+    collectives: tuple[Sent, ...] = ()
+    kernels: tuple[tuple[str, int], ...] = ()  # calls of what is not XLA's own, and how many
+    compile_s: float = 0.0
+    error: str | None = None  # what the compiler said instead
+
+    @property
+    def is_extrapolated(self) -> bool:
+        return self.layers not in self.compiled_layers
+
+    @property
+    def peak_bytes(self) -> int:
+        """All that a run of it needs: arguments, results beside them, temporaries."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def identity(self) -> tuple[str, Split, Split | None, int, int]:
+        """The same at every depth."""
+        return self.name, self.split, self.target, self.rows, self.length
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.split}" + (f" to {self.target}" if self.target else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "CompiledProgram":
+        target = content["target"]
+        return cls(
+            **{
+                **content,
+                "split": Split(*content["split"]),
+                "target": None if target is None else Split(*target),
+                "compiled_layers": tuple(content["compiled_layers"]),
+                "collectives": tuple(Sent(*sent) for sent in content["collectives"]),
+                "kernels": tuple((name, count) for name, count in content["kernels"]),
+            }
+        )
+
+
+def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
+    """The parts of one re-slice, which run one after the other, as one record."""
+    sent: Counter[tuple[str, int, int, int]] = Counter()
+    kernels: Counter[str] = Counter()
+    for part in parts:
+        for one in part.collectives:
+            sent[one[:4]] += one.count
+        kernels.update(dict(part.kernels))
+    return replace(
+        parts[0],
+        argument_bytes=sum(part.argument_bytes for part in parts),
+        output_bytes=sum(part.output_bytes for part in parts),
+        alias_bytes=sum(part.alias_bytes for part in parts),
+        temp_bytes=max(part.temp_bytes for part in parts),
+        flops=sum(part.flops for part in parts),
+        bytes_accessed=sum(part.bytes_accessed for part in parts),
+        collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
+        kernels=tuple(sorted(kernels.items())),
+        compile_s=sum(part.compile_s for part in parts),
+        error=next((part.error for part in parts if part.error), None),
+    )
+
+
+def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgram:
+    """One program at `layers`, from what was compiled of it: whole, or at two smaller depths.
+
+    Every number is taken to be affine in the layers. Arguments, results, products and sums are;
+    temporaries are a maximum of sums, so they may come out too small, never too large, where what is
+    largest in a deep model is not in the shallow ones.
+    """
+    found = sorted(programs, key=lambda program: program.layers)
+    whole = [program for program in found if program.layers == layers]
+    if whole:
+        return whole[0]
+    failed = [program for program in found if program.error]
+    if failed:
+        return replace(failed[0], layers=layers)
+    if len(found) != 2:
+        raise ValueError(f"{found[0]}: compiled at {len(found)} depths, expected two.")
+    a, b = found
+
+    def line(x: float, y: float) -> float:
+        return x + (y - x) * (layers - a.layers) / (b.layers - a.layers)
+
+    numbers = {
+        name: max(0, type(getattr(a, name))(round(line(getattr(a, name), getattr(b, name)))))
+        for name in ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes")
+    }
+    kernels = {name: (dict(a.kernels).get(name, 0), count) for name, count in b.kernels}
+    return replace(
+        b,
+        **numbers,
+        layers=layers,
+        compiled_layers=(a.layers, b.layers),
+        flops=line(a.flops, b.flops),
+        bytes_accessed=line(a.bytes_accessed, b.bytes_accessed),
+        collectives=tuple(_collectives(a.collectives, b.collectives, line)),
+        kernels=tuple((name, round(line(*counts))) for name, counts in kernels.items()),
+        compile_s=a.compile_s + b.compile_s,
+    )
+
+
+def _collectives(
+    small: Sequence[Sent], large: Sequence[Sent], line: Callable[[float, float], float]
+) -> list[Sent]:
+    """Equal ones by their number. Where a compiler puts several into one, sizes differ with depth:
+    then all of a kind, group and depth are one entry, of their mean size."""
+    by_place: defaultdict[tuple[str, int, int], tuple[list[Sent], list[Sent]]] = defaultdict(
+        lambda: ([], [])
+    )
+    for i, sents in enumerate((small, large)):
+        for sent in sents:
+            by_place[sent.kind, sent.group, sent.depth][i].append(sent)
+    found = []
+    for (kind, group, depth), (before, after) in sorted(by_place.items()):
+        counts = [{sent.num_bytes: sent.count for sent in sents} for sents in (before, after)]
+        if counts[0].keys() == counts[1].keys():
+            sizes = {n: (count, counts[1][n]) for n, count in counts[0].items()}
+            found += [Sent(kind, n, group, depth, round(line(*sizes[n]))) for n in sorted(sizes)]
+            continue
+        count = max(1, round(line(*(sum(each.values()) for each in counts))))
+        total = line(*(sum(n * times for n, times in each.items()) for each in counts))
+        found.append(Sent(kind, round(total / count), group, depth, count))
+    return [sent for sent in found if sent.count > 0]

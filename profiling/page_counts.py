@@ -1,0 +1,211 @@
+"""How many pages of the KV cache each sequence holds on a simulated clock, who waits, who gives way.
+
+The rules of `engine/admission.py`, in counts alone: which page it is matters to no clock. Prompts
+that several samples share are counted for each of them, though the engine keeps them once.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from pat_jax.engine.accounts import NO_ROW, Accounts
+from pat_jax.engine.holdings import NO_GROUP
+from pat_jax.engine.paging import num_pages_for
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+
+
+class PageCounts:
+    """The pools of a layout's groups, and what each sequence has of them."""
+
+    def __init__(self, accounts: Accounts, memory: MemoryModel, split: Split):
+        """
+        Raises:
+          ValueError: a pool is too small for the longest sequence alone.
+        """
+        self.accounts, self.memory, self.page_size = accounts, memory, memory.page_size
+        count = len(accounts.length)
+        self.held = np.zeros(count, np.int64)  # pages
+        self.free = self._empty(split)  # of each group
+        self._group = np.full(count, NO_GROUP, np.int64)  # where each has or had its pages
+        self._prompt = accounts.sibling if accounts.has_prompt_ids else np.arange(count)
+        self._home = np.full(int(self._prompt.max(initial=-1)) + 1, NO_GROUP, np.int64)
+        self._queue = deque(range(count))
+        self._turn = np.zeros(count, np.int64)  # largest for who was admitted last
+        self._num_admitted = 0
+
+    def _empty(self, split: Split) -> np.ndarray:
+        capacity, longest = self.memory.pages[split] - 1, int(self.accounts.end.max(initial=1)) - 1
+        if num_pages_for(longest, self.page_size) > capacity:
+            raise ValueError(
+                f"the pool of {split}, {capacity} pages of {self.page_size} tokens, does not hold a "
+                f"sequence of {longest} tokens."
+            )
+        return np.full(split.dp, capacity, np.int64)
+
+    def grow(self, steps: int) -> int:
+        """Pages for the next `steps` tokens of every live sequence; returns how many gave way."""
+        accounts = self.accounts
+        live, wanted = self._wanted(steps)
+        more = np.maximum(wanted - self.held[live], 0)
+        lacking = self._group_sums(live, more) > self.free
+        easy = ~lacking[self._group[live]]
+        self._add(live[easy], more[easy])
+        num_preempted, short = 0, np.flatnonzero(~easy & (more > 0))
+        for k in short[np.argsort(self._turn[live[short]])].tolist():
+            sequence, group = int(live[k]), int(self._group[live[k]])
+            while accounts.row[sequence] != NO_ROW:
+                if more[k] <= self.free[group]:
+                    self._add(live[k : k + 1], more[k : k + 1])
+                    break
+                self._preempt(self._youngest(group))
+                num_preempted += 1
+        return num_preempted
+
+    def reserve(self, steps: int) -> bool:
+        """As `grow`, but nobody gives way: where pages do not suffice for all, nobody gets any."""
+        live, wanted = self._wanted(steps)
+        more = np.maximum(wanted - self.held[live], 0)
+        if (self._group_sums(live, more) > self.free).any():
+            return False
+        self._add(live, more)
+        return True
+
+    def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        accounts = self.accounts
+        live = accounts.live
+        tokens = np.minimum(accounts.length[live] - 1 + steps, accounts.end[live] - 1)
+        return live, -(-tokens // self.page_size)
+
+    def _group_sums(self, sequences: np.ndarray, pages: np.ndarray) -> np.ndarray:
+        sums = np.bincount(self._group[sequences], pages, minlength=len(self.free))
+        return sums.astype(np.int64)
+
+    def _add(self, sequences: np.ndarray, pages: np.ndarray) -> None:
+        self.held[sequences] += pages
+        self.free -= self._group_sums(sequences, pages)
+
+    def _drop(self, sequences: np.ndarray) -> None:
+        self._add(sequences, -self.held[sequences])
+
+    def _youngest(self, group: int) -> int:
+        live = self.accounts.live
+        members = live[self._group[live] == group]
+        return int(members[self._turn[members].argmax()])
+
+    def _preempt(self, sequence: int) -> None:
+        alone = np.array([sequence])
+        self._drop(alone)
+        self.accounts.leave(alone)
+        self._queue.appendleft(sequence)
+
+    def release_ended(self) -> None:
+        self._drop(np.flatnonzero(self.accounts.is_done & (self.held > 0)))
+
+    def admit(self, rows_per_group: int, steps: int) -> np.ndarray:
+        """Free rows and pages for a burst of `steps` to those that wait; returns who got them.
+
+        Groups are kept even, samples of a prompt together as far as that allows.
+        """
+        accounts = self.accounts
+        even = -(-int((~accounts.is_done).sum()) // accounts.num_groups)
+        most = min(rows_per_group, even)
+        count = np.bincount(accounts.group(accounts.live), minlength=accounts.num_groups)
+        is_open, admitted, late = count < most, [], []
+
+        def take(sequence: int, groups: np.ndarray) -> bool:
+            """In the group with most pages left; nobody overtakes who needs more."""
+            for group in groups[np.argsort(-self.free[groups], kind="stable")].tolist():
+                if not self._admit_one(sequence, group, steps):
+                    is_open[group] = False
+                    continue
+                admitted.append(sequence)
+                count[group] += 1
+                is_open[group] = count[group] < most
+                return True
+            return False
+
+        while self._queue and is_open.any():
+            sequence = self._queue.popleft()
+            home, groups = self._home[self._prompt[sequence]], np.flatnonzero(is_open)
+            if not take(sequence, groups if home == NO_GROUP else groups[groups == home]):
+                late.append(sequence)
+        late = [sequence for sequence in late if not take(sequence, np.flatnonzero(is_open))]
+        self._queue.extendleft(reversed(late))
+        seated = np.array(admitted, np.int64)
+        accounts.enter(seated, self._group[seated])
+        return seated
+
+    def _admit_one(self, sequence: int, group: int, steps: int) -> bool:
+        accounts = self.accounts
+        room = min(steps, int(accounts.end[sequence] - accounts.length[sequence]))
+        pages = num_pages_for(int(accounts.length[sequence]) - 1 + room, self.page_size)
+        if pages > self.free[group]:
+            return False
+        self._take(sequence, group, pages)
+        self._turn[sequence] = self._num_admitted = self._num_admitted + 1
+        return True
+
+    def _take(self, sequence: int, group: int, pages: int) -> None:
+        self.held[sequence], self._group[sequence] = pages, group
+        self._home[self._prompt[sequence]] = group
+        self.free[group] -= pages
+
+    def carry(
+        self, source: Split, target: Split, group: np.ndarray, is_recomputed: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Pages in the pools of another layout, which take the memory of the old ones.
+
+        Args:
+          group: int[live], of each sequence there.
+          is_recomputed: bool[live], whose pages are left behind.
+
+        Returns:
+          bool[live] each: who is computed again there, and who finds no pages and has to wait.
+        """
+        accounts = self.accounts
+        live = accounts.live
+        self._drop(live[is_recomputed])
+        beside = self._beside(source, target)
+        filled = -(-(accounts.length[live] - 1) // self.page_size)
+        self.free, self._home[:] = self._empty(target), NO_GROUP
+        capacity, is_left = self.free.copy(), is_recomputed.copy()
+        by_age = np.argsort(self._turn[live])
+        for k in by_age[~is_recomputed[by_age]].tolist():
+            new, pages = int(group[k]), int(filled[k])
+            is_left[k] = capacity[new] - self.free[new] + pages > beside[new]
+            if not is_left[k]:
+                self._take(int(live[k]), new, pages)
+        self.held[live[is_left]] = 0
+        anew = np.zeros(len(live), bool)
+        for k in by_age[is_left[by_age]].tolist():
+            anew[k] = self._admit_one(int(live[k]), int(group[k]), steps)
+        waits = is_left & ~anew
+        left = live[waits]
+        for sequence in left[np.argsort(-self._turn[left])].tolist():
+            self._queue.appendleft(sequence)
+        return anew, waits
+
+    def _beside(self, source: Split, target: Split) -> np.ndarray:
+        """Pages of each new group that lie in no memory of pages that are held."""
+        old, new = self.memory.pages[source], self.memory.pages[target]
+        occupied = old - self.free  # NULL_PAGE among them
+        fewer, groups = min(source.dp, target.dp), np.arange(source.dp)
+        most = [int(occupied[(groups - g) % fewer == 0].max()) for g in range(target.dp)]
+        return np.array([max(0, new - -(-pages * new // old)) for pages in most])
+
+    def balance(self, group: np.ndarray) -> np.ndarray:
+        """Live sequences to their `group` of the same layout; returns where each is then.
+
+        Who finds too few pages there for all that it has stays.
+        """
+        live, group = self.accounts.live, group.copy()
+        old = self._group[live]
+        for k in np.flatnonzero(old != group).tolist():
+            sequence, pages = int(live[k]), int(self.held[live[k]])
+            if self.free[group[k]] < pages:
+                group[k] = old[k]
+                continue
+            self.free[old[k]] += pages
+            self._take(sequence, int(group[k]), pages)
+        return group

@@ -1,0 +1,37 @@
+"""Tables of text: columns as wide as they need, numbers to the right, words to the left."""
+
+from collections.abc import Sequence
+
+Cell = str | int | float | None
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """One line a row; None is left empty."""
+    texts = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    is_number = [
+        all(not isinstance(row[i], str) for row in rows) and bool(rows) for i in range(len(header))
+    ]
+    lines = [header, *texts]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def shown(cell: Cell) -> str:
+    """Three digits that mean something; whole numbers whole."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int) or abs(cell) >= 999.5:
+        return f"{cell:,.0f}"
+    return f"{cell:.3g}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

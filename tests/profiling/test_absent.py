@@ -1,0 +1,233 @@
+"""Compiling for machines that are not there: orders, the child process, what is kept, what is refused."""
+
+import json
+import math
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.errors import UserError
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling import absent
+from pat_jax.profiling.absent import Compilation, compile_for
+from pat_jax.profiling.absent_jobs import Order, Plant
+from pat_jax.profiling.absent_worker import Compiler
+from pat_jax.profiling.compiled import CompiledProgram
+from pat_jax.profiling.targets import Target
+
+TARGET = Target.parse("h100:8")
+TINY = preset("tiny")
+CONFIG = RunConfig(
+    rollout=RolloutConfig(
+        prompts_per_step=8,
+        num_generations=4,
+        max_prompt_length=32,
+        max_completion_length=96,
+        check_every=4,
+        burst_steps=8,
+        prefill_blocks=8,
+    ),
+    algorithm=AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=1024),
+    compute_dtype="bfloat16",
+)
+
+
+def plant(config: RunConfig = CONFIG, model: ModelConfig = TINY, depths=(2,)) -> Plant:
+    """What would run on eight H100, over the CPU devices of the tests."""
+    return Plant(Order.of(TARGET, config, model, depths), jax.devices("cpu")[:8])
+
+
+def weight_bytes(model: ModelConfig, tp: int) -> int:
+    """Of one device in bfloat16, by the textbook's formulas."""
+    heads, kv, dim = model.num_heads, model.num_kv_heads, model.head_dim
+    of_kv = max(1, kv // tp)
+    attention = model.embed_dim * dim * (2 * heads // tp + 2 * of_kv)
+    norms = 2 * model.embed_dim + (2 * dim if model.qk_norm else 0)
+    layer = attention + 3 * model.embed_dim * model.mlp_dim // tp + norms
+    tables = (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim // tp
+    return 2 * (tables + model.num_layers * layer + model.embed_dim)
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama-3.1-8b"])
+def test_an_order_is_the_same_in_another_process(name):
+    order = Order.of(Target.parse("v5p:2x2x2"), CONFIG, preset(name), (2, 4))
+    assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
+
+
+def test_an_order_holds_only_what_programs_depend_on():
+    told = replace(CONFIG, seed=3, steps=7, model="somewhere", data="else", layout="dp2tp4")
+    assert Order.of(TARGET, told, TINY, (2, 4)) == Order.of(TARGET, CONFIG, TINY, (0,))
+    assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (2, 4)).depths == (2, 4)
+    assert Order.of(TARGET, CONFIG, replace(TINY, num_layers=9), (0,)).depths == (9,)
+
+
+def test_memory_is_that_of_the_whole_model():
+    deep = replace(TINY, num_layers=5)
+    memory = plant(model=deep).memory
+    assert memory.weights == {split: weight_bytes(deep, split.tp) for split in memory.weights}
+    assert memory.limit == TARGET.chip.memory_bytes
+    # Adam's two moments and the parameters, float32, an eighth of each on a device.
+    parameters = weight_bytes(deep, 1) // 2
+    assert memory.resident == pytest.approx(3 * 4 * parameters / 8, rel=0.1)
+
+
+def test_layouts_without_room_leave_the_pool_to_the_others():
+    wide = replace(
+        TINY, embed_dim=2048, mlp_dim=2**16, num_layers=8
+    )  # several chunks of a re-slice
+    rollout = replace(CONFIG.rollout, max_completion_length=4096 - 32, num_generations=64)
+    config = replace(CONFIG, rollout=rollout, train=False)
+    need = weight_bytes(wide, 1) / 2**30
+    tight = replace(config, rollout=replace(rollout, device_memory_gib=1.05 * need))
+    memory = plant(tight, wide).memory
+    held = {split: memory.held(split) <= memory.usable for split in memory.weights}
+    assert held == {Split(8, 1): False, Split(4, 2): True, Split(2, 4): True, Split(1, 8): True}
+    least = math.ceil((4096 + 15) / 16)
+    assert memory.pages[Split(4, 2)] > 2 * least  # more than the longest sequence alone needs
+
+
+def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: Path):
+    here = plant()
+    jobs = {(job.record.name, job.record.split): job for job in here.jobs()}
+    compiler, split = Compiler(tmp_path, "a machine"), Split(1, 8)
+    job = jobs["decode", split]
+    record = compiler.run(job)
+    assert (record.error, record.layers, record.compiled_layers) == (None, 2, (2,))
+    memory = here.memory
+    assert record.argument_bytes == pytest.approx(
+        memory.weights[split] + memory.pool(split), rel=0.05
+    )
+    step = [(sent.kind, sent.count) for sent in record.collectives if sent.depth == 2]
+    assert sorted(step) == [("all-gather", 1), ("all-reduce", 2 * TINY.num_layers + 1)]
+    # One token of each row through every matrix of a device's shard, and the tied head.
+    rows, shard = job.record.rows, weight_bytes(TINY, 8) // 2
+    assert record.flops > 2 * rows * shard and record.bytes_accessed > 2 * shard
+    (kept,) = tmp_path.iterdir()
+    marked = json.loads(kept.read_text()) | {"flops": 42.0, "split": [8, 1]}
+    kept.write_text(json.dumps(marked))
+    again = compiler.run(job)
+    assert (again.flops, again.split) == (42.0, split)
+    assert Compiler(tmp_path, "another").run(job).flops == record.flops
+
+
+def test_a_program_that_does_not_compile_is_a_result(tmp_path: Path):
+    job = plant().jobs()[0]
+
+    def broken():
+        raise RuntimeError("Ran out of memory\n in memory space hbm")
+
+    record = Compiler(tmp_path, "").run(replace(job, parts=(broken,)))
+    assert record.error == "RuntimeError: Ran out of memory in memory space hbm"
+    assert not list(tmp_path.iterdir())
+
+
+CHILD = """#!{python}
+import json, sys
+order = json.loads(sys.stdin.read())["order"]
+open({calls!r}, "a").write("called ")
+{body}
+"""
+SAYS = """
+memory = {"limit": 1e9, "resident": 1, "chunk": 2, "staging": 3, "ahead": 4, "page_size": 16}
+memory |= {name: [[[8, 1], 5]] for name in ("weights", "page", "pages")}
+print(json.dumps({"splits": [[8, 1]], "crossing": [], "dropped": ["dp1tp8: no"], "memory": memory}))
+print(json.dumps({"jobs": len(order["depths"])}), flush=True)
+for layers in order["depths"]:
+    program = RECORD | {"layers": layers, "compiled_layers": [layers], "temp_bytes": 10 * layers}
+    print(json.dumps({"program": program}), flush=True)
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A compiler's process that says what a test wants."""
+    monkeypatch.setattr(absent, "installed", lambda target: {"jax": "1"})
+    monkeypatch.setattr(absent, "_ptxas", lambda: tmp_path)
+    calls = tmp_path / "calls"
+
+    def says(body: str) -> Path:
+        script = tmp_path / "child"
+        script.write_text(CHILD.format(python=sys.executable, calls=str(calls), body=body))
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(absent.sys, "executable", str(script))
+        return calls
+
+    return says
+
+
+def ask(folder: Path, **options) -> Compilation:
+    deep = replace(TINY, num_layers=10)
+    return compile_for(TARGET, CONFIG, deep, folder=folder / "plans", **options)
+
+
+def test_what_the_child_says_is_read_at_the_whole_depth_and_kept(child, tmp_path: Path):
+    record = json.dumps(CompiledProgram("decode", Split(8, 1)).to_json())
+    calls, told = child(SAYS.replace("RECORD", f"json.loads({record!r})")), []
+    found = ask(tmp_path, progress=lambda *at: told.append(at))
+    assert (found.splits, found.dropped) == ((Split(8, 1),), ("dp1tp8: no",))
+    assert found.memory.weights == {Split(8, 1): 5}
+    program = found.find("decode", Split(8, 1))
+    assert (program.layers, program.temp_bytes, program.is_extrapolated) == (10, 100, True)
+    assert [at[:2] for at in told] == [(1, 2), (2, 2)] and not found.failed
+    assert ask(tmp_path) == found and calls.read_text() == "called "
+    whole = ask(tmp_path, layers="all")
+    assert calls.read_text() == "called called "
+    assert not whole.find("decode", Split(8, 1)).is_extrapolated
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("sys.stderr.write('no room'); sys.exit(9)", "ended with 9 .*no room"),
+        ("print(json.dumps({'refused': 'target x: no such slice'}))", "target x: no such slice"),
+    ],
+)
+def test_a_child_that_fails_is_one_sentence_and_nothing_is_kept(child, tmp_path, body, says):
+    calls = child(body)
+    for _ in range(2):
+        with pytest.raises(UserError, match=says):
+            ask(tmp_path)
+    assert calls.read_text() == "called called "
+
+
+@pytest.mark.parametrize(
+    ("text", "module"), [("v5e:2x4", "libtpu"), ("h100:8", "jax_cuda12_plugin")]
+)
+def test_a_compiler_that_is_not_installed_is_named_with_its_extra(monkeypatch, text, module):
+    monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=rf"target {text}: .*{module}.*'pat_jax\[plan\]'"):
+        compile_for(Target.parse(text), CONFIG, TINY)
+
+
+REAL = replace(preset("qwen3-0.6b"), num_layers=6, vocab_size=4096)
+
+
+@pytest.mark.absent
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("text", ["v5e:2x4", "h100:8"])
+def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there(text, tmp_path):
+    found = compile_for(Target.parse(text), CONFIG, REAL, folder=tmp_path)
+    assert [(str(program), program.error) for program in found.failed] == []
+    names = {program.name for program in found.programs}
+    assert names >= {"decode", "prefill", "reslice", "pack", "exchange", "unpack", "view", "grad"}
+    for split in found.splits:
+        decode = found.find("decode", split)
+        held = found.memory.weights[split] + found.memory.pool(split)
+        assert found.memory.weights[split] == weight_bytes(REAL, split.tp)
+        assert decode.argument_bytes == pytest.approx(held, rel=0.05)
+        sent = sorted((sent.kind, sent.count) for sent in decode.collectives if sent.depth == 2)
+        sums = [("all-gather", 1), ("all-reduce", 2 * REAL.num_layers + 1)]
+        assert sent == (sums if split.tp > 1 else [])
+        assert decode.flops > 0 and decode.bytes_accessed > 0
+    for narrow, wide in zip(found.splits, found.splits[1:], strict=False):
+        assert found.find("reslice", narrow, wide).collectives == ()
+        assert {sent.kind for sent in found.find("exchange", narrow, wide).collectives} == {
+            "all-to-all"
+        }

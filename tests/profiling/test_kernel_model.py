@@ -1,0 +1,96 @@
+"""Kernels from coefficients: above the roofline, near what was measured, and honest about both."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published import DATA, needs_data
+
+from pat_jax.errors import UserError
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.composer import Composer
+from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
+from pat_jax.profiling.kernel_files import MEASURED, KernelTables
+from pat_jax.profiling.kernel_model import ModelledKernels
+from pat_jax.profiling.targets import Target, chips
+
+EXAMPLES = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"}
+TARGETS = [EXAMPLES.get(name, f"{name}:8") for name in chips()]
+size = st.integers(1, 16_384)
+
+
+@given(text=st.sampled_from(TARGETS), m=size, n=size, k=size)
+def test_no_product_beats_the_memory_or_the_arithmetic(text: str, m: int, n: int, k: int):
+    kernels = ModelledKernels(Target.parse(text))
+    seconds = kernels.gemm(m, n, k) / 1e3
+    assert seconds >= 2 * (m * k + k * n + m * n) / kernels.chip.memory_bytes_s
+    assert seconds >= 2 * m * n * k / kernels.chip.flops_s
+
+
+@given(
+    text=st.sampled_from(TARGETS),
+    rows=st.integers(1, 512),
+    length=st.integers(1, 32_768),
+    kv_heads=st.sampled_from([1, 2, 4, 8]),
+)
+def test_no_attention_beats_the_memory(text: str, rows: int, length: int, kv_heads: int):
+    kernels = ModelledKernels(Target.parse(text))
+    seconds = kernels.decode_attention(rows, length, 4 * kv_heads, kv_heads) / 1e3
+    assert seconds >= 2 * 2 * 128 * rows * length * kv_heads / kernels.chip.memory_bytes_s
+    assert kernels.decode_attention(2 * rows, length, 4 * kv_heads, kv_heads) / 1e3 > seconds
+
+
+def test_every_known_chip_has_coefficients_and_says_whose():
+    sources = {text: kernels_for(Target.parse(text)).source for text in TARGETS}
+    assert sources["h100:8"] == sources["v6e:2x4"] == "coefficients"
+    assert sources["b200:8"] == sources["a40:8"] == sources["v5e:2x4"] == "chip data"
+    assert set(sources.values()) <= EXPLAINED.keys()
+
+
+def test_weights_in_eight_bits_take_half_as_long_to_read():
+    target = Target.parse("v5e:2x4")
+    wide, narrow = (ModelledKernels(target, size).gemm(1, 8192, 8192) for size in (2, 1))
+    assert narrow == pytest.approx(wide / 2, rel=0.01)
+
+
+@needs_data
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-14b"])
+def test_steps_of_coefficients_are_near_those_of_the_tables(name: str, model: str):
+    target = Target.parse(f"{name}:8")
+    table, model_ = (Composer(kernels_for(target, data), preset(model)) for data in (DATA, None))
+    errors = [
+        model_.decode_step(split, rows, length) / table.decode_step(split, rows, length) - 1
+        for split, rows, length in product(
+            [Split(8, 1), Split(4, 2), Split(2, 4), Split(1, 8)], [1, 8, 64, 256], [256, 1024, 8192]
+        )
+    ]
+    assert np.abs(errors).mean() < 0.09
+    assert np.abs(errors).max() < 0.35
+
+
+@needs_data
+def test_where_tables_are_at_hand_they_are_taken():
+    assert kernels_for(Target.parse("h200:8"), DATA).source == "tables"
+    assert kernels_for(Target.parse("h200:8"), DATA, weight_bytes=1).source == "coefficients"
+    assert kernels_for(Target.parse("b200:8"), DATA).source == "chip data"
+    with pytest.raises(UserError, match=r"^target b200:8: there are kernel tables of a100, h100"):
+        KernelTables(DATA, Target.parse("b200:8"))
+
+
+@needs_data
+def test_tables_go_on_where_they_end():
+    """Hosts that no table has, heads that none has; sums as they were measured for each way."""
+    kernels = KernelTables(DATA, Target.parse("h100:8x4"))
+    assert kernels.all_reduce(16, 8192) > kernels.all_reduce(8, 8192)
+    assert kernels.all_gather(32, 8192) > kernels.all_gather(8, 8192) > 0.0
+    assert kernels.decode_attention(8, 1024, 12, 3) > 0.0
+    assert kernels.prefill_attention(16, 1024, 12, 3) > 0.0
+    by_sums = [
+        KernelTables(DATA, Target.parse("h100:8"), sums).all_reduce(8, 4096)
+        for sums in ("one-shot", "nccl", "ungraphed")
+    ]
+    assert by_sums == sorted(by_sums) and by_sums[0] < 0.006 < 0.03 < by_sums[2]

@@ -1,0 +1,136 @@
+"""Pages counted on a simulated clock, against the engine's own accounts of every single page."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pat_jax.engine.accounts import Accounts
+from pat_jax.engine.admission import Admission
+from pat_jax.engine.scheduler import Request, Scheduler
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.page_counts import PageCounts
+
+PAGE = 4
+SPLITS = (Split(4, 1), Split(2, 2), Split(1, 4))
+KEY = np.zeros(2, np.uint32)
+
+
+def memory(pages: int) -> MemoryModel:
+    """Pages whose KV heads are split in f ways are f times as many."""
+    return MemoryModel(
+        limit=1e9,
+        resident=0,
+        weights=dict.fromkeys(SPLITS, 1),
+        page={split: 4 // split.tp for split in SPLITS},
+        pages={split: pages * split.tp for split in SPLITS},
+        page_size=PAGE,
+        chunk=1,
+        staging=1,
+        ahead=4,
+    )
+
+
+class Both:
+    """The engine's accounts and the simulator's, treated alike."""
+
+    def __init__(self, prompts: np.ndarray, most: int, pages: int):
+        self.split, self.memory = SPLITS[0], memory(pages)
+        words = iter(range(1, 10**6))  # prompts have nothing in common
+        requests = [Request(tuple(next(words) for _ in range(n)), KEY, most) for n in prompts]
+        rows = len(prompts)
+        self.scheduler = Scheduler(requests, num_groups=self.split.dp, rows_per_group=rows)
+        self.admission = Admission(
+            self.scheduler, num_pages=self.memory.pages[self.split], page_size=PAGE
+        )
+        self.accounts = Accounts(
+            prompts, np.full(len(prompts), most), num_groups=self.split.dp, rows_per_group=rows
+        )
+        self.counts = PageCounts(self.accounts, self.memory, self.split)
+
+    def same(self) -> None:
+        np.testing.assert_array_equal(self.accounts.row, self.scheduler.row)
+        np.testing.assert_array_equal(self.accounts.is_done, self.scheduler.is_done)
+        np.testing.assert_array_equal(self.counts.held, self.admission._num_pages)
+        assert self.counts.free.tolist() == [pool.num_free for pool in self.admission.pools]
+        assert list(self.counts._queue) == list(self.admission._queue)
+        assert (self.counts.free >= 0).all()
+
+    def admit(self, rows: int, steps: int) -> None:
+        if self.admission._queue:
+            self.accounts.compact(rows)
+            self.counts.admit(rows, steps)
+        self.admission.admit(rows, steps)
+
+    def advance(self, emitted: np.ndarray, steps: int) -> None:
+        for accounts in (self.accounts, self.scheduler):
+            live = accounts.live
+            left = accounts.end[live] - accounts.length[live]
+            said = np.minimum(emitted[live], left)
+            accounts.advance(said, (said == steps) & (left > steps), steps)
+        self.counts.release_ended()
+        self.admission.release_ended()
+
+    def switch(self, target: Split, below: int, steps: int) -> None:
+        live = self.accounts.live
+        is_recomputed = self.accounts.length[live] - 1 < below
+        group = self.accounts.regroup(target.dp, is_recomputed)
+        _, waits = self.counts.carry(self.split, target, group, is_recomputed, steps)
+        self.accounts.leave(live[waits])
+        rows = int(np.bincount(group[~waits], minlength=1).max())
+        self.accounts.seat(group[~waits], num_groups=target.dp, rows_per_group=rows)
+        self.admission.carry(
+            target.dp, num_pages=self.memory.pages[target], is_recomputed=is_recomputed, steps=steps
+        )
+        self.split = target
+
+    def balance(self, rng: np.random.Generator) -> None:
+        """Some sequences of one group to one that sends none."""
+        live, dp = self.accounts.live, self.split.dp
+        if dp == 1 or not len(live):
+            return
+        group = self.accounts.group(live)
+        source, target = rng.choice(dp, 2, replace=False)
+        wanted = np.where((group == source) & (rng.random(len(live)) < 0.5), target, group)
+        if (wanted == group).all():
+            return
+        self.admission.balance(wanted)
+        is_at = self.counts.balance(wanted)
+        rows = int(np.bincount(is_at).max())
+        self.accounts.seat(is_at, num_groups=dp, rows_per_group=rows)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 14),
+    st.integers(8, 30),
+    st.lists(st.sampled_from(["burst", "burst", "burst", "switch", "balance"]), max_size=14),
+)
+def test_it_does_what_the_engine_does(seed, size, pages, moves):
+    rng = np.random.default_rng(seed)
+    both = Both(rng.integers(1, 9, size), most=20, pages=pages)
+    both.admit(size, steps=4)
+    both.same()
+    for move in moves:
+        if move == "burst":
+            steps = int(rng.integers(1, 5))
+            assert both.admission.grow(steps) == both.counts.grow(steps)
+            both.admit(size, steps)
+            both.same()
+            assert both.admission.reserve(steps + 3) == both.counts.reserve(steps + 3)
+            both.advance(rng.integers(0, steps + 1, size), steps)
+        elif move == "switch":
+            target = SPLITS[int(rng.integers(0, 3))]
+            if target != both.split:
+                both.switch(target, below=int(rng.integers(0, 20)), steps=4)
+        else:
+            both.balance(rng)
+        both.same()
+
+
+def test_a_pool_too_small_for_the_longest_sequence_is_refused():
+    accounts = Accounts(np.array([5]), np.array([20]), num_groups=4, rows_per_group=1)
+    with pytest.raises(ValueError, match="does not hold a sequence of 24 tokens"):
+        PageCounts(accounts, memory(6), SPLITS[0])

@@ -1,0 +1,86 @@
+"""What fits devices that are not there, against weights and caches by plain arithmetic."""
+
+from dataclasses import replace
+
+import pytest
+
+from pat_jax.errors import UserError
+from pat_jax.models.presets import preset
+from pat_jax.plan import PlanConfig
+from pat_jax.profiling.absent_jobs import Order
+from pat_jax.profiling.paper import check_room, has_room, larger, needs_of, on_paper, what_fits
+from pat_jax.profiling.targets import Target
+
+GIB = 2**30
+PARAMETERS = {"llama-3.1-8b": 8.030e9, "qwen3-14b": 14.77e9}
+KV_BYTES = {"llama-3.1-8b": 128 * 1024, "qwen3-14b": 160 * 1024}  # of a token, bfloat16
+
+
+def order(model: str = "llama-3.1-8b", target: str = "h100:8", layers: int = 0, **options) -> Order:
+    config = PlanConfig(model=model, target=target, **options)
+    machine, shape = Target.parse(target), preset(model)
+    shape = replace(shape, num_layers=layers or shape.num_layers)
+    return Order.of(machine, config.run(machine), shape, (2, 4))
+
+
+@pytest.mark.parametrize("model", PARAMETERS)
+def test_memory_is_weights_and_cache_by_arithmetic(model: str):
+    needs = needs_of(order(model))
+    assert needs.resident == pytest.approx(3 * 4 * PARAMETERS[model] / 8, rel=0.01)
+    for split, weights in needs.weights.items():
+        assert weights == pytest.approx(2 * PARAMETERS[model] / split.tp, rel=0.01)
+    # A response of full length, and the page of nobody, in every layout.
+    assert set(needs.pool.values()) == {(25_600 + 16) * KV_BYTES[model]}
+
+
+def test_layouts_across_hosts_are_known_as_such():
+    plant = on_paper(order(target="h100:8x2", layers=1))
+    crossing = [str(s) for s, layout in plant.layouts.items() if layout.crosses_hosts]
+    assert crossing == ["dp1tp16"]
+
+
+def test_what_a_deep_model_needs_is_told_by_shallow_ones():
+    """Where memory is scarce the accounts of the whole model give the pool no more than it needs."""
+    asked = order(layers=6, device_memory_gib=7.0)
+    needs, memory = needs_of(asked), on_paper(asked).memory
+    assert needs.resident == memory.resident and needs.weights == memory.weights
+    assert needs.pool == {split: memory.pool(split) for split in memory.weights}
+    roomy = on_paper(order(layers=6)).memory
+    assert all(roomy.pool(split) > needs.pool[split] for split in memory.weights)
+
+
+def test_a_model_too_large_says_by_how_much_and_what_would_fit():
+    asked = order("llama-3.1-70b")
+    with pytest.raises(UserError) as caught:
+        check_room(asked, "llama-3.1-70b")
+    message, needs = str(caught.value), needs_of(asked)
+    assert "'llama-3.1-70b': no layout fits h100:8; dp1tp8, the smallest, needs" in message
+    # 12 bytes of training and 2 / 8 of the policy for each of 70.6e9 parameters, a long response.
+    expected = (12 + 2) * 70.6e9 / 8 + 25_600 * 320 * 1024
+    assert needs.of(needs.smallest) == pytest.approx(expected, rel=0.02)
+    lacking = needs.of(needs.smallest) - 0.9 * asked.target.chip.memory_bytes
+    assert f"{lacking / GIB:.3g} GiB more than the 71.2 that can be used" in message
+    assert message.endswith("--train false (the rollout alone, trained elsewhere) would fit.")
+
+
+def test_what_is_said_to_fit_does():
+    asked = order("qwen3-14b", "a40:8", device_memory_gib=16.0)
+    assert not has_room(asked)
+    words = next(text for text in what_fits(asked) if text.startswith("a40:8x"))
+    hosts = int(words.rpartition("x")[2])
+    assert has_room(order("qwen3-14b", words, device_memory_gib=16.0))
+    fewer = f"a40:8x{hosts // 2}"
+    assert hosts > 2 and not has_room(order("qwen3-14b", fewer, device_memory_gib=16.0))
+
+
+def test_larger_machines_grow():
+    for text in ("h100:8", "v5e:2x4", "v5p:2x2x2"):
+        target = Target.parse(text)
+        grown = list(larger(target))
+        assert grown
+        for machine in grown:
+            assert machine.chip.platform == target.chip.platform
+            more_memory = machine.chip.memory_bytes > target.chip.memory_bytes
+            assert more_memory or machine.num_devices > target.num_devices
+        counts = [m.num_devices for m in grown if m.chip == target.chip]
+        assert counts == sorted(counts) and counts[-1] == 256

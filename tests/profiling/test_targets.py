@@ -1,0 +1,61 @@
+"""Accelerators as data: what is written of a target, and what is refused."""
+
+import re
+
+import pytest
+
+from pat_jax.errors import UserError
+from pat_jax.profiling.targets import Target, chips
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "hosts", "topology"),
+    [
+        ("h100:8", 8, 1, (1, 8)),
+        ("a100:4x3", 12, 3, (3, 4)),
+        ("V5E:2x4", 8, 1, (2, 4)),
+        ("v5p:2x2x4", 16, 1, (2, 2, 4)),
+    ],
+)
+def test_a_target_says_how_many_devices_and_how_they_are_joined(text, devices, hosts, topology):
+    target = Target.parse(text)
+    assert (target.num_devices, target.num_hosts, target.topology) == (devices, hosts, topology)
+    assert target.devices_per_host * hosts == devices and str(target) == text.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("h300:8", "a100, a40, h100, h200, b200, v5e, v5p, v6e"),
+        ("h100", "number of devices"),
+        ("h100:0", "number of devices"),
+        ("h100:8x4x2", "h100:8x4"),
+        ("h100:64", "at most 8.*h100:8x8"),
+        ("v5p:2x4", "3 dimensions.*v5p:2x2x4"),
+        ("v5e:2x2x2", "2 dimensions.*v5e:2x4"),
+        ("", "a100, a40"),
+    ],
+)
+def test_what_is_wrong_with_a_target_is_one_sentence(text, says):
+    with pytest.raises(UserError) as raised:
+        Target.parse(text)
+    message = str(raised.value)
+    assert message.startswith(f"target {text!r}") and re.search(says, message)
+    assert "\n" not in message
+
+
+def test_every_chip_is_described_as_its_compiler_wants_it():
+    assert set(chips()) >= {"a100", "a40", "h100", "h200", "b200", "v5e", "v5p", "v6e"}
+    for chip in chips().values():
+        assert 10e9 < chip.memory_bytes < 1e12 and 1e11 < chip.memory_bytes_s < 1e13
+        # The intensity at which a device stops being bound by its memory, operations a byte.
+        assert 100 < chip.flops_s / chip.memory_bytes_s < 700
+        assert chip.host_link_bytes_s < chip.link_bytes_s < chip.memory_bytes_s
+        if chip.platform == "cuda":
+            said = dict(re.findall(r"(\w+): (\S+)", chip.description))
+            assert int(said["device_memory_size"]) == chip.memory_bytes
+            assert abs(int(said["memory_bandwidth"]) / chip.memory_bytes_s - 1) < 0.01
+            assert chip.description.count("{") == chip.description.count("}")
+            assert chip.largest_host and not chip.dimensions
+        else:
+            assert chip.dimensions and not chip.description and not chip.largest_host

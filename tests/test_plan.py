@@ -1,0 +1,193 @@
+"""The plan command: without a compiler, with one that is made up, and its mistakes."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pat_jax import plan
+from pat_jax.cli import parse, run_command
+from pat_jax.planning.types import Split
+from pat_jax.profiling.absent import Compilation
+from pat_jax.profiling.compiled import CompiledProgram, Sent
+from pat_jax.profiling.plan_page import page
+from pat_jax.profiling.plan_report import PlanReport
+from pat_jax.profiling.plan_text import plan_text
+from pat_jax.profiling.planned import planned
+
+GIB = 2**30
+SMALL = ["--responses", "64", "--max-response", "4096", "--rollouts", "1", "--data", "nowhere"]
+NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
+
+
+@pytest.fixture(autouse=True)
+def of_these_devices(monkeypatch):
+    """The tests have their devices already."""
+    monkeypatch.setattr(plan, "configure", lambda count: None)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["plan", *SMALL, *options])
+        run_command(plan.main)
+        return capsys.readouterr().out
+
+    return run
+
+
+def compilation(*, refused: Split | None = None) -> Compilation:
+    """What a compiler might say of a model of 32 layers; memory is not asked of it."""
+    splits = tuple(Split(8 // tp, tp) for tp in (1, 2, 4, 8))
+    programs = []
+    for split in splits:
+        sums = (Sent("all-reduce", 8192, split.tp, 2, 65),) if split.tp > 1 else ()
+        error = "too much scalar memory" if split == refused else None
+        whole = {"layers": 32, "compiled_layers": (2, 4), "argument_bytes": GIB}
+        programs.append(
+            CompiledProgram(
+                "decode",
+                split,
+                rows=8,
+                length=5120,
+                temp_bytes=GIB // 4,
+                collectives=sums,
+                compile_s=1.5,
+                error=error,
+                **whole,
+            )
+        )
+        programs.append(CompiledProgram("prefill", split, temp_bytes=GIB // 2, **whole))
+    programs.append(CompiledProgram("grad", splits[0], temp_bytes=20 * GIB, **whole))
+    memory: object = None
+    return Compilation("h100:8", splits, (), (), memory, tuple(programs), {"jaxlib": "0"})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> PlanReport:
+    return made(compilation())
+
+
+def made(compiled: Compilation | None, *options: str) -> PlanReport:
+    argv = ["--model", "tiny", "--target", "h100:8", *SMALL, *options]
+    config = parse(argv, plan.PlanConfig, prog="plan", presets=None)
+    return planned(plan.question_of(config, "the command"), compiled)
+
+
+def test_it_plans_without_a_compiler(command, tmp_path: Path):
+    printed = command("--model", "tiny", "--target", "h100:8", "--compile", "false")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("plan-tiny-h100-8-")
+    assert {"plan.json", "plan.html", "rollout.png", "rollout.json", "config.yaml"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert all(name in printed for name in NAMES)
+    content = json.loads((folder / "plan.json").read_text())
+    assert content["programs"] == [] and content["memory"]["source"] == "arithmetic"
+    assert content["steps"]["source"] == "coefficients"
+
+
+def test_the_report_survives_json(report: PlanReport):
+    assert PlanReport.from_json(report.to_json()) == report
+
+
+def test_every_figure_says_where_it_is_from(report: PlanReport):
+    content = json.loads(report.to_json())
+    assert {"compiler", "arithmetic", "coefficients"} <= content["sources"].keys()
+    for text in (plan_text(report), page(report)):
+        assert "autotuning is off" in text and report.steps.explained in text
+        assert report.lengths.source.partition(":")[0] in text.replace("&#x27;", "'")
+        assert "2 and 4 layers" in text
+
+
+def test_memory_adds_up(report: PlanReport):
+    for layout in report.memory.layouts:
+        assert layout.programs == GIB // 2 and layout.is_used
+        parts = layout.weights + layout.optimizer + layout.kv_cache + layout.programs
+        assert layout.total == parts <= report.memory.limit
+    # Both moments beside what the backward pass needs.
+    moments = report.memory.layouts[0].optimizer * 2 / 3
+    assert report.memory.training == pytest.approx(21 * GIB + moments, rel=1e-6)
+
+
+def test_steps_are_those_of_the_layouts(report: PlanReport):
+    steps = report.steps
+    assert [str(split) for split in steps.splits] == list(NAMES)
+    assert steps.live[0] == 1 and steps.live[-1] == 64
+    for table in steps.seconds:
+        for live, line in zip(steps.live, table, strict=True):
+            known = [s is not None for s in line]
+            assert known == [split.dp <= live for split in steps.splits]
+
+
+def test_a_layout_that_does_not_compile_is_not_used():
+    report = made(compilation(refused=Split(1, 8)))
+    refused = {str(x.split): x.refusal for x in report.memory.layouts if x.refusal}
+    assert refused == {"dp1tp8": "decode does not compile: too much scalar memory"}
+    assert [system.name for system in report.comparison.static] == list(NAMES[:3])
+    assert "refused: decode dp1tp8: too much scalar memory" in plan_text(report)
+
+
+class Outline(HTMLParser):
+    """Tags opened and closed, and what a page would fetch."""
+
+    VOID = ("meta", "line", "rect", "path", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.fetched += [str(value) for name, value in attrs if name in ("src", "href", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_fetches_nothing(report: PlanReport):
+    text = page(report)
+    outline = Outline()
+    outline.feed(text)
+    assert outline.open == [] and outline.fetched == []
+    assert not re.search(r"https?:|url\(|<script|@import", text)
+    assert text.count("<svg") == 2 + len(report.steps.contexts)
+    assert not re.search(r"\bnan\b|\binf\b", re.sub(r"<style>.*</style>", "", text, flags=re.S))
+
+
+def test_words_of_others_are_no_markup():
+    report = made(compilation(refused=Split(1, 8)))
+    evil = report.to_json().replace("too much scalar memory", "<script>alert(1)</script>")
+    assert "<script" not in page(PlanReport.from_json(evil))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--model llama-3.1-8b --target z100:8", "'z100' is no accelerator known here"),
+        ("--model llama-3.1-8b --target v5e:8", "expected the 2 dimensions"),
+        ("--target=", "option --target is ''"),
+        ("--model llama-4 --target h100:8", "model 'llama-4' is not a built-in shape"),
+        ("--model llama-3.1-70b --target h100:8 --compile false", "would fit"),
+        ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),
+        ("--model llama-3.1-8b --target h100:8 --responses 13", "--responses is 13"),
+        ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
+    ],
+)
+def test_every_mistake_is_one_sentence(monkeypatch, capsys, tmp_path, options: str, words: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text("3\n-1\n")
+    monkeypatch.setattr(sys, "argv", ["plan", *SMALL, *options.split()])
+    with pytest.raises(SystemExit) as caught:
+        run_command(plan.main)
+    message = capsys.readouterr().err
+    assert caught.value.code == 2 and words in message and message.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]

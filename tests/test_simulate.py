@@ -1,0 +1,126 @@
+"""The simulate command: questions in, tables and JSON out, and one sentence for every mistake."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from fakes import SPLITS, made_up_latency
+
+from pat_jax import simulate
+from pat_jax.cli import run_command
+from pat_jax.models.presets import preset
+from pat_jax.planning.profile import Profile, Subject
+
+OPTIONS = [
+    "--sequences",
+    "32,64",
+    "--max-response",
+    "128",
+    "--samples-per-prompt",
+    "4",
+    "--prompt-tokens",
+    "16",
+]
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("profile") / "made-up.json"
+    latency = made_up_latency(
+        dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
+        dict.fromkeys(SPLITS, 0.05),
+        reslice=0.2,
+        migrate_per_token=1e-4,
+        max_rows=8,
+        lengths=(64, 128, 256),
+    )
+    sums = {("all-reduce", tp, size): 1e-4 for tp in (2, 4, 8) for size in (4096, 2**20)}
+    subject = Subject("gpu", "made up", 8, asdict(preset("tiny")), "bfloat16", "0")
+    Profile(subject, latency, sums).save(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def of_these_devices(monkeypatch):
+    """The tests have their devices already."""
+    monkeypatch.setattr(simulate, "configure", lambda count: None)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["simulate", *options])
+        run_command(simulate.main)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_every_question_is_answered(command, profile: Path, tmp_path: Path):
+    out = tmp_path / "deep" / "answers.json"
+    printed = command(
+        *("--profile", str(profile), "--lengths", "reasoning", "--out", str(out)),
+        *("--length_scale", "0.01", "--link-slowdown", "1,20", "--host-us", "0,1000"),
+        *OPTIONS,
+    )
+    found = json.loads(out.read_text())
+    assert len(found["answers"]) == 8 and found["costs"]["subject"]["device_kind"] == "made up"
+    by_question = {}
+    for answer in found["answers"]:
+        asked = answer["what_if"]
+        assert answer["best_static"] in [str(split) for split in SPLITS]
+        best = min(s["mean_s"] for s in answer["systems"][1:])
+        assert answer["gain_over_best_static"] == pytest.approx(
+            1 - answer["systems"][0]["mean_s"] / best
+        )
+        key = asked["sequences"], asked["link_slowdown"], asked["host_us"]
+        by_question[key] = {s["name"]: s["mean_s"] for s in answer["systems"]}
+    # Slower links are nothing to dp8tp1 and something to dp1tp8; the host is something to both.
+    for n in (32, 64):
+        plain, slow, busy = (by_question[n, *x] for x in ((1, 0), (20, 0), (1, 1000)))
+        assert plain["dp8tp1"] == slow["dp8tp1"] < busy["dp8tp1"]
+        assert plain["dp1tp8"] < slow["dp1tp8"] and plain["dp1tp8"] < busy["dp1tp8"]
+    assert "64 sequences, cap 128, links 20x slower, host +1000 us a sequence" in printed
+    assert "costs: profile" in printed and "8 x made up" in printed
+    assert "extrapolated, for nothing like it was measured: dp4tp2 beyond 8 rows" in printed
+
+
+def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: Path):
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("output_tokens\n" + "\n".join(map(str, range(8, 40))))
+    out = tmp_path / "answers.json"
+    printed = command(
+        *("--profile", str(profile), "--lengths", str(lengths), "--out", str(out)),
+        *("--rollouts", "3", "--growth", "0.3", *OPTIONS, "--sequences", "64"),
+    )
+    (answer,) = json.loads(out.read_text())["answers"]
+    tokens = answer["tokens"]
+    assert tokens[0] < tokens[1] < tokens[2] < 2 * 1.1 * tokens[0]
+    assert len(answer["systems"][0]["total_s"]) == 3 and "rollout  tokens" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--profile", ""], "option --profile is ''"),
+        (["--profile", "none.json"], "profile none.json: cannot be read"),
+        (["--lengths", "nothing"], "option --lengths is 'nothing'"),
+        (["--sequences", "12,many"], "option --sequences is '12,many'"),
+        (["--link_slowdown", "-1"], "option --link_slowdown is '-1'"),
+        (["--correlation", "1"], "option --correlation is 1.0"),
+        (["--sequence", "3"], "unknown option --sequence: did you mean --sequences"),
+        (["--device-memory-gib", "1e-6"], "no layout fits"),
+        (["--out", "/proc/nothing/x.json"], "option --out is '/proc/nothing/x.json'"),
+    ],
+)
+def test_every_mistake_is_one_sentence(
+    monkeypatch, capsys, profile: Path, options: list[str], words: str
+):
+    argv = ["simulate", "--profile", str(profile), *OPTIONS, *options]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as caught:
+        run_command(simulate.main)
+    message = capsys.readouterr().err
+    assert caught.value.code == 2 and words in message and message.count("\n") == 1
