@@ -7,12 +7,13 @@ prefill attention of one layer, the all-reduce inside a CUDA graph. Between meas
 interpolated in a straight line; past the last one they go on with the slope of the last two.
 
 Computed: a decode step is the sum of its kernels over all layers and the lm head; re-slicing reads
-and writes the new shards at HBM bandwidth (going down: gathers them over NVLink); migrating sends
-what a device gives away at one-way NVLink bandwidth; recomputing is a prefill.
+and writes the new shards at HBM bandwidth (going down: gathers them over NVLink); migrating, and
+moving sequences between the groups of a layout, sends what a device gives away at one-way NVLink
+bandwidth; recomputing is a prefill.
 
 Assumed: 0.02 ms a row of host and sampling time in each step (what the kernels lack against measured
-end-to-end rows, Llama-3.1-8B on H100), and `SWITCH_S` of host and launch time a switch. Elementwise
-work is in no table. The KV cache is taken to fit.
+end-to-end rows, Llama-3.1-8B on H100), and `SWITCH_S` of host and launch time a switch; a move between
+groups is charged its bytes alone. Elementwise work is in no table. The KV cache is taken to fit.
 """
 
 import argparse
@@ -98,6 +99,11 @@ class Composer:
         sent = ROUND_TOKENS * self.model.kv_bytes_per_token / narrow * (1 - narrow / wide)
         return sent / self.kernels.chip.link_bytes_s
 
+    def shift(self, split: Split) -> float:
+        """A round of pages to other groups: each device of a group sends its part of all of them."""
+        sent = ROUND_TOKENS * self.model.kv_bytes_per_token / split.tp
+        return sent / self.kernels.chip.link_bytes_s
+
     def latency_model(self, buckets: Buckets) -> LatencyModel:
         """Times at every bucket; a larger one never costs less than a smaller one."""
         decode = {}
@@ -111,10 +117,12 @@ class Composer:
                 for j, m in enumerate(lengths)
             }
         pairs = list(permutations(SPLITS, 2))
+        rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
+        rounds |= {(split, split, ROUNDS[0]): self.shift(split) for split in SPLITS if split.dp > 1}
         return LatencyModel(
             decode_table=decode,
             reslice_table={pair: self.reslice(*pair) for pair in pairs},
-            migrate_table={(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS},
+            migrate_table=rounds,
             prefill_table={
                 (split, m): self.prefill_call(split, m) for split in SPLITS for m in buckets.lengths
             },
