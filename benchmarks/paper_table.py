@@ -37,7 +37,6 @@ from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.scripts import FixedLayout
 from pat_jax.profiling.composer import SWITCH_S, Composer
 from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
 from pat_jax.profiling.links import Sums
@@ -146,10 +145,11 @@ def varied(setting: Setting) -> dict[str, Setting]:
 
 
 def systems(setting: Setting, machine: Machine) -> Iterator[tuple[str, Planner]]:
-    for name, split in zip(STATICS, SPLITS, strict=True):
-        yield name, FixedLayout(split)
+    lengths = setting.seen()
+    for name, split in zip(STATICS, SPLITS, strict=True):  # which keep their groups even
+        yield name, CostModelPlanner((split,), machine.truth, lengths)
     yield NAIVE, NaiveThreshold(SPLITS)
-    yield ADAPTIVE, CostModelPlanner(SPLITS, machine.truth, setting.seen())
+    yield ADAPTIVE, CostModelPlanner(SPLITS, machine.truth, lengths)
 
 
 def share_after_switch(run: Replay) -> float:
