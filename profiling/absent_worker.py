@@ -97,6 +97,7 @@ class Compiler:
 
 def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
     text, memory = program.as_text() or "", program.memory_analysis()
+    assert memory is not None  # both compilers report it
     sent = Counter(
         (c.name, c.num_bytes, c.group, c.depth)
         for c in collectives(text)
