@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
