@@ -1,10 +1,11 @@
-"""The KV cache during one decode burst: dense rows, the burst's own tokens first.
+"""The KV cache during one decode burst: dense rows, the burst's own tokens at their end.
 
 Gathering a row's pages costs as much as attending over them, and its tokens would go to another
-column in each row. So a burst gathers the pages once, behind a tail of as many columns as it has
-steps: column c is for every row's token of step c, one update for all rows. Softmax does not ask in
-which order the keys come. When the burst ends the tail is copied to the pages. For back ends without
-a kernel that reads pages where they lie.
+column in each row. So a burst gathers the pages once, and fills the columns from the last one down:
+column -1 - c is for every row's token of step c, one update for all rows. Each row has as many free
+columns behind its tokens as it will have new ones, so the two never meet. Softmax does not ask in
+which order the keys come. When the burst ends the new tokens are copied to the pages. For back ends
+without a kernel that reads pages where they lie.
 """
 
 import functools
@@ -26,20 +27,20 @@ from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 @dataclass(frozen=True)
 class BurstLayer:
     # One dimension for rows and KV heads: with two, and one head, XLA:CPU copies all of it each step.
-    keys: Float[Array, "rows*kv_heads steps+length head_dim"]
-    values: Float[Array, "rows*kv_heads steps+length head_dim"]
+    # Keys lie turned: XLA:CPU multiplies them with queries in as little as half the time.
+    keys: Float[Array, "rows*kv_heads head_dim length"]
+    values: Float[Array, "rows*kv_heads length head_dim"]
     start: Int[Array, " rows"]  # tokens in the pages = position of the burst's first token
-    steps: int  # columns of the tail
+    steps: int  # columns, counted from the last, that new tokens may take
 
     @classmethod
     def begin(cls, layer: PagedLayer, start: Int[Array, " rows"], steps: int) -> "BurstLayer":
         """Before the first of at most `steps` steps; row r's first query will be at `start[r]`.
 
-        The layer's table need not reach farther than the longest row's `start`.
+        The layer's table must reach as far as each row gets before it ends.
         """
-        room = ((0, 0), (steps, 0), (0, 0))
-        keys, values = (jnp.pad(jnp.reshape(x, (-1, *x.shape[2:])), room) for x in layer.gather())
-        return cls(keys, values, start, steps)
+        keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
+        return cls(jnp.swapaxes(keys, 1, 2), values, start, min(steps, values.shape[1]))
 
     def attend(
         self,
@@ -54,21 +55,21 @@ class BurstLayer:
         all gone the same number of steps since `begin`, and write at the same column.
         """
         step = jnp.max(positions[:, 0] - self.start)
+        column = self.values.shape[1] - 1 - step
         cache = BurstLayer(
-            _put(self.keys, keys, step), _put(self.values, values, step), self.start, self.steps
+            _put(self.keys, keys, column, axis=2),
+            _put(self.values, values, column, axis=1),
+            self.start,
+            self.steps,
         )
-        return cache._attend(queries[:, 0], step)[:, None], cache
+        return cache._attend(queries[:, 0], column)[:, None], cache
 
-    def _attend(self, queries: Array, step: Array) -> Array:
-        # As in `layers.linear`: the keys go left, where XLA:CPU reads them as they lie.
+    def _attend(self, queries: Array, newest: Array) -> Array:
         flat = jnp.reshape(queries, (self.keys.shape[0], *queries.shape[2:]))
-        scores = jax.lax.optimization_barrier(
-            jnp.einsum("nsd,ngd->nsg", self.keys, flat, preferred_element_type=jnp.float32)
-        )
-        scores = jnp.swapaxes(scores, 1, 2) * queries.shape[-1] ** -0.5
-        column = jnp.arange(self.keys.shape[1])[None]
-        in_context = (column >= self.steps) & (column < self.steps + self.start[:, None])
-        is_visible = in_context | (column <= step)
+        scores = jnp.einsum("ngd,nds->ngs", flat, self.keys, preferred_element_type=jnp.float32)
+        scores = scores * queries.shape[-1] ** -0.5
+        column = jnp.arange(self.keys.shape[2])[None]
+        is_visible = (column < self.start[:, None]) | (column >= newest)
         is_visible = jnp.repeat(is_visible, queries.shape[1], axis=0)
         scores = jnp.where(is_visible[:, None], scores, MASKED)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
@@ -83,22 +84,21 @@ class BurstLayer:
         return jnp.reshape(out / total, queries.shape).astype(queries.dtype)
 
     def end(self, layer: PagedLayer, positions: Int[Array, " rows"]) -> PagedLayer:
-        """Copies the tail to the pages: tokens `start[r]` … `positions[r] - 1` of each row r."""
+        """Copies the new tokens to the pages: `start[r]` … `positions[r] - 1` of each row r."""
 
-        def write(pool: Array, flat: Array) -> Array:
-            tail = jnp.reshape(
-                flat[:, : self.steps], (len(self.start), pool.shape[1], self.steps, pool.shape[3])
-            )
+        def write(pool: Array, newest_first: Array) -> Array:
+            tail = jnp.flip(newest_first, axis=1)
+            tail = jnp.reshape(tail, (len(self.start), pool.shape[1], self.steps, pool.shape[3]))
             return _write_tail(pool, tail, layer.table, self.start, positions)
 
-        return PagedLayer(
-            write(layer.keys, self.keys), write(layer.values, self.values), layer.table
-        )
+        keys = jnp.swapaxes(self.keys[:, :, -self.steps :], 1, 2)
+        values = self.values[:, -self.steps :]
+        return PagedLayer(write(layer.keys, keys), write(layer.values, values), layer.table)
 
 
-def _put(rows: Array, new: Array, column: Array) -> Array:
-    new = jnp.reshape(new, (rows.shape[0], 1, rows.shape[2])).astype(rows.dtype)
-    return jax.lax.dynamic_update_slice(rows, new, (0, column, 0))
+def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:
+    new = jnp.expand_dims(jnp.reshape(new, (rows.shape[0], -1)), axis).astype(rows.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(rows, new, column, axis)
 
 
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:

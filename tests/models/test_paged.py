@@ -131,12 +131,15 @@ def test_blocks_of_one_sequence_may_be_prefilled_in_one_call_in_any_order(order,
 def test_a_burst_equals_attention_over_the_sequence_and_leaves_its_tokens_in_the_pages(
     lengths, data, dtype
 ):
-    """Rows end at different steps; those that have ended stand still and write refuse."""
-    steps = data.draw(st.integers(1, 7))
+    """Rows end at different steps; those that have ended stand still and write refuse.
+
+    The longest may fill its table; a burst may have room for more steps than a table has columns.
+    """
+    steps, room = data.draw(st.integers(1, 7)), data.draw(st.sampled_from([7, 50]))
     emitted = np.array([data.draw(st.integers(0, steps)) for _ in lengths], np.int32)
     sequences = Sequences(data.draw(st.integers(0, 99)), lengths, new=7, dtype=dtype)
     layer, start = sequences.layer(), sequences.lengths
-    burst = begin(layer, jnp.asarray(start), 7)
+    burst = begin(layer, jnp.asarray(start), room)
     for step in range(emitted.max()):
         positions = start + np.minimum(step, emitted)
         got, burst = attend(burst, *sequences.chunk(positions[:, None], dtype))
