@@ -19,137 +19,39 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from itertools import repeat
-from math import exp, log
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 
 from benchmarks.kernel_tables import SPLITS, add_data_option
 from benchmarks.naive import NaiveThreshold
-from pat_jax.config import RolloutConfig
-from pat_jax.engine.buckets import Buckets
-from pat_jax.models.presets import preset
-from pat_jax.planning.lengths import LengthModel
+from benchmarks.paper_settings import PAPER, Published, Setting, varied
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.composer import SWITCH_S, Composer
-from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
-from pat_jax.profiling.links import Sums
-from pat_jax.profiling.machine import Machine, Replay, Workload
+from pat_jax.profiling.cost_sources import EXPLAINED
+from pat_jax.profiling.machine import Machine, Replay
 from pat_jax.profiling.simulator import replay
-from pat_jax.profiling.targets import Target
 
-LONG, BEYOND_LONG, AT_CAP = 8192, 0.1085, 2.8 / 128
-PROMPTS = (64, 256)  # tokens
-SEEN = 16  # batches before the one that is replayed, for the planner's length model
 NAIVE, ADAPTIVE = "naive threshold", "adaptive"
+USUAL, SAME = "as assumed", "as assumed, these batches"
 STATICS = [f"static tp{split.tp}" for split in SPLITS]
-
-
-@dataclass(frozen=True)
-class Published:
-    """What the paper reports against its static set-up."""
-
-    throughput: float  # of iterations, a factor
-    less_generation: float | None = None  # percent of its time
-
-    @property
-    def generation_share(self) -> float:
-        """Of an iteration of the static set-up, by its own two figures; else as they mostly are."""
-        if self.less_generation is None:
-            return 0.75
-        return (1 - 1 / self.throughput) / (self.less_generation / 100)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One rollout of the paper, and what is assumed of the machine."""
-
-    target: str
-    model: str
-    cap: int  # tokens of a response
-    responses: int = 128
-    sums: Sums = "one-shot"
-    host_s_per_row: float | None = None  # None: as composed
-    switch_s: float = SWITCH_S
-
-    def __str__(self) -> str:
-        return f"{self.model}, {self.cap // 1024}K, on {self.target}"
-
-    def composer(self, data: Path | None) -> Composer:
-        kernels = kernels_for(Target.parse(self.target), data, sums=self.sums)
-        return Composer(kernels, preset(self.model), self.switch_s, self.host_s_per_row)
-
-    def machine(self, data: Path | None) -> Machine:
-        config = replace(
-            RolloutConfig(),
-            max_prompt_length=PROMPTS[1],
-            max_completion_length=self.cap,
-            min_rows=1,
-            min_length=512,
-        )
-        buckets = Buckets.build(
-            SPLITS,
-            capacity=self.responses,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
-        )
-        truth = self.composer(data).latency_model(buckets)
-        return Machine.of(truth, SPLITS, config, capacity=self.responses, runs_ahead=True)
-
-    def lengths(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """Log-normal through both quantiles, cut at the cap."""
-        far, near = (-NormalDist().inv_cdf(share) for share in (AT_CAP, BEYOND_LONG))
-        sigma = (log(self.cap) - log(LONG)) / (far - near)
-        median = exp(log(LONG) - near * sigma)
-        drawn = np.ceil(median * rng.lognormal(0.0, sigma, size))
-        return np.clip(drawn, 1, self.cap).astype(int)
-
-    def workload(self, seed: int) -> Workload:
-        rng = np.random.default_rng((seed, self.cap))
-        prompts = rng.integers(*PROMPTS, self.responses, endpoint=True)
-        return Workload(prompts, self.lengths(rng, self.responses), self.cap)
-
-    def seen(self) -> LengthModel:
-        past = self.lengths(np.random.default_rng(7), SEEN * self.responses)
-        return LengthModel.empty(self.cap).updated(past, past >= self.cap)
-
-
-PAPER = {
-    Setting("h100:8", "llama-3.1-8b", 24_576): Published(1.37, 34.6),
-    Setting("h100:8", "qwen3-14b", 16_384): Published(1.29, 32.0),
-    Setting("a40:8", "llama-3.1-8b", 24_576): Published(1.27),
-    Setting("a40:8", "qwen3-14b", 16_384): Published(1.18),
-}
-
-
-def varied(setting: Setting) -> dict[str, Setting]:
-    """The same with one assumption changed."""
-    with_nvlink = {
-        "all-reduce: NCCL in a graph (7-20 us)": replace(setting, sums="nccl"),
-        "all-reduce: NCCL, no graph (32-53 us)": replace(setting, sums="ungraphed"),
-    }
-    return {
-        **(with_nvlink if setting.target.startswith("h100") else {}),
-        "no host time": replace(setting, host_s_per_row=0.0),
-        "host time x2": replace(setting, host_s_per_row=2.8e-5),
-        "1024 responses": replace(setting, responses=1024),
-        "a switch takes 5.5 s more": replace(setting, switch_s=setting.switch_s + 5.5),
-    }
+LEFT = [
+    f"{name}, uneven" for name in STATICS
+]  # a group's sequences stay there, as in other engines
 
 
 def systems(setting: Setting, machine: Machine) -> Iterator[tuple[str, Planner]]:
-    for name, split in zip(STATICS, SPLITS, strict=True):
-        yield name, FixedLayout(split)
+    lengths = setting.seen()
+    for name, left, split in zip(STATICS, LEFT, SPLITS, strict=True):
+        yield name, CostModelPlanner((split,), machine.truth, lengths)
+        yield left, FixedLayout(split)
     yield NAIVE, NaiveThreshold(SPLITS)
-    yield ADAPTIVE, CostModelPlanner(SPLITS, machine.truth, setting.seen())
+    yield ADAPTIVE, CostModelPlanner(SPLITS, machine.truth, lengths)
 
 
 def share_after_switch(run: Replay) -> float:
@@ -194,7 +96,7 @@ def summary(found: Mapping, share: float) -> dict[str, object]:
     """Of one setting, percent; means over replays of what each of them gained."""
     seconds = {name: np.array(values) for name, values in found["seconds"].items()}
     best = np.min([seconds[name] for name in STATICS], axis=0)
-    baselines = {**{name: seconds[name] for name in (*STATICS, NAIVE)}, "best static": best}
+    baselines = {name: seconds[name] for name in (*STATICS, *LEFT, NAIVE)} | {"best static": best}
     gains = {name: 1 - seconds[ADAPTIVE] / base for name, base in baselines.items()}
     fastest = min(STATICS, key=lambda name: seconds[name].mean())
     return {
@@ -222,26 +124,15 @@ def interval(values: np.ndarray) -> dict[str, float]:
     return {name: round(float(value), 1) for name, value in named.items()}
 
 
-def rows_of(settings: Sequence[Setting], args: argparse.Namespace) -> list[dict]:
-    data = args.data if (args.data / "calibration").is_dir() else None
-    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(run_setting, settings, repeat(args.replays), repeat(data)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
-    parser.add_argument("--replays", type=int, default=24, help="batches of each setting")
+    parser.add_argument("--replays", type=int, default=8, help="batches of each setting")
+    parser.add_argument("--varied", type=int, default=3, help="batches where something is varied")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    jobs = [(s, "as assumed", s) for s in PAPER]
-    jobs += [(s, name, other) for s in PAPER for name, other in varied(s).items()]
-    found = rows_of([setting for _, _, setting in jobs], args)
-    tables: dict[str, dict[str, dict]] = {}
-    for (base, name, _), result in zip(jobs, found, strict=True):
-        share = PAPER[base].generation_share
-        tables.setdefault(str(base), {})[name] = summary(result, share)
+    tables = measure(args)
     for setting, published in PAPER.items():
         print_setting(setting, published, tables[str(setting)])
     for line in (decided := what_decides(tables)):
@@ -250,7 +141,7 @@ def main() -> None:
         content = {
             "command": "python -m benchmarks.paper_table " + " ".join(sys.argv[1:]),
             "what": (__doc__ or "").split("\n\n", 2)[2],
-            "replays": args.replays,
+            "batches": {"as assumed": args.replays, "varied": args.varied},
             "published": {str(setting): asdict(p) for setting, p in PAPER.items()},
             "settings": tables,
             "what_decides": decided,
@@ -258,8 +149,33 @@ def main() -> None:
         args.out.write_text(json.dumps(content, indent=1))
 
 
+def measure(args: argparse.Namespace) -> dict[str, dict[str, dict]]:
+    """Every setting of the paper as assumed; and varied, beside the same batches as assumed."""
+    data = args.data if (args.data / "calibration").is_dir() else None
+    jobs = [(base, USUAL, base, args.replays) for base in PAPER]
+    jobs += [(base, name, s, args.varied) for base in PAPER for name, s in varied(base).items()]
+    bases, names, settings, replays = zip(*jobs, strict=True)
+    tables: dict[str, dict[str, dict]] = {}
+    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
+        results = pool.map(run_setting, settings, replays, repeat(data))
+        for base, name, found in zip(bases, names, results, strict=True):
+            share, table = PAPER[base].generation_share, tables.setdefault(str(base), {})
+            table[name] = summary(found, share)
+            if name == USUAL:
+                table[SAME] = summary(first(found, args.varied), share)
+            print(f"{base}: {name}", file=sys.stderr)
+    return tables
+
+
+def first(found: Mapping, count: int) -> dict[str, object]:
+    """The same of the first few batches."""
+    few = {name: found[name][:count] for name in ("share_after_switch", "switch_s", "switches")}
+    seconds = {name: values[:count] for name, values in found["seconds"].items()}
+    return {**found, **few, "seconds": seconds}
+
+
 def print_setting(setting: Setting, published: Published, table: Mapping[str, Mapping]) -> None:
-    usual = table["as assumed"]
+    usual = table[USUAL]
     less = published.less_generation
     print(f"\n{setting}; costs: {usual['costs']}")
     said = "not published" if less is None else f"{less:.1f} % less generation time"
@@ -287,7 +203,7 @@ def what_decides(tables: Mapping[str, Mapping[str, Mapping]]) -> list[str]:
     """How far each assumption moves the gain over the best static layout and over TP2, in points."""
     moved: dict[str, list[tuple[float, float]]] = {}
     for table in tables.values():
-        usual = table["as assumed"]["less_generation_time"]
+        usual = table[SAME]["less_generation_time"]
         for name, row in table.items():
             gains = row["less_generation_time"]
             by = [gains[n]["mean"] - usual[n]["mean"] for n in ("best static", "static tp2")]
@@ -298,7 +214,7 @@ def what_decides(tables: Mapping[str, Mapping[str, Mapping]]) -> list[str]:
         f"{', '.join(f'{best:+.1f}' for best, _ in moved[name])} points, over TP2 by "
         f"{', '.join(f'{tp2:+.1f}' for _, tp2 in moved[name])}"
         for name in order
-        if name != "as assumed"
+        if name not in (USUAL, SAME)
     ]
 
 

@@ -17,10 +17,9 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.latency import TABLES, LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.scripts import FixedLayout
 from pat_jax.profiling.composer import Composer
 from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.machine import Machine
+from pat_jax.profiling.machine import Machine, Workload
 from pat_jax.profiling.recheck import rescaled
 from pat_jax.profiling.simulator import replay
 
@@ -175,12 +174,15 @@ BELIEFS |= {checked(name): after_check(BELIEFS[name]) for name in MISMEASURED}
 def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, list]:
     """Seconds of every system in every replay of one cell; the planner holds each of `beliefs`.
 
-    Of every other pair of replays (the beliefs of a pair are wrong in opposite ways) the rollout
-    that follows is replayed as well.
+    A static layout is a planner with that layout alone: it keeps its groups even. Of every other pair
+    of replays (the beliefs of a pair are wrong in opposite ways) the rollout that follows is replayed
+    as well.
     """
     cheap, dear = cell.machine(), replace(cell, switch_s=TIMES_DEARER * cell.switch_s).machine()
     wanted = {best_of(name) for name in beliefs}
-    machines = {CLAIRVOYANT: cheap} | ({DEAR_CLAIRVOYANT: dear} if len(wanted) > 1 else {})
+    machines = {CLAIRVOYANT: cheap} | (
+        {DEAR_CLAIRVOYANT: dear} if DEAR_CLAIRVOYANT in wanted else {}
+    )
     seconds: dict[str, list] = {}
 
     def note(name: str, value: float) -> None:
@@ -194,26 +196,34 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
             note(name, clairvoyant(workload, machine).total_s)
             if goes_on:
                 note(following(name), clairvoyant(then, machine).total_s)
-        for name, planner in baselines().items():
-            note(name, replay(workload, planner, cheap).total_s)
-            if goes_on:
-                note(following(name), replay(then, planner, cheap).total_s)
+        planners: dict[str, tuple[Planner, Machine]] = {
+            name: (planner, cheap) for name, planner in baselines(cell, cheap.truth, seed).items()
+        }
         for name in beliefs:
             machine = machines[best_of(name)]
-            planner = CostModelPlanner(SPLITS, *BELIEFS[name](cell, machine.truth, seed))
+            believed = BELIEFS[name](cell, machine.truth, seed)
+            planners[name] = CostModelPlanner(SPLITS, *believed), machine
+        for name, (planner, machine) in planners.items():
             note(name, replay(workload, planner, machine).total_s)
             if goes_on:
-                ended = workload.responses
-                planner.lengths = planner.lengths.updated(ended, ended >= workload.cap)
+                learn(planner, workload)
                 note(following(name), replay(then, planner, machine).total_s)
     return seconds
 
 
-def baselines() -> dict[str, Planner]:
+def baselines(cell: Cell, truth: LatencyModel, seed: int) -> dict[str, Planner]:
+    """What the planner is compared with: all hold the right beliefs, as far as they hold any."""
+    believed = right(cell, truth, seed)
     return {
-        **{f"static tp{split.tp}": FixedLayout(split) for split in SPLITS},
+        **{f"static tp{split.tp}": CostModelPlanner((split,), *believed) for split in SPLITS},
         "naive threshold": NaiveThreshold(SPLITS),
     }
+
+
+def learn(planner: Planner, seen: Workload) -> None:
+    """The lengths of a rollout that is over."""
+    if isinstance(planner, CostModelPlanner):
+        planner.lengths = planner.lengths.updated(seen.responses, seen.responses >= seen.cap)
 
 
 def replan_ms(cell: Cell, live: int = 4096) -> dict[str, float]:

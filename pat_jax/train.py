@@ -31,9 +31,9 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.plot import plot_rollout
-from pat_jax.profiling.hindsight import planned_regret
 from pat_jax.profiling.lazy import LazyLayouts, first_layouts
 from pat_jax.profiling.prepare import cost_planner, frozen, warm_up
+from pat_jax.profiling.regret import planned_regret
 from pat_jax.progress import Progress, summarize
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch, to_train_batch

@@ -31,7 +31,7 @@ def kernels_for(
         their own, which are what is measured best.
       weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
     """
-    has_tables = data is not None and (data / "calibration").is_dir()
-    if has_tables and target.chip.name in MEASURED and weight_bytes == BYTES:
-        return KernelTables(data, target, sums)
-    return ModelledKernels(target, weight_bytes, sums)
+    is_measured = target.chip.name in MEASURED and weight_bytes == BYTES
+    if data is None or not (data / "calibration").is_dir() or not is_measured:
+        return ModelledKernels(target, weight_bytes, sums)
+    return KernelTables(data, target, sums)

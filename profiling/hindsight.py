@@ -5,26 +5,23 @@ layout and who shares a group with whom:
 
     risen   dealt out in the layout of the start and merged since by migration: the groups are known
             exactly, whenever the switches happened
-    even    anything else (recomputed, all or some, or gone down and up again): taken to be spread
-            perfectly evenly, which no real path beats
+    even    anything else (recomputed, all or some, gone down and up again, or moved between the
+            groups of a layout): taken to be spread perfectly evenly from then on, which no real
+            path beats
 
 So the result is exact for every path that only rises by migration, and a lower bound for the others:
-no planner that follows the engine's rules is faster. Moves between the groups of a layout are no part
-of a path: `regret` leaves them out on both sides, and who makes them may be faster.
+no planner that follows the engine's rules is faster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.config import RolloutConfig
-from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.costs import LARGE_S
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.planning.types import Split
 from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.simulator import replay
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,7 @@ class Hindsight:
     total_s: float
     start: Split
     switches: tuple[tuple[int, Split], ...]  # (decode step, layout switched to)
+    evened: tuple[int, ...]  # decode steps at which sequences go to other groups
     is_exact: bool  # the path rises by migration only: the engine can follow it
 
 
@@ -66,67 +64,6 @@ def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
     return _follow(world, states, after, choices)
 
 
-def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
-    """What a rollout's path of layouts took over the best path in hindsight, minus 1.
-
-    Both are priced by `machine`, not by the clock: a noisy moment is nobody's wrong decision.
-    """
-    splits = {str(split): split for split in machine.splits}
-    first = trace.switches[0].source if trace.switches else trace.layout[0]
-    path = tuple((splits[switch.target], switch) for switch in trace.switches)
-    taken = replay(workload, _AsTaken(splits[first], path, machine.check_every), machine)
-    return taken.total_s / clairvoyant(workload, machine).total_s - 1
-
-
-@dataclass(frozen=True)
-class _AsTaken(Planner):
-    """The switches of a trace, each once as few sequences are live and as many steps are done.
-
-    Not by one of them alone: a switch may come because the cache has grown while nothing ended.
-    """
-
-    first: Split
-    path: tuple[tuple[Split, Switch], ...]
-    slack: int  # steps by which a replayed burst may end earlier than the real one
-
-    def start(self, load: Load) -> Split:
-        del load
-        return self.first
-
-    def plan(self, load: Load, current: Split) -> Plan:
-        del current
-        step = load.step + self.slack
-        done = [load.live <= switch.live and switch.step <= step for _, switch in self.path]
-        to_come = [
-            switch.live for (_, switch), is_done in zip(self.path, done, strict=True) if not is_done
-        ]
-        if not any(done):
-            return Plan(self.first, max(to_come, default=0) // self.first.dp)
-        split, switch = self.path[max(i for i, is_done in enumerate(done) if is_done)]
-        return Plan(split, max(to_come, default=0) // split.dp, switch.recompute_below)
-
-
-def planned_regret(
-    planner: CostModelPlanner,
-    config: RolloutConfig,
-    lengths: Sequence[tuple[int, int]],
-    trace: RolloutTrace,
-    *,
-    capacity: int,
-) -> float:
-    """The regret of a rollout that `planner` planned, by its own prices.
-
-    Args:
-      lengths: tokens of each sequence's prompt and response.
-      capacity: the most sequences that the engine's buckets are made for.
-    """
-    missing = planner.uncompiled.compile_s if planner.uncompiled else ()
-    splits = [split for split in planner.splits if split not in missing]
-    machine = Machine.of(planner.latency, splits, config, capacity=capacity, memory=planner.memory)
-    prompts, responses = np.array(lengths).T
-    return regret(Workload(prompts, responses, config.max_completion_length), machine, trace)
-
-
 def _follow(
     world: "_World", states: list[_State], totals: np.ndarray, choices: np.ndarray
 ) -> Hindsight:
@@ -134,14 +71,18 @@ def _follow(
     starts = [i for i, state in enumerate(states) if state.split == state.dealt]
     at = min(starts, key=lambda i: totals[i] + prefill[states[i].split])
     total, start, path = float(totals[at] + prefill[states[at].split]), states[at].split, [at]
-    switches = []
-    for moment, choice in zip(world.moments, choices, strict=True):
-        if choice[at] != at:
-            at = int(choice[at])
-            path.append(at)
-            switches.append((int(moment), states[at].split))
+    switches, evened = [], []
+    for moment, choice in zip(world.moments.tolist(), choices, strict=True):
+        if choice[at] == at:
+            continue
+        before, at = states[at].split, int(choice[at])
+        path.append(at)
+        if states[at].split == before:
+            evened.append(moment)
+        else:
+            switches.append((moment, states[at].split))
     is_exact = all(states[i].dealt is not None for i in path)
-    return Hindsight(total, start, tuple(switches), is_exact)
+    return Hindsight(total, start, tuple(switches), tuple(evened), is_exact)
 
 
 class _World:
@@ -197,6 +138,9 @@ class _World:
         """Seconds of each way from one state to another, at every moment."""
         a, b = source.split, target.split
         if a == b:
+            is_measured = self.truth.shift_round(a) < math.inf
+            if source.dealt is not None and target.dealt is None and is_measured:
+                yield self._shift(a, fullest)
             return
         reslice, is_up = self.truth.reslice(a, b), b.tp > a.tp
         if source.dealt == target.dealt if is_up else target.dealt is None:
@@ -205,6 +149,18 @@ class _World:
         if target.dealt is None:
             yield reslice + self.recompute[b]
             yield reslice + self._mixed(a, b)
+
+    def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
+        """What moves between the groups of a layout cost at least.
+
+        They are made for a smaller row bucket. Sequences that the fullest group has too many for it
+        leave one after another, each as short as the shortest, in however many directions.
+        """
+        rows = np.array([0, *self.machine.buckets.rows[split]])
+        fewer = rows[np.searchsorted(rows, fullest) - 1]
+        rounds = np.ceil((fullest - fewer) * self.least_context / self.truth.round_tokens)
+        is_possible = -(-self.live // split.dp) <= fewer
+        return np.where(is_possible, rounds * self.truth.shift_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
         """What recomputing some sequences and migrating the others costs at least.

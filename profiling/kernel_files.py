@@ -68,7 +68,8 @@ class KernelTables:
           NoData: the folder is missing.
           UserError: there are no measurements of that chip.
         """
-        self.target, self.sums = target, sums
+        self.target = target
+        self.sums: Sums = sums
         self.modelled = ModelledKernels(target, sums=sums)
         if target.chip.name not in MEASURED:
             raise UserError(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def made_up_machine(
     step: Sequence[float],
     *,
     per_row: float,
-    **costs: float,
+    **costs: Any,
 ) -> Machine:
     """`made_up_latency` with one step time for each of `SPLITS`, and a config's buckets."""
     latency = made_up_latency(

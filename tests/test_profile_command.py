@@ -74,6 +74,23 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     )
 
 
+@pytest.mark.slow
+def test_one_device_stands_for_several(tmp_path: Path):
+    path = tmp_path / "shards.json"
+    output = profile("--shards", "h100:2", "--out", str(path))
+    assert "one device measured, with the shards of h100:2; collectives, re-slices" in output
+    assert "dp2tp1 -> dp1tp2" in output and "all-reduce of 2" in output
+    content = json.loads(path.read_text())
+    assert content["subject"]["num_devices"] == 2 and content["shards_of"] == "h100:2"
+    for split in ([2, 1], [1, 2]):
+        assert any(key[0] == split for key, _ in content["latency"]["decode_table"])
+
+
+def test_shards_of_what_nobody_knows_are_refused():
+    output = finish(start(*TINY, "--shards", "h1000:8", program=COMMAND), code=2)
+    assert "h1000" in output and "expected one of" in output and output.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("out", "problem"), [("file/profile.json", "File exists: "), (".", "Is a directory")]
 )

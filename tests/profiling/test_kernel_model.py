@@ -15,6 +15,7 @@ from pat_jax.profiling.composer import Composer
 from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
 from pat_jax.profiling.kernel_files import MEASURED, KernelTables
 from pat_jax.profiling.kernel_model import ModelledKernels
+from pat_jax.profiling.links import Sums
 from pat_jax.profiling.targets import Target, chips
 
 EXAMPLES = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"}
@@ -89,8 +90,8 @@ def test_tables_go_on_where_they_end():
     assert kernels.all_gather(32, 8192) > kernels.all_gather(8, 8192) > 0.0
     assert kernels.decode_attention(8, 1024, 12, 3) > 0.0
     assert kernels.prefill_attention(16, 1024, 12, 3) > 0.0
+    ways: tuple[Sums, ...] = ("one-shot", "nccl", "ungraphed")
     by_sums = [
-        KernelTables(DATA, Target.parse("h100:8"), sums).all_reduce(8, 4096)
-        for sums in ("one-shot", "nccl", "ungraphed")
+        KernelTables(DATA, Target.parse("h100:8"), sums).all_reduce(8, 4096) for sums in ways
     ]
     assert by_sums == sorted(by_sums) and by_sums[0] < 0.006 < 0.03 < by_sums[2]

@@ -1,14 +1,26 @@
 """Composing kernels: interpolation on made-up tables, and a few facts about the real ones."""
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from published import DATA, needs_data
 
 from benchmarks.kernel_tables import GPUS, SPLITS, measured_kernels
+from benchmarks.regret_cells import Cell, run_cell
 from benchmarks.workloads import read
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.profiling.composer import ROUND_TOKENS, Composer, weight_bytes
-from pat_jax.profiling.kernel_files import Line, NoData
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.profiling.composer import ROUND_TOKENS, SWITCH_S, Composer, weight_bytes
+from pat_jax.profiling.kernel_files import KernelTables, Line, NoData
+from pat_jax.profiling.kernel_model import ModelledKernels
+from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.targets import Target, chips
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 
@@ -30,6 +42,48 @@ def test_missing_data_is_said_in_one_sentence(tmp_path):
 def test_weights_are_counted_in_bf16():
     assert weight_bytes(preset("llama-3.1-8b")) == pytest.approx(2 * 8.03e9, rel=0.01)
     assert weight_bytes(preset("qwen3-14b")) == pytest.approx(2 * 14.8e9, rel=0.01)
+
+
+class FlatKernels(KernelTables):
+    """Made up: a kernel takes a microsecond for every row."""
+
+    def __init__(self):
+        """Reads nothing."""
+        chip = replace(chips()["h100"], memory_bytes_s=1e12, link_bytes_s=1e11)
+        self.target = replace(Target.parse("h100:8"), chip=chip)
+        self.modelled = ModelledKernels(self.target)
+
+    def gemm(self, m: int, n: int, k: int) -> float:
+        return 1e-3 * m
+
+    def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        return 1e-3 * rows
+
+    def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        return 1e-3 * rows
+
+    def all_reduce(self, devices: int, elements: int) -> float:
+        return 0.0
+
+    def all_gather(self, devices: int, elements: int) -> float:
+        return 0.0
+
+
+def test_groups_are_kept_even_where_several_are():
+    """A round is 512 tokens of 128 KiB, shared among the devices of a group."""
+    buckets = Buckets.build(SPLITS, capacity=64, min_rows=1, min_length=512, max_length=1024)
+    truth = Composer(FlatKernels(), preset("llama-3.1-8b")).latency_model(buckets)
+    for split in (DP8, DP4TP2, DP2TP4):
+        assert truth.shift_round(split) == pytest.approx(512 * 128 * 1024 / split.tp / 1e11)
+    assert truth.shift_round(TP8) == math.inf
+    machine = Machine(truth, SPLITS, buckets)
+    # Those of the first group run on alone.
+    responses = np.where(np.arange(64) < 8, 500, 16)
+    workload = Workload(np.full(64, 10), responses, cap=500)
+    lengths = LengthModel.empty(500).updated(responses, responses >= 500)
+    static = replay(workload, CostModelPlanner((DP8,), truth, lengths), machine)
+    assert [move.fullest for move in static.trace.balanced] == [(8, 1)]
+    assert static.total_s < 0.5 * replay(workload, FixedLayout(DP8), machine).total_s
 
 
 @needs_data
@@ -70,6 +124,19 @@ def test_a_latency_model_grows_and_crosses_over(gpu):
     assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.memory_bytes_s
     assert composer.migrate(DP8, TP8) == pytest.approx(
         ROUND_TOKENS * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
+    )
+
+
+@needs_data
+def test_static_layouts_keep_their_groups_even_and_hindsight_is_never_slower():
+    cell = Cell("8xH100", "llama-3.1-8b", 512, "math", DATA, SWITCH_S)
+    seconds, machine = run_cell(cell, 1, ["right"]), cell.machine()
+    workload = read(DATA)["math"].sample(512, 0)
+    for split in (DP8, DP4TP2, DP2TP4):
+        uneven = replay(workload, FixedLayout(split), machine).total_s
+        assert seconds[f"static tp{split.tp}"][0] < uneven
+    assert min(seconds["clairvoyant"]) == min(
+        second for name, values in seconds.items() if "next" not in name for second in values
     )
 
 

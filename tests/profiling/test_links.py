@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.engine.layout import prime_factors
-from pat_jax.profiling.links import HostLinks, TorusLinks, links_of, waiting_s
+from pat_jax.profiling.links import HostLinks, Sums, TorusLinks, links_of, waiting_s
 from pat_jax.profiling.targets import Target, chips
 
 TARGETS = ("h100:8", "a100:8", "h200:8", "b200:8", "a40:8", "h100:8x4", "v5e:4x4", "v5p:4x4x4")
@@ -41,9 +41,9 @@ def test_the_kernel_of_a_serving_engine_is_the_fastest_way_and_no_graph_the_slow
     num_bytes: float, devices: int
 ):
     target = Target.parse("h100:8")
+    ways: tuple[Sums, ...] = ("one-shot", "nccl", "ungraphed")
     one_shot, nccl, ungraphed = (
-        links_of(target, sums).all_reduce_s(devices, num_bytes)
-        for sums in ("one-shot", "nccl", "ungraphed")
+        links_of(target, sums).all_reduce_s(devices, num_bytes) for sums in ways
     )
     assert one_shot <= nccl < ungraphed
 
@@ -51,7 +51,7 @@ def test_the_kernel_of_a_serving_engine_is_the_fastest_way_and_no_graph_the_slow
 def test_sums_of_a_decode_step_are_as_long_as_they_were_measured():
     """H100, us: SGLang's kernel and NCCL in a CUDA graph, NCCL without one (FACTS of the tables)."""
     target = Target.parse("h100:8")
-    measured = {  # bytes of each of 2, 4, 8 devices
+    measured: dict[tuple[Sums, int], tuple[float, ...]] = {  # bytes of each of 2, 4, 8 devices
         ("one-shot", 8192): (4.7, 4.8, 5.3),
         ("one-shot", 524_288): (6.4, 11.4, 15.8),
         ("nccl", 8192): (6.8, 10.0, 16.0),

@@ -1,5 +1,6 @@
 """The simulator against the engine's own rules, against plain sums, and against hindsight."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
@@ -15,9 +16,18 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split, recompute_below
-from pat_jax.profiling.hindsight import clairvoyant, regret
-from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.planning.types import (
+    MIGRATE_ALL,
+    RECOMPUTE_ALL,
+    Balance,
+    Load,
+    Plan,
+    Split,
+    recompute_below,
+)
+from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.machine import Machine, Replay, Workload
+from pat_jax.profiling.regret import regret
 from pat_jax.profiling.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -38,7 +48,7 @@ def make_machine(
     reslice=0.2,
     migrate_per_token=1e-3,
     prefill=1.0,
-    **costs: float,
+    **costs: float | None,
 ) -> Machine:
     return made_up_machine(
         CONFIG,
@@ -70,6 +80,7 @@ machines = st.builds(
     st.floats(0, 5),
     st.floats(0, 0.01),
     st.floats(0.01, 3),
+    shift_per_token=st.none() | st.floats(1e-4, 1.0),
 )
 
 
@@ -130,6 +141,16 @@ class AtSteps(Planner):
         due = [split for at, split in self.switches if at <= step]
         split = due[-1] if due else self.first
         return Plan(split, threshold=0, recompute_below=self.recompute_below)
+
+
+@dataclass
+class Restless(AtSteps):
+    """Moves sequences between the groups of a layout wherever it may, to what it drew of the options."""
+
+    drawn: int = 0
+
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        return Balance(options[self.drawn % len(options)]) if options else None
 
 
 def in_short_bursts(machine: Machine) -> Machine:
@@ -197,7 +218,9 @@ class TestHindsight:
         for planner in (
             *map(FixedLayout, SPLITS),
             AtSteps(first, path, below),
+            *(Restless(first, path, below, drawn) for drawn in (0, 1, 2)),
             CostModelPlanner(SPLITS, machine.truth, lengths),
+            *(CostModelPlanner((split,), machine.truth, lengths) for split in SPLITS),
         ):
             assert replay(workload, planner, machine).total_s >= best * (1 - 1e-9)
 
@@ -301,19 +324,25 @@ class TestBalance:
 
     lengths = LengthModel.empty(CAP)
 
-    def test_long_sequences_of_one_group_are_spread(self):
-        """Eight of the first group run on alone: one to a group from then on."""
-        responses = np.where(np.arange(64) < 8, 120, 16)
-        workload = Workload(np.full(64, 10), responses, CAP)
-        machine = replace(
-            make_machine(per_row=0.1, shift_per_token=1e-3),
-            buckets=Buckets.build(
-                SPLITS, capacity=64, min_rows=1, min_length=32, max_length=CAP + LONGEST_PROMPT
-            ),
-        )
-        fixed = replay(workload, FixedLayout(DP8), machine)
+    # Eight of the first group run on alone.
+    workload = Workload(np.full(64, 10), np.where(np.arange(64) < 8, 120, 16), CAP)
+    machine = replace(
+        make_machine(per_row=0.1, shift_per_token=1e-3),
+        buckets=Buckets.build(
+            SPLITS, capacity=64, min_rows=1, min_length=32, max_length=CAP + LONGEST_PROMPT
+        ),
+    )
+
+    def evened(self, machine: Machine) -> Replay:
         planner = CostModelPlanner((DP8,), machine.truth, self.lengths)
-        even = replay(workload, planner, machine)
+        return replay(self.workload, planner, machine)
+
+    def test_long_sequences_of_one_group_are_spread(self):
+        """One to a group from then on."""
+        fixed, even = (
+            replay(self.workload, FixedLayout(DP8), self.machine),
+            self.evened(self.machine),
+        )
         (done,) = even.trace.balanced
         assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
         # One at a time to each distance, 25 tokens each.
@@ -324,6 +353,26 @@ class TestBalance:
         assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
         saved = fixed.total_s - even.total_s + done.seconds
         assert saved == pytest.approx(104 * 7 * 0.1, rel=0.2) and saved > 5
+
+    def test_hindsight_spreads_them_too(self):
+        machine = in_short_bursts(replace(self.machine, splits=(DP8,)))
+        best, even = clairvoyant(self.workload, machine), self.evened(machine)
+        assert (best.evened, best.switches, best.is_exact) == ((16,), (), False)
+        # It takes no more for granted than that four of the eight have to leave the first group.
+        assert best.total_s == pytest.approx(even.prefill_s + even.decode_s + 4 * 25 * 1e-3)
+        migrate = {key: s for key, s in machine.truth.migrate_table.items() if key[0] != key[1]}
+        unmoved = replace(machine, truth=replace(machine.truth, migrate_table=migrate))
+        fixed = replay(self.workload, FixedLayout(DP8), unmoved)
+        best = clairvoyant(self.workload, unmoved)
+        assert (best.evened, best.total_s) == ((), pytest.approx(fixed.total_s))
+
+    def test_regret_is_that_of_the_moves_that_were_made(self):
+        even = self.evened(self.machine)
+        best = clairvoyant(self.workload, self.machine).total_s
+        found = regret(self.workload, self.machine, even.trace)
+        assert found == pytest.approx(even.total_s / best - 1)
+        unmoved = replace(even.trace, balanced=())
+        assert regret(self.workload, self.machine, unmoved) > found + 0.1
 
     @settings(max_examples=50)
     @given(workloads, st.floats(1e-4, 1.0), st.sampled_from(SPLITS[:3]))
@@ -436,3 +485,6 @@ def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
     moved = replay(workload, script, machine)
     assert regret(workload, machine, moved.trace) == pytest.approx(moved.total_s / best - 1)
     assert regret(workload, machine, moved.trace) >= -1e-9
+    planner = CostModelPlanner(SPLITS, machine.truth, LengthModel.empty(CAP))
+    planned = replay(workload, planner, machine)
+    assert regret(workload, machine, planned.trace) >= -1e-9
