@@ -76,8 +76,7 @@ def parse(
     """The configuration that `argv` (without the program's name) asks for.
 
     Args:
-      argv: `--name value`, `--name=value`, or `--name` alone for a boolean; a name may have hyphens
-        for its underscores.
+      argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.
       config_class: a frozen dataclass of bool, int, float, str, Literal or nested dataclass fields,
         each with a default, or of these or None.
       prog: how the command is called, for the first line of --help.
@@ -172,8 +171,7 @@ def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[
         if not word.startswith("--"):
             raise UserError(f"unexpected {word!r}: options are written --section.name value.")
         name, has_value, text = word[2:].partition("=")
-        name = name if name in options else name.replace("-", "_")
-        if name not in options:
+        if name not in options and (name := name.replace("-", "_")) not in options:
             raise _unknown(name, options)
         if not has_value:
             if rest and not rest[0].startswith("--"):

@@ -25,7 +25,8 @@ from pat_jax.profiling.plan_charts import (
     trace_plot,
     training_words,
 )
-from pat_jax.profiling.plan_report import SOURCES, PlanReport
+from pat_jax.profiling.plan_report import KINDS, SOURCES, PlanReport
+from pat_jax.profiling.plan_text import compile_rows
 from pat_jax.profiling.text_table import percent, shown
 
 STYLE = Path(__file__).with_name("plan_page.css")
@@ -113,6 +114,7 @@ def _sections(report: PlanReport) -> Iterator[str]:
         source=f"Predicted, from {report.steps.explained}.",
     )
     if report.programs:
+        yield _section("What compiles for it", table(["layout", *KINDS], compile_rows(report)))
         yield _section(
             "What a decode step sends",
             table(["layout", "kind", "times", "devices", "bytes each"], sent_rows(report)),

@@ -13,6 +13,14 @@ from pat_jax.profiling.comparison import Comparison
 from pat_jax.profiling.compiled import CompiledProgram
 
 VERSION = 1  # of the JSON
+KINDS = {  # what a layout has to do, and the programs that do it
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+    "re-slice": ("reslice",),
+    "migrate": ("pack", "exchange", "unpack", "view"),
+    "weights from training": ("transfer",),
+    "training": ("grad", "apply"),  # in one layout, whatever the rollout is in
+}
 SOURCES = {
     "compiler": "counted in programs that the target's own compiler made; GPU autotuning is off",
     "arithmetic": "shapes and shardings of the engine, nothing compiled",
@@ -103,6 +111,20 @@ class PlanReport:
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     version: int = field(default=VERSION)
+
+    def compiles(self, split: Split) -> dict[str, bool | None]:
+        """Whether all programs of a kind compile that a layout takes part in; None: there is none."""
+        found: dict[str, bool | None] = dict.fromkeys(KINDS)
+        for kind, names in KINDS.items():
+            of_all = kind == "training"
+            programs = [
+                program
+                for program in self.programs
+                if program.name in names and (of_all or split in (program.split, program.target))
+            ]
+            if programs:
+                found[kind] = not any(program.error for program in programs)
+        return found
 
     @property
     def failed(self) -> list[CompiledProgram]:

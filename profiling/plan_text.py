@@ -5,7 +5,7 @@ from math import log10
 
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.compiled import CompiledProgram
-from pat_jax.profiling.plan_report import SOURCES, Memory, PlanReport, StepTimes
+from pat_jax.profiling.plan_report import KINDS, SOURCES, Memory, PlanReport, StepTimes
 from pat_jax.profiling.text_table import Cell, percent, text_table
 
 IN_A_STEP = 2  # loops around what happens in every decode step
@@ -14,7 +14,7 @@ IN_A_STEP = 2  # loops around what happens in every decode step
 def plan_text(report: PlanReport) -> str:
     """What fits, what is sent, how long steps take, what adapting gains, what limits it."""
     parts = [_title(report), _memory(report.memory)]
-    parts += [_sent(report)] if report.programs else []
+    parts += [_compiles(report), _sent(report)] if report.programs else []
     parts += [_steps(report.steps), _gains(report), *_switches(report)]
     parts.append("What limits it:\n" + "\n".join(f"- {line}" for line in report.limits))
     if report.notes:
@@ -60,6 +60,20 @@ def _memory(memory: Memory) -> str:
         fits = "fits" if memory.training <= memory.limit else "does NOT fit"
         lines.append(f"the training step takes {memory.training / GIB:.3g} GiB at most: {fits}")
     return "\n".join([*lines, *memory.undivided])
+
+
+def _compiles(report: PlanReport) -> str:
+    rows = compile_rows(report)
+    return "What compiles for it\n" + text_table(["layout", *KINDS], rows)
+
+
+def compile_rows(report: PlanReport) -> list[list[Cell]]:
+    """One for each layout, of yes and no."""
+    words = {True: "yes", False: "no", None: ""}
+    return [
+        [str(layout.split), *(words[can] for can in report.compiles(layout.split).values())]
+        for layout in report.memory.layouts
+    ]
 
 
 def _sent(report: PlanReport) -> str:

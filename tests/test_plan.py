@@ -130,6 +130,15 @@ def test_a_layout_that_does_not_compile_is_not_used():
     refused = {str(x.split): x.refusal for x in report.memory.layouts if x.refusal}
     assert refused == {"dp1tp8": "decode does not compile: too much scalar memory"}
     assert [system.name for system in report.comparison.static] == list(NAMES[:3])
+    assert report.compiles(Split(1, 8)) == {
+        "prefill": True,
+        "decode": False,
+        "re-slice": None,
+        "migrate": None,
+        "weights from training": None,
+        "training": True,
+    }
+    assert report.compiles(Split(2, 4))["decode"] is True
     assert "refused: decode dp1tp8: too much scalar memory" in plan_text(report)
 
 
