@@ -100,6 +100,10 @@ def check(model: ModelConfig, found: Compilation) -> dict[str, Any]:
     return layouts
 
 
+def say(done: int, of: int, last: str) -> None:
+    print(f"{done}/{of} {last}", file=sys.stderr, flush=True)
+
+
 def processor_seconds() -> float:
     """Of every child so far: what other work on the machine does not change."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -109,14 +113,14 @@ def processor_seconds() -> float:
 def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[str, Any]:
     target, config = Target.parse(target_name), run_config(args.sequences, args.length)
     model = Order.of(target, config, preset(model_name), (0,)).model
-    say, start, before = sys.stderr.write, time.perf_counter(), processor_seconds()
+    start, before = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
         found = compile_for(
             target,
             config,
             model,
             layers=args.layers,
-            progress=lambda done, of, last: say(f"{done}/{of} {last}\n") and None,
+            progress=say,
             folder=Path(args.kept or folder),
             texts=args.hlo,
         )

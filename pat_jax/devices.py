@@ -48,7 +48,8 @@ def configure(num_devices: int) -> Sequence[Device]:
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    if jax.config.jax_platforms is None and (platforms := platforms_here()):
+    asked_for = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if asked_for is None and (platforms := platforms_here()):
         jax.config.update("jax_platforms", platforms)
     jax.config.update("jax_num_cpu_devices", num_cpu)
     jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))

@@ -42,13 +42,19 @@ def devices_of(target: Target) -> Sequence[Device]:
     chip = target.chip
     try:
         if chip.platform == "tpu":
-            return topologies.get_topology_desc(target.text, platform="tpu").devices
+            # The compiler takes a machine for 2x2 chips, and a smaller slice only where it is told so.
+            on_host = [
+                min(most, n) for most, n in zip((2, 2, 1), (*target.topology, 1), strict=False)
+            ]
+            return topologies.get_topology_desc(
+                target.text, platform="tpu", chips_per_host_bounds=on_host
+            ).devices
         return topologies.get_topology_desc(
             chip.name,
             platform="cuda",
             target_config=chip.description,
-            # Partitions, hosts of one, devices of a host: JAX tells hosts apart by the first.
-            topology=f"{target.num_hosts}x1x{target.devices_per_host}",
+            # Partitions, hosts of one, devices of a host.
+            topology=f"1x{target.num_hosts}x{target.devices_per_host}",
         ).devices
     except Exception as error:  # whatever a plug-in raises
         raise UserError(f"target {target}: the compiler refuses it: {_sentence(error)}") from None
@@ -97,6 +103,7 @@ class Compiler:
 
 def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
     text, memory = program.as_text() or "", program.memory_analysis()
+    assert memory is not None  # both compilers report it
     sent = Counter(
         (c.name, c.num_bytes, c.group, c.depth)
         for c in collectives(text)

@@ -51,9 +51,13 @@ def host_of(device: Device) -> int:
 
     A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
     same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.
+    So it is with GPUs that are only compiled for (they have no hardware id): all of them say 0.
     """
     index = getattr(device, "slice_index", None)
-    return device.process_index if index is None else index
+    if device.platform == "tpu":
+        return index or 0
+    is_absent = getattr(device, "local_hardware_id", 0) is None
+    return device.process_index if index is None or is_absent else index
 
 
 def factored_mesh(devices: Sequence[Device]) -> Mesh:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from pat_jax.engine.layout import (
     Layout,
     factored_mesh,
     find_layout,
+    host_of,
     layout_chain,
     make_layout,
     prime_factors,
@@ -194,3 +195,16 @@ def test_a_slice_is_one_host_whatever_its_processes():
     devices = [FakeDevice(i, process_index=i, slice_index=i // 4) for i in range(8)]
     chain, _ = layout_chain(factored_mesh(devices), CONFIG)
     assert [layout.crosses_hosts for layout in chain.values()] == [False, False, False, True]
+
+
+def test_hosts_of_devices_that_are_not_there_are_told_apart_as_those_that_are():
+    """An absent GPU has no hardware id and says slice 0; an absent TPU says nothing of slices."""
+
+    @dataclass(frozen=True)
+    class AbsentDevice(FakeDevice):
+        local_hardware_id: int | None = None
+
+    gpus = [AbsentDevice(i, process_index=i // 4, slice_index=0) for i in range(8)]
+    chips = [FakeDevice(i, process_index=i // 4, platform="tpu") for i in range(8)]
+    assert [host_of(device) for device in gpus] == [0] * 4 + [1] * 4
+    assert {host_of(device) for device in chips} == {0}

@@ -1,6 +1,7 @@
 """The records: what becomes of several of them."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_record_is_the_same_after_a_file(program: CompiledProgram):
     assert CompiledProgram.from_json(json.loads(json.dumps(program.to_json()))) == program
 
 
-def of_depth(layers: int, slope: dict[str, int], base: dict[str, int]) -> CompiledProgram:
+def of_depth(layers: int, slope: Mapping[str, int], base: Mapping[str, int]) -> CompiledProgram:
     """A program whose numbers are affine: two sums a layer and one more, one gather."""
     sums = Sent("all-reduce", 4096, 8, 2, 2 * layers + 1)
     return CompiledProgram(
@@ -72,7 +73,7 @@ def test_numbers_that_are_affine_in_the_layers_come_out_exactly(slope, base, lay
 
 
 def test_what_was_compiled_whole_is_not_extrapolated():
-    zero = dict.fromkeys(NUMBERS, 0)
+    zero: dict[str, int] = dict.fromkeys(map(str, NUMBERS), 0)
     whole = of_depth(32, zero, zero)
     assert at_depth([of_depth(2, zero, zero), whole], 32) is whole
 
