@@ -104,9 +104,9 @@ class Both:
 @settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 10**6),
-    st.integers(2, 14),
-    st.integers(8, 30),
-    st.lists(st.sampled_from(["burst", "burst", "burst", "switch", "balance"]), max_size=14),
+    st.integers(4, 28),
+    st.integers(8, 14),  # the longest sequence needs seven
+    st.lists(st.sampled_from(["burst", "burst", "burst", "switch", "balance"]), max_size=20),
 )
 def test_it_does_what_the_engine_does(seed, size, pages, moves):
     rng = np.random.default_rng(seed)
@@ -115,12 +115,12 @@ def test_it_does_what_the_engine_does(seed, size, pages, moves):
     both.same()
     for move in moves:
         if move == "burst":
-            steps = int(rng.integers(1, 5))
+            steps = int(rng.integers(1, 9))
             assert both.admission.grow(steps) == both.counts.grow(steps)
             both.admit(size, steps)
             both.same()
             assert both.admission.reserve(steps + 3) == both.counts.reserve(steps + 3)
-            both.advance(rng.integers(0, steps + 1, size), steps)
+            both.advance(np.where(rng.random(size) < 0.1, rng.integers(0, steps), steps), steps)
         elif move == "switch":
             target = SPLITS[int(rng.integers(0, 3))]
             if target != both.split:
