@@ -91,5 +91,7 @@ class RolloutTrace:
             Balanced(**move | {"fullest": tuple(move["fullest"])})
             for move in fields.pop("balanced", ())
         )
-        lists = {name: tuple(x) for name, x in fields.items() if isinstance(x, list)}
-        return cls(**fields | lists, switches=switches, balanced=balanced)
+        rest: dict[str, Any] = {
+            name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()
+        }
+        return cls(**rest, switches=switches, balanced=balanced)
