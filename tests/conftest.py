@@ -15,7 +15,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-CACHE = Path(__file__).parent.parent / ".cache" / "jax"
+# A cache for each worker of pytest-xdist: none reads an entry that another is still writing.
+CACHE = Path(__file__).parent.parent / ".cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "")
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
