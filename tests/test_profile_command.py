@@ -37,6 +37,7 @@ def test_it_prints_tables_and_draws_a_picture(measured: tuple[Path, str]):
     }
 
 
+@pytest.mark.slow  # measures three times
 def test_only_what_is_missing_is_measured(measured: tuple[Path, str], tmp_path: Path):
     content = json.loads(measured[0].read_text())
     table = content["latency"]["decode_table"]
@@ -55,6 +56,7 @@ def test_only_what_is_missing_is_measured(measured: tuple[Path, str], tmp_path: 
     assert kept not in json.loads(path.read_text())["latency"]["decode_table"]
 
 
+@pytest.mark.slow  # compiles a trainer and an engine
 def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     """As it is, but for what takes longer or shorter now."""
     content = json.loads(measured[0].read_text())

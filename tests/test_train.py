@@ -148,6 +148,7 @@ def test_bfloat16_several_inner_iterations_and_a_recomputed_cache(tmp_path: Path
     assert 1e-5 < row["train/behavior_gap_max"] < 0.2
 
 
+@pytest.mark.slow  # compiles a trainer and an engine
 def test_a_run_with_quantized_weights_reports_the_gap(tmp_path: Path):
     """What the rollout samples from is not what is trained, and by how much is written down."""
     options = ["--rollout.weights", "int8", "--eval.every", "0", "--run_dir", "here"]

@@ -56,6 +56,7 @@ def check(requests: list[Request], expected: list[Completion], found: list[Compl
     assert total.compared > 0.9 * total.tokens > 100
 
 
+@pytest.mark.slow  # compiles an engine of its own
 @pytest.mark.parametrize("below", [MIGRATE_ALL, RECOMPUTE_ALL], ids=["migrate", "recompute"])
 def test_waiting_and_making_room_change_no_token(below):
     """Four times as many sequences as rows, those preempted recomputed, in switches as well."""

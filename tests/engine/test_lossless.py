@@ -58,6 +58,7 @@ def test_every_layout_generates_the_same(name):
     check(sum(tally(subject(name), requests, static, others).values(), Tally()))
 
 
+@pytest.mark.slow  # compiles an engine of its own
 @pytest.mark.parametrize(
     "path", [(1, 2, 4, 8, 2), (8, 1)], ids=lambda path: "-".join(map(str, path))
 )
