@@ -4,7 +4,7 @@
 
 Measured end to end: the points of `calibration/published/` on GPUs of which there are kernel tables, each
 from the page named there. One pair of them (SGLang's issue 1008, TP1, 1 and 128 sequences) is behind
-the host time of `profiling/composer.py`; nothing else was fitted to a whole step. Those engines are of
+the host time of `profiling/costs/composer.py`; nothing else was fitted to a whole step. Those engines are of
 2024 and wait for their hosts in every step, which a composed step does not: it should come out below.
 
 The crossover is of Llama-3.1-70B on 16 TPU v5e, weights in int8 (in bfloat16 they do not fit beside TP8):
@@ -22,10 +22,10 @@ from pathlib import Path
 from benchmarks.kernel_tables import add_data_option
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.composer import Composer
-from pat_jax.profiling.cost_sources import kernels_for
-from pat_jax.profiling.kernel_files import NoData
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.costs.composer import Composer
+from pat_jax.profiling.costs.kernel_files import NoData
+from pat_jax.profiling.costs.sources import kernels_for
+from pat_jax.profiling.costs.targets import Target
 
 MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes
 TPUS, GROUPS, LARGE = "v5e:4x4", (Split(1, 16), Split(2, 8)), "llama-3.1-70b"

@@ -46,9 +46,9 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.step_model import Surface
 from pat_jax.planning.types import Split
-from pat_jax.profiling.composer import Composer
-from pat_jax.profiling.kernel_files import NoData
-from pat_jax.profiling.kernels import Kernels
+from pat_jax.profiling.costs.composer import Composer
+from pat_jax.profiling.costs.kernel_files import NoData
+from pat_jax.profiling.costs.kernels import Kernels
 from pat_jax.profiling.measure import Warmup
 
 Points = Mapping[tuple[int, int], float]  # {(rows, length): seconds} of one layout

@@ -12,11 +12,11 @@ from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.composer import SWITCH_S, Composer
-from pat_jax.profiling.cost_sources import kernels_for
-from pat_jax.profiling.links import Sums
+from pat_jax.profiling.costs.composer import SWITCH_S, Composer
+from pat_jax.profiling.costs.links import Sums
+from pat_jax.profiling.costs.sources import kernels_for
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.targets import Target
 
 LONG, BEYOND_LONG, AT_CAP = 8192, 0.1085, 2.8 / 128
 PROMPTS = (64, 256)  # tokens

@@ -23,10 +23,10 @@ from pat_jax.files import replace_text
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent import Compilation, compile_for
-from pat_jax.profiling.absent_jobs import Order
-from pat_jax.profiling.compiled import CompiledProgram
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent.compile import Compilation, compile_for
+from pat_jax.profiling.absent.compiled import CompiledProgram
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.costs.targets import Target
 
 CASES = [
     (model, target)

@@ -5,7 +5,7 @@
 
 {Llama-3.1-8B, Qwen3-14B} x {8xH100, 8xA100} x {128, 512, 2048 sequences} x response lengths of three
 kinds (math, gsm, r1) and one without a tail (code). Kernel times were measured on the GPUs named,
-steps and switches are composed from them (`profiling/composer.py`), response lengths are real ones drawn
+steps and switches are composed from them (`profiling/costs/composer.py`), response lengths are real ones drawn
 anew for each replay; no rollout ran on a GPU. Prints a table and writes JSON.
 
     regret   time / clairvoyant time - 1      (`profiling/hindsight.py`, never slower than any planner)
@@ -42,8 +42,8 @@ from benchmarks.regret_cells import (
     run_cell,
 )
 from benchmarks.workloads import read
-from pat_jax.profiling.composer import SWITCH_S
-from pat_jax.profiling.kernel_files import NoData
+from pat_jax.profiling.costs.composer import SWITCH_S
+from pat_jax.profiling.costs.kernel_files import NoData
 
 
 def quantities(excess: np.ndarray) -> dict[str, float]:

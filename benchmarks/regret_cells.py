@@ -17,7 +17,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.latency import TABLES, LatencyModel
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.profiling.composer import Composer
+from pat_jax.profiling.costs.composer import Composer
 from pat_jax.profiling.hindsight import clairvoyant
 from pat_jax.profiling.machine import Machine, Workload
 from pat_jax.profiling.recheck import rescaled

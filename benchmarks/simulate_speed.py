@@ -26,13 +26,13 @@ from pat_jax.plan import PlanConfig
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.absent_jobs import Order
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.absent.paper import on_paper
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.machine import Machine
-from pat_jax.profiling.paper import on_paper
-from pat_jax.profiling.plan_costs import costs_of
+from pat_jax.profiling.plan.costs import costs_of
 from pat_jax.profiling.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulator import replay
-from pat_jax.profiling.targets import Target
 
 TARGET, MODEL = "h100:8", "llama-3.1-8b"
 

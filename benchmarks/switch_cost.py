@@ -31,8 +31,8 @@ from pat_jax.engine.rounds import rounds
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
-from pat_jax.profiling.composer import PAGE_SIZE, ROUND_TOKENS, Composer
-from pat_jax.profiling.kernel_files import NoData
+from pat_jax.profiling.costs.composer import PAGE_SIZE, ROUND_TOKENS, Composer
+from pat_jax.profiling.costs.kernel_files import NoData
 from pat_jax.profiling.simulator import replay
 
 WAYS = ("migrate", "mixed", "recompute")

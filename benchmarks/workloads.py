@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.kernel_files import NoData
+from pat_jax.profiling.costs.kernel_files import NoData
 from pat_jax.profiling.machine import Workload
 
 

@@ -24,18 +24,18 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.presets import preset
 from pat_jax.plot import plot_rollout
-from pat_jax.profiling.absent import DEPTHS, Compilation, compile_for, installed
-from pat_jax.profiling.absent_jobs import Order
+from pat_jax.profiling.absent.compile import DEPTHS, Compilation, compile_for, installed
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.absent.paper import check_room, on_paper
 from pat_jax.profiling.comparison import Series
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.length_files import find_lengths
-from pat_jax.profiling.paper import check_room, on_paper
-from pat_jax.profiling.plan_costs import costs_of
-from pat_jax.profiling.plan_page import write_page
-from pat_jax.profiling.plan_report import PlanReport
-from pat_jax.profiling.plan_text import plan_text
-from pat_jax.profiling.planned import Question, planned
+from pat_jax.profiling.plan.costs import costs_of
+from pat_jax.profiling.plan.page import write_page
+from pat_jax.profiling.plan.planned import Question, planned
+from pat_jax.profiling.plan.report import PlanReport
+from pat_jax.profiling.plan.text import plan_text
 from pat_jax.profiling.response_lengths import CORRELATION, Draw
-from pat_jax.profiling.targets import Target
 from pat_jax.rules import COUNT, COUNT_OR_ZERO, GIVEN, NOT_NEGATIVE, POSITIVE, check, require
 from pat_jax.run_folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 

@@ -24,10 +24,10 @@ from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
 from pat_jax.planning.profile import Profile, Subject, load_profile
 from pat_jax.profiling.collectives import all_reduce_seconds
+from pat_jax.profiling.costs.shard_profile import ShardProfiler
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.measure import Warmup
 from pat_jax.profiling.report import plot_profile, tables
-from pat_jax.profiling.shard_profile import ShardProfiler
-from pat_jax.profiling.targets import Target
 from pat_jax.setup import DTYPES, build_engine, model_config, profile_subject
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.profile import Profile
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent_jobs import Order
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.absent.paper import on_paper
+from pat_jax.profiling.costs.targets import Chip, Target
 from pat_jax.profiling.machine import Machine
-from pat_jax.profiling.paper import on_paper
-from pat_jax.profiling.targets import Chip, Target
 
 KIND = "all-reduce"
 

@@ -11,12 +11,12 @@ import pytest
 from pat_jax import plan
 from pat_jax.cli import parse, run_command
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent import Compilation
-from pat_jax.profiling.compiled import CompiledProgram, Sent
-from pat_jax.profiling.plan_page import page
-from pat_jax.profiling.plan_report import PlanReport
-from pat_jax.profiling.plan_text import plan_text
-from pat_jax.profiling.planned import planned
+from pat_jax.profiling.absent.compile import Compilation
+from pat_jax.profiling.absent.compiled import CompiledProgram, Sent
+from pat_jax.profiling.plan.page import page
+from pat_jax.profiling.plan.planned import planned
+from pat_jax.profiling.plan.report import PlanReport
+from pat_jax.profiling.plan.text import plan_text
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max-response", "4096", "--rollouts", "1", "--data", "nowhere"]

@@ -15,7 +15,7 @@ from pat_jax.engine.pages import Exchange
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.profiling.hlo import collectives
+from pat_jax.profiling.absent.hlo import collectives
 
 PAIRS = list(permutations(SPLITS, 2))
 UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]

@@ -15,12 +15,12 @@ from pat_jax.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling import absent
-from pat_jax.profiling.absent import Compilation, compile_for
-from pat_jax.profiling.absent_jobs import Order, Plant
-from pat_jax.profiling.absent_worker import Compiler
-from pat_jax.profiling.compiled import CompiledProgram
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent import compile as absent
+from pat_jax.profiling.absent.compile import Compilation, compile_for
+from pat_jax.profiling.absent.compiled import CompiledProgram
+from pat_jax.profiling.absent.jobs import Order, Plant
+from pat_jax.profiling.absent.worker import Compiler
+from pat_jax.profiling.costs.targets import Target
 
 TARGET = Target.parse("h100:8")
 TINY = preset("tiny")

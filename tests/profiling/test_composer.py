@@ -5,9 +5,9 @@ import pytest
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.composer import Composer, weight_bytes
-from pat_jax.profiling.cost_sources import kernels_for
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.costs.composer import Composer, weight_bytes
+from pat_jax.profiling.costs.sources import kernels_for
+from pat_jax.profiling.costs.targets import Target
 
 LLAMA, LARGE = preset("llama-3.1-8b"), preset("llama-3.1-70b")
 

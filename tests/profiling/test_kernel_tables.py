@@ -15,12 +15,12 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.composer import ROUND_TOKENS, SWITCH_S, Composer, weight_bytes
-from pat_jax.profiling.kernel_files import KernelTables, Line, NoData
-from pat_jax.profiling.kernel_model import ModelledKernels
+from pat_jax.profiling.costs.composer import ROUND_TOKENS, SWITCH_S, Composer, weight_bytes
+from pat_jax.profiling.costs.kernel_files import KernelTables, Line, NoData
+from pat_jax.profiling.costs.kernel_model import ModelledKernels
+from pat_jax.profiling.costs.targets import Target, chips
 from pat_jax.profiling.machine import Machine, Workload
 from pat_jax.profiling.simulator import replay
-from pat_jax.profiling.targets import Target, chips
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 

@@ -7,9 +7,16 @@ import pytest
 from pat_jax.errors import UserError
 from pat_jax.models.presets import preset
 from pat_jax.plan import PlanConfig
-from pat_jax.profiling.absent_jobs import Order
-from pat_jax.profiling.paper import check_room, has_room, larger, needs_of, on_paper, what_fits
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.absent.paper import (
+    check_room,
+    has_room,
+    larger,
+    needs_of,
+    on_paper,
+    what_fits,
+)
+from pat_jax.profiling.costs.targets import Target
 
 GIB = 2**30
 PARAMETERS = {"llama-3.1-8b": 8.030e9, "qwen3-14b": 14.77e9}

@@ -16,8 +16,8 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.shard_profile import ShardProfiler, layouts_of, shard_of
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.costs.shard_profile import ShardProfiler, layouts_of, shard_of
+from pat_jax.profiling.costs.targets import Target
 
 CONFIG = RolloutConfig(
     prompts_per_step=4,

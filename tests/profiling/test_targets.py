@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pat_jax.errors import UserError
-from pat_jax.profiling.targets import Target, chips
+from pat_jax.profiling.costs.targets import Target, chips
 
 
 @pytest.mark.parametrize(

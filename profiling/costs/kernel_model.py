@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from pat_jax.profiling.kernels import BYTES, HEAD_DIM, Source
-from pat_jax.profiling.links import Links, Sums, links_of
-from pat_jax.profiling.targets import Chip, Target
+from pat_jax.profiling.costs.kernels import BYTES, HEAD_DIM, Source
+from pat_jax.profiling.costs.links import Links, Sums, links_of
+from pat_jax.profiling.costs.targets import Chip, Target
 
 FILE = Path(__file__).parent / "kernel_coefficients.yaml"
 PAGE = 128  # tokens: what a kernel reads at least of a sequence

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from pat_jax.planning.types import Split
+from pat_jax.profiling.absent.compiled import CompiledProgram
 from pat_jax.profiling.comparison import Comparison
-from pat_jax.profiling.compiled import CompiledProgram
 
 VERSION = 1  # of the JSON
 KINDS = {  # what a layout has to do, and the programs that do it

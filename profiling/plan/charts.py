@@ -6,7 +6,7 @@ from itertools import groupby
 
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.comparison import System
-from pat_jax.profiling.page_charts import (
+from pat_jax.profiling.plan.page_charts import (
     Axis,
     Band,
     Bar,
@@ -17,8 +17,8 @@ from pat_jax.profiling.page_charts import (
     legend,
     plot,
 )
-from pat_jax.profiling.plan_report import SOURCES, PlanReport
-from pat_jax.profiling.plan_text import decode_collectives
+from pat_jax.profiling.plan.report import SOURCES, PlanReport
+from pat_jax.profiling.plan.text import decode_collectives
 from pat_jax.profiling.text_table import Cell, percent, shown
 
 

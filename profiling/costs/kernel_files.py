@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from pat_jax.errors import UserError
-from pat_jax.profiling.kernel_model import ModelledKernels
-from pat_jax.profiling.kernels import BYTES, Source
-from pat_jax.profiling.links import Sums, launch_s
-from pat_jax.profiling.targets import Chip, Target
+from pat_jax.profiling.costs.kernel_model import ModelledKernels
+from pat_jax.profiling.costs.kernels import BYTES, Source
+from pat_jax.profiling.costs.links import Sums, launch_s
+from pat_jax.profiling.costs.targets import Chip, Target
 
 MEASURED = ("a100", "h100", "h200")
 

@@ -1,4 +1,4 @@
-"""The child process of `absent.py`: compiles an order's programs and prints one JSON line for each.
+"""The child process of `compile.py`: compiles an order's programs and prints one JSON line for each.
 
 Its environment, set by the parent, decides which compiler there is. Reads the order from standard
 input; what libraries print goes to standard error.
@@ -23,11 +23,11 @@ from jax.experimental import topologies
 
 from pat_jax.devices import Device
 from pat_jax.errors import UserError
-from pat_jax.profiling import hlo_costs
-from pat_jax.profiling.absent_jobs import Job, Order, Plant, check
-from pat_jax.profiling.compiled import CompiledProgram, Sent, together
-from pat_jax.profiling.hlo import collectives
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent import hlo_costs
+from pat_jax.profiling.absent.compiled import CompiledProgram, Sent, together
+from pat_jax.profiling.absent.hlo import collectives
+from pat_jax.profiling.absent.jobs import Job, Order, Plant, check
+from pat_jax.profiling.costs.targets import Target
 
 STEP_LOOPS = 2  # around a decode step, see engine/decode.py
 LONGEST_ERROR = 600  # characters

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pat_jax.profiling import hlo
-from pat_jax.profiling.hlo import Bodies, arrays, called, computations
+from pat_jax.profiling.absent import hlo
+from pat_jax.profiling.absent.hlo import Bodies, arrays, called, computations
 
 _INSTRUCTION = re.compile(
     r"\s*(?P<root>ROOT )?%(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)$"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import log10
 
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.compiled import CompiledProgram
-from pat_jax.profiling.plan_report import KINDS, SOURCES, Memory, PlanReport, StepTimes
+from pat_jax.profiling.absent.compiled import CompiledProgram
+from pat_jax.profiling.plan.report import KINDS, SOURCES, Memory, PlanReport, StepTimes
 from pat_jax.profiling.text_table import Cell, percent, text_table
 
 IN_A_STEP = 2  # loops around what happens in every decode step

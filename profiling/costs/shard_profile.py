@@ -26,11 +26,11 @@ from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.planning.types import Split
 from pat_jax.profiling.collectives import SIZES
-from pat_jax.profiling.composer import Composer
-from pat_jax.profiling.kernel_model import ModelledKernels
-from pat_jax.profiling.links import Sums, links_of
+from pat_jax.profiling.costs.composer import Composer
+from pat_jax.profiling.costs.kernel_model import ModelledKernels
+from pat_jax.profiling.costs.links import Sums, links_of
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.measure import Warmup
-from pat_jax.profiling.targets import Target
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from pat_jax.engine.catalogue import pages_per_group
 from pat_jax.errors import UserError
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent_jobs import Order, Plant
-from pat_jax.profiling.targets import Target, chips
+from pat_jax.profiling.absent.jobs import Order, Plant
+from pat_jax.profiling.costs.targets import Target, chips
 
 DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
 MOST_DEVICES = 256  # looked at for what would hold a model

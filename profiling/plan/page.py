@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pat_jax.files import replace_text
 from pat_jax.profiling.limits import NAMES, shares
-from pat_jax.profiling.page_charts import Bar, Segment, bars, colour
-from pat_jax.profiling.plan_charts import (
+from pat_jax.profiling.plan.charts import (
     depth_words,
     details,
     length_plot,
@@ -25,11 +24,12 @@ from pat_jax.profiling.plan_charts import (
     trace_plot,
     training_words,
 )
-from pat_jax.profiling.plan_report import KINDS, SOURCES, PlanReport
-from pat_jax.profiling.plan_text import compile_rows
+from pat_jax.profiling.plan.page_charts import Bar, Segment, bars, colour
+from pat_jax.profiling.plan.report import KINDS, SOURCES, PlanReport
+from pat_jax.profiling.plan.text import compile_rows
 from pat_jax.profiling.text_table import percent, shown
 
-STYLE = Path(__file__).with_name("plan_page.css")
+STYLE = Path(__file__).with_name("page.css")
 
 
 def write_page(report: PlanReport, path: Path) -> None:

@@ -11,14 +11,14 @@ from pat_jax.errors import UserError
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent import Compilation
-from pat_jax.profiling.absent_jobs import Plant
+from pat_jax.profiling.absent.compile import Compilation
+from pat_jax.profiling.absent.compiled import CompiledProgram
+from pat_jax.profiling.absent.jobs import Plant
 from pat_jax.profiling.comparison import Series, compare
-from pat_jax.profiling.compiled import CompiledProgram
 from pat_jax.profiling.limits import limits
 from pat_jax.profiling.machine import Machine
-from pat_jax.profiling.plan_costs import Costs
-from pat_jax.profiling.plan_report import (
+from pat_jax.profiling.plan.costs import Costs
+from pat_jax.profiling.plan.report import (
     LayoutMemory,
     LengthSummary,
     Memory,

@@ -21,8 +21,8 @@ from pat_jax.engine.rounds import SIZES
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.kernels import BYTES, HEAD_DIM, Kernels
-from pat_jax.profiling.links import waiting_s
+from pat_jax.profiling.costs.kernels import BYTES, HEAD_DIM, Kernels
+from pat_jax.profiling.costs.links import waiting_s
 
 # Of SGLang's about 20 us that are in no kernel table, what is neither sampling, nor the logits' way
 # there, nor elementwise: steps of 1 and of 128 sequences in its issue 1008 differ by 19 us a sequence

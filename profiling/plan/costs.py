@@ -10,13 +10,13 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.profile import Profile, read_profile
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent_jobs import Plant
-from pat_jax.profiling.composer import Composer
-from pat_jax.profiling.cost_sources import EXPLAINED, kernels_for
-from pat_jax.profiling.kernels import BYTES, Source
-from pat_jax.profiling.links import Sums
-from pat_jax.profiling.paper import buckets_of
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent.jobs import Plant
+from pat_jax.profiling.absent.paper import buckets_of
+from pat_jax.profiling.costs.composer import Composer
+from pat_jax.profiling.costs.kernels import BYTES, Source
+from pat_jax.profiling.costs.links import Sums
+from pat_jax.profiling.costs.sources import EXPLAINED, kernels_for
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.what_if import profile_words, splits_of, sums_of
 
 

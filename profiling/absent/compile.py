@@ -31,10 +31,10 @@ from pat_jax.files import replace_text
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent_jobs import Order
-from pat_jax.profiling.absent_worker import MEMORY_MAPS
-from pat_jax.profiling.compiled import CompiledProgram, at_depth
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.absent.worker import MEMORY_MAPS
+from pat_jax.profiling.costs.targets import Target
 
 DEPTHS = (2, 4)  # layers; what a whole model is told from, where it is not compiled itself
 PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
@@ -180,7 +180,7 @@ def _child(target: Target, content: Mapping[str, Any]) -> Iterator[dict[str, Any
     Raises:
       UserError: it ended before it had said everything.
     """
-    command = [sys.executable, "-m", "pat_jax.profiling.absent_worker"]
+    command = [sys.executable, "-m", "pat_jax.profiling.absent.worker"]
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+") as log,

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import yaml
 
 from pat_jax.engine.layout import prime_factors
-from pat_jax.profiling.targets import Chip, Target
+from pat_jax.profiling.costs.targets import Chip, Target
 
 Sums = Literal[
     "one-shot", "nccl", "ungraphed"

@@ -29,8 +29,8 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.compiled import CompiledProgram
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.absent.compiled import CompiledProgram
+from pat_jax.profiling.costs.targets import Target
 from pat_jax.setup import DTYPES, build_trainer, micro_shapes
 from pat_jax.trainer import Trainer
 

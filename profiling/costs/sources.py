@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from pat_jax.profiling.kernel_files import MEASURED, KernelTables
-from pat_jax.profiling.kernel_model import ModelledKernels
-from pat_jax.profiling.kernels import BYTES, Kernels, Source
-from pat_jax.profiling.links import Sums
-from pat_jax.profiling.targets import Target
+from pat_jax.profiling.costs.kernel_files import MEASURED, KernelTables
+from pat_jax.profiling.costs.kernel_model import ModelledKernels
+from pat_jax.profiling.costs.kernels import BYTES, Kernels, Source
+from pat_jax.profiling.costs.links import Sums
+from pat_jax.profiling.costs.targets import Target
 
 EXPLAINED: dict[Source, str] = {
     "tables": "kernel tables measured on this chip",
