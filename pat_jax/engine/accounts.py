@@ -147,13 +147,11 @@ class Accounts:
         Returns int32[groups · new_rows]: the old row within its group that each new row takes.
         """
         picks = np.zeros((self.num_groups, new_rows), np.int32)
-        filled = np.zeros(self.num_groups, np.int64)
-        live = self.live
-        for i in live[np.argsort(self.row[live], kind="stable")]:
-            group, old = divmod(int(self.row[i]), self.rows_per_group)
-            picks[group, filled[group]] = old
-            self.row[i] = group * new_rows + filled[group]
-            filled[group] += 1
+        live = self.live[np.argsort(self.row[self.live])]
+        group, old = np.divmod(self.row[live], self.rows_per_group)
+        turn = np.arange(len(live)) - np.searchsorted(group, group)
+        picks[group, turn] = old
+        self.row[live] = group * new_rows + turn
         self.rows_per_group = new_rows
         return picks.reshape(-1)
 

@@ -83,15 +83,15 @@ class CostTables:
         """Seconds, [to, moment], to prefill `fullest` rows, [to, moment], of `context` tokens."""
         rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
         calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
-        seconds, done = np.zeros_like(calls), np.zeros_like(calls)
-        for k, bucket in enumerate(self.lengths):  # lower positions come first
-            upto = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
-            seconds += (upto - done) * self.prefill[:, k, None]
-            done = upto
+        # Lower positions come first: calls that are over when rows are as long as each bucket.
+        bucket = self.lengths[:, None, None]
+        over = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
+        within = np.diff(over, axis=0, prepend=0.0)
+        seconds = np.einsum("lst,sl->st", within, self.prefill)
         last, blocks = np.array(self.lengths[-1]), np.array(self.prefill_blocks)
         growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
         growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))
-        return seconds + (calls - done) * self.prefill[:, -1, None] * growth
+        return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
 
     @staticmethod
     def _bucket(steps: np.ndarray, needed: np.ndarray) -> np.ndarray:

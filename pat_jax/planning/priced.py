@@ -82,16 +82,13 @@ class Costs:
 
     def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
         """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
-        num_moments, num_splits = len(self.any_live), len(self.run)
-        # through[j, a, b]: at moment j go from a to b (or stay) and run there to moment j + 1.
-        through = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
-        choices = np.empty((num_moments, num_splits), int)
-        after = np.zeros(num_splits)
-        for j in range(num_moments - 1, -1, -1):
-            options = through[j] + after
-            choices[j] = options.argmin(axis=1)
-            after = options.min(axis=1)
-        return after, choices
+        # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
+        options = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        after = np.zeros(len(self.run))
+        for at in options[::-1]:
+            at += after
+            after = at.min(axis=1)
+        return after, options.argmin(axis=2)
 
     def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
         """Expected seconds of a path from `start`, int[moments]."""
