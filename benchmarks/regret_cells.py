@@ -27,6 +27,7 @@ SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"
 OTHER = {"math": "gsm", "gsm": "r1", "r1": "math", "code": "math"}  # to fit the wrong lengths on
 FOLLOWING = 1_000_000  # seeds of the rollouts that follow one another
+FOLLOWED = 20  # of the first so many replays every other pair goes on to a second rollout
 DEAR, TIMES_DEARER = "switches 20x dearer", 20
 CHECK_SPREAD = 0.08  # of the one run by which the warm-up checks a profile, against the truth
 CLAIRVOYANT, DEAR_CLAIRVOYANT = "clairvoyant", "clairvoyant, dear switches"
@@ -175,8 +176,8 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
     """Seconds of every system in every replay of one cell; the planner holds each of `beliefs`.
 
     A static layout is a planner with that layout alone: it keeps its groups even. Of every other pair
-    of replays (the beliefs of a pair are wrong in opposite ways) the rollout that follows is replayed
-    as well.
+    of the first replays (the beliefs of a pair are wrong in opposite ways) the rollout that follows is
+    replayed as well.
     """
     cheap, dear = cell.machine(), replace(cell, switch_s=TIMES_DEARER * cell.switch_s).machine()
     wanted = {best_of(name) for name in beliefs}
@@ -191,7 +192,7 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
     data = _lengths(cell.data)[cell.lengths]
     for seed in range(num_replays):
         workload, then = data.sample(cell.size, seed), data.sample(cell.size, FOLLOWING + seed)
-        goes_on = seed % 4 < 2
+        goes_on = seed < FOLLOWED and seed % 4 < 2
         for name, machine in machines.items():
             note(name, clairvoyant(workload, machine).total_s)
             if goes_on:

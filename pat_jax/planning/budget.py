@@ -7,8 +7,10 @@ itself looks ahead.
              than `SHARE` of its predicted time behind the best static layout. Past that, it must
              promise its cost and a half, layouts not seen yet getting no benefit of the doubt.
     rent     Where another layout was faster for so long that a switch there would have been paid
-             for, it is time to go, whatever is left: break-even, as between renting and buying
-             skis (Karlin et al. 1988: never more than twice what hindsight would have spent).
+             for, it is time to go: break-even, as between renting and buying skis (Karlin et al.
+             1988: never more than twice what hindsight would have spent). Where the plan foresees
+             a loss, the rent must have outgrown that, too, up to `MOST_RENT` times the switch: the
+             better the plan, the less the rule may spoil (Purohit et al. 2018).
 
 Each switch past the budget doubles what the next one must have paid or promise: a plan that goes to
 and fro on wrong beliefs comes to rest.
@@ -25,6 +27,7 @@ from pat_jax.planning.types import Split
 
 SHARE = 0.02  # of the rollout's predicted time
 MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
+MOST_RENT = 3.0  # times its cost: so much rent is due for a switch whatever the plan foresees
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
 
@@ -92,15 +95,18 @@ class Account:
         """Seconds that a switch past the budget has to promise, beside its cost."""
         return MULTIPLE * self.doubt * cost_s
 
-    def due(self, here: int, step_s: np.ndarray, cost_s: np.ndarray) -> int | None:
+    def due(
+        self, here: int, step_s: np.ndarray, cost_s: np.ndarray, loss_s: np.ndarray
+    ) -> int | None:
         """The layout whose rent has paid for the switch to it, if it is still the faster one.
 
         Args:
           step_s: float[layouts], one decode step now.
           cost_s: float[layouts], a switch there.
+          loss_s: float[layouts], what the plan says that going there loses, its cost included.
         """
-        profit = np.where(
-            step_s < (1 - FASTER) * step_s[here], self.rent_s - self.doubt * cost_s, -1.0
-        )
+        price_s = np.clip(loss_s, cost_s, MOST_RENT * cost_s)
+        is_faster = step_s < (1 - FASTER) * step_s[here]
+        profit = np.where(is_faster, self.rent_s - self.doubt * price_s, -1.0)
         there = int(profit.argmax())
         return there if profit[there] > 0 else None

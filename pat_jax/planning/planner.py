@@ -110,7 +110,7 @@ class CostModelPlanner(Planner):
         here = self.splits.index(current)
         forecast, priced, costs = self._outlook(load, current)
         self._book(load, here, costs)
-        _, choices = costs.cheapest(self.safety)
+        totals, choices = costs.cheapest(self.safety)
         stay = float(priced.run[here].sum())
         total = priced.seconds(here, follow(choices, here), self.safety)
         is_full = bool((costs.run[here] > priced.run[here]).any())
@@ -126,7 +126,7 @@ class CostModelPlanner(Planner):
             if self._may_switch(costs, here, there, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
-        if (due := self._due(here, costs)) is not None:
+        if (due := self._due(here, costs, totals)) is not None:
             total = self.safety * float(costs.switch[0, here, due])
             total += priced.seconds(due, follow(choices, due), self.safety)
             why = f"{current} to {self.splits[due]}: as much lost by not being there as it costs"
@@ -246,11 +246,13 @@ class CostModelPlanner(Planner):
         totals, _ = soberly.cheapest(self.safety)
         return float(soberly.run[here].sum() - totals[here]) >= self._account.must_save(cost)
 
-    def _due(self, here: int, costs: Costs) -> int | None:
-        """A layout whose rent has paid for the switch there, whatever may be left to run."""
+    def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
+        """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
         assert self._account is not None
         step_s = costs.profile_step_s * sober(self.latency, self.splits)
-        return self._account.due(here, step_s, costs.switch[0, here])
+        cost_s = costs.switch[0, here]
+        loss_s = self.safety * cost_s + totals - totals[here]
+        return self._account.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str

@@ -8,7 +8,7 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.budget import MULTIPLE, SHARE, Account, sober
+from pat_jax.planning.budget import MOST_RENT, MULTIPLE, SHARE, Account, sober
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 NONE = np.ones(4)  # no correction
@@ -40,10 +40,19 @@ def test_a_layout_is_due_once_its_rent_has_paid_for_the_switch():
     due = []
     for _ in range(12):
         account.burst(0, step, NONE)  # 0.1 s of rent
-        due.append(account.due(0, step, cost))
+        due.append(account.due(0, step, cost, cost))
     assert due[:9] == [None] * 9 and due[10:] == [3, 3]
     # It has become the slower one since: no rent tells of the future.
-    assert account.due(0, step[::-1], cost) is None
+    assert account.due(0, step[::-1], cost, cost) is None
+
+
+@pytest.mark.parametrize(("loss", "rent"), [(-1.0, 1.0), (1.5, 1.5), (2.5, 2.5), (50.0, MOST_RENT)])
+def test_rent_must_outgrow_a_loss_that_is_foreseen(loss: float, rent: float):
+    account, step = Account(np.zeros(4), 0), np.array([0.3, 0.3, 0.3, 0.2])
+    cost, losses = np.array([0.0, 9.0, 9.0, 1.0]), np.array([0.0, 9.0, 9.0, loss])
+    while account.due(0, step, cost, losses) is None:
+        account.burst(0, step, NONE)  # 0.1 s of rent
+    assert account.rent_s[3] == pytest.approx(rent + 0.05, abs=0.06)
 
 
 def test_rent_is_that_of_late():
@@ -62,7 +71,7 @@ def test_each_switch_past_the_budget_makes_the_next_one_harder():
     for times in (1, 2, 4):
         assert account.must_save(1.5) == MULTIPLE * times * 1.5
         bursts_until_due = 0
-        while account.due(0, step, cost) is None:
+        while account.due(0, step, cost, cost) is None:
             account.burst(0, step, NONE)
             bursts_until_due += 1
         assert bursts_until_due == math.floor(1.5 * times) + 1
