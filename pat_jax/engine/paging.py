@@ -145,8 +145,9 @@ class PagePool:
         """Gives `pages`, all that have a content, other `numbers`; int[pages] each."""
         holders, keys = self._holders, self._key
         number = dict(zip(pages.tolist(), numbers.tolist(), strict=True)) | {NULL_PAGE: NULL_PAGE}
-        self._holders, self._key = [0] * self.num_pages, [None] * self.num_pages
+        self._holders = [0] * self.num_pages
         self._index.clear()
+        self._key = [None for _ in range(self.num_pages)]
         for page, new in number.items():
             self._holders[new], key = holders[page], keys[page]
             if key is not None:

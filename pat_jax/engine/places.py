@@ -171,7 +171,7 @@ def _tried(leaving: _Leaving, sizes: tuple[int, ...], is_even: bool) -> Placed:
         most_waiting = max(most_waiting, sum(leaving.waiting(plan[one]) for one in waiting))
     assert not waiting, "the pools hold all that arrives"
     shipments = [
-        Shipment(step, *(_pages(mine, x) for x in (moves.old_page, new_page)), tuple(put))
+        Shipment(step, _pages(mine, moves.old_page), _pages(mine, new_page), tuple(put))
         for step, mine, put in zip(plan, slots, puts, strict=True)
     ]
     return Placed(new_page, shipments, most_waiting)
