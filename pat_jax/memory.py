@@ -65,7 +65,7 @@ def kv_bytes(
     if len(layouts) == 1:
         return max(0.0, left - shifted)
     most_parts = max(
-        exchange.staged / exchange.num_heads
+        exchange.most_staged / exchange.num_heads
         for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
     )
     # A switch holds a chunk of the weights twice, and pages on their way.

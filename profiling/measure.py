@@ -22,7 +22,7 @@ from pat_jax.engine.pages import Exchange
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.rounds import ALL, SHIFT_SIZES, SIZES, Moves
+from pat_jax.engine.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
 from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
@@ -231,12 +231,11 @@ class Warmup:
             pool = self.programs[Key("view", source.split, target=target.split)](pool)
         migration = Migration(self.programs, source, target)
         for size, kind in product(SIZES, (ALL, *range(num_groups))):
-            groups = np.repeat(np.arange(num_groups) if kind == ALL else [kind], size)
-            pages = np.full(len(groups), NULL_PAGE)
-            moves = Moves(groups, pages, pages)
+            pages = np.full((num_groups, size), NULL_PAGE)
+            shipment = Shipment(Round(kind, size), pages, pages, put=(0,))
             is_timed = size == SIZES[0] and kind in (ALL, 0)
             key = (source.split, target.split, ROUNDS[kind != ALL])
-            move = partial(migration.run, moves=moves)
+            move = partial(migration.run, shipments=[shipment])
             pool = self._round(key if is_timed else None, move, pool)
         _delete(pool)
 

@@ -152,9 +152,9 @@ class PageCounts:
         self.free[group] -= pages
 
     def carry(
-        self, source: Split, target: Split, group: np.ndarray, is_recomputed: np.ndarray, steps: int
+        self, target: Split, group: np.ndarray, is_recomputed: np.ndarray, steps: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Pages in the pools of another layout, which take the memory of the old ones.
+        """Pages in the pools of another layout; all that they hold can migrate (`engine/places.py`).
 
         Args:
           group: int[live], of each sequence there.
@@ -166,14 +166,13 @@ class PageCounts:
         accounts = self.accounts
         live = accounts.live
         self._drop(live[is_recomputed])
-        beside = self._beside(source, target)
         filled = -(-(accounts.length[live] - 1) // self.page_size)
         self.free, self._home[:] = self._empty(target), NO_GROUP
-        capacity, is_left = self.free.copy(), is_recomputed.copy()
+        is_left = is_recomputed.copy()
         by_age = np.argsort(self._turn[live])
         for k in by_age[~is_recomputed[by_age]].tolist():
             new, pages = int(group[k]), int(filled[k])
-            is_left[k] = capacity[new] - self.free[new] + pages > beside[new]
+            is_left[k] = pages > self.free[new]
             if not is_left[k]:
                 self._take(int(live[k]), new, pages)
         self.held[live[is_left]] = 0
@@ -185,14 +184,6 @@ class PageCounts:
         for sequence in left[np.argsort(-self._turn[left])].tolist():
             self._queue.appendleft(sequence)
         return anew, waits
-
-    def _beside(self, source: Split, target: Split) -> np.ndarray:
-        """Pages of each new group that lie in no memory of pages that are held."""
-        old, new = self.memory.pages[source], self.memory.pages[target]
-        occupied = old - self.free  # NULL_PAGE among them
-        fewer, groups = min(source.dp, target.dp), np.arange(source.dp)
-        most = [int(occupied[(groups - g) % fewer == 0].max()) for g in range(target.dp)]
-        return np.array([max(0, new - -(-pages * new // old)) for pages in most])
 
     def balance(self, group: np.ndarray) -> np.ndarray:
         """Live sequences to their `group` of the same layout; returns where each is then.

@@ -32,7 +32,7 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
             plan, balance = flight.decide(planner)
             if plan.split != flight.split:
                 source, seconds = flight.split, flight.switch(plan)
-                planner.observe_switch(source, plan, seconds)
+                planner.observe_switch(source, plan, seconds, flight.switches[-1].kv)
             elif balance is not None:
                 planner.observe_balance(balance, flight.balance(balance))
             flight.fit()
@@ -185,7 +185,7 @@ class _Flight:
         waits = np.zeros(load.live, bool)
         if self.pages is not None:
             steps = self.machine.burst_steps
-            is_recomputed, waits = self.pages.carry(source, target, group, is_recomputed, steps)
+            is_recomputed, waits = self.pages.carry(target, group, is_recomputed, steps)
             accounts.leave(accounts.live[waits])
         seconds = truth.reslice(source, target)
         seconds += carried_seconds(truth, source, target, load, is_recomputed, ~waits)

@@ -13,7 +13,8 @@ from pat_jax.config import RolloutConfig
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.latency import ROUNDS, LatencyModel
-from pat_jax.planning.types import Load, Split
+from pat_jax.planning.planner import Planner
+from pat_jax.planning.types import Load, Plan, Split
 from pat_jax.profiling.machine import Machine
 
 SETTINGS = {
@@ -36,6 +37,40 @@ def static_run(
     """What the engine generates without switching, on eight replicas."""
     requests, one = make_requests(SETTINGS[name], seed), subject(name, weights)
     return requests, one.run(requests, one.static(1))[0]
+
+
+def longest_requests(settings: Settings) -> list[Request]:
+    """Each has the longest prompt, unlike any other, and says as much as it may."""
+    rng = np.random.default_rng(0)
+    return [
+        replace(
+            request,
+            tokens=tuple(rng.integers(3, 61, settings.max_prompt_length).tolist()),
+            max_new_tokens=settings.max_completion_length,
+            ignore_eos=True,
+        )
+        for request in make_requests(settings, 0)
+    ]
+
+
+@dataclass
+class AtStep(Planner):
+    """Goes to another layout once so many decode steps have been made."""
+
+    first: Split
+    target: Split
+    step: int
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.first
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        if load.step < self.step:
+            return Plan(self.first, threshold=0, reason="not yet")
+        if current == self.first:
+            self.context = load.context  # int[live], tokens in the cache at the switch
+        return Plan(self.target, threshold=0, reason="now")
 
 
 SPLITS = (Split(8, 1), Split(4, 2), Split(2, 4), Split(1, 8))

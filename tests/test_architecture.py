@@ -17,6 +17,8 @@ HOST_SIDE = (
     "accounts",
     "paging",
     "due",
+    "rounds",
+    "places",
     "scheduler",
     "holdings",
     "balance",

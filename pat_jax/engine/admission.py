@@ -16,6 +16,8 @@ from pat_jax.engine.balance import options
 from pat_jax.engine.due import Copies, PageMoves, Spans
 from pat_jax.engine.holdings import NO_GROUP, NO_PAGES, Holdings, Moved
 from pat_jax.engine.paging import NULL_PAGE, Admitted, num_pages_for
+from pat_jax.engine.places import Pools, placed
+from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
 
 
@@ -158,12 +160,11 @@ class Admission(Holdings):
 
     def carry(
         self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
-    ) -> tuple[Copies, PageMoves, Round]:
+    ) -> tuple[list[Shipment], Round]:
         """Rows and pages of the live sequences in the groups, and the pools, of another layout.
 
-        The new pools take the memory of the old ones: what migrates is first copied together, and
-        gets new pages where none of it lies. Rows are dealt out anew, as few as hold the fullest
-        group. Who finds too few pages waits.
+        The new pools take the memory of the old ones: see `places.py`. Rows are dealt out anew, as few
+        as hold the fullest group. Who finds too few pages waits.
 
         Args:
           num_pages: of each new pool.
@@ -171,16 +172,14 @@ class Admission(Holdings):
           steps: of the next burst.
 
         Returns:
-          What is to be copied in the old pools, then moved to the new ones, then computed.
+          What is to be moved, in this order, then computed.
         """
         scheduler = self.scheduler
         live, old_pools = scheduler.live, self.pools
         for i in live[is_recomputed].tolist():
             self._release(i)
-        copies = self._compact()
-        lowest = self._lowest(num_groups, num_pages)
         group = scheduler.regroup(num_groups, is_recomputed)
-        self.pools = self._new_pools(num_groups, num_pages, lowest)
+        self.pools = self._new_pools(num_groups, num_pages)
         self._home = [NO_GROUP] * len(self._home)
         moved: Moved = defaultdict(dict)
         moves, admitted, is_left = [], [], is_recomputed.copy()
@@ -189,9 +188,10 @@ class Admission(Holdings):
             adopted = self._adopt(int(live[k]), int(group[k]), old_pools, moved)
             is_left[k] = adopted is None
             moves += adopted or []
-        for pool in self.pools:
-            pool.open()
-        # Who found no page beside the old ones is recomputed as well, in pages found or left.
+        old, new = (Pools(len(pools), pools[0].num_pages) for pools in (old_pools, self.pools))
+        arrivals = placed(PageMoves.of(moves), old, new)
+        self._renumber(live[~is_left], PageMoves.of(moves), arrivals.new_page)
+        # Who found too few pages is recomputed as well, if it shares enough with others, or waits.
         for k in by_age[is_left[by_age]].tolist():
             i, new = int(live[k]), int(group[k])
             if (given := self.admit_one(i, new, steps)) is not None:
@@ -204,7 +204,7 @@ class Admission(Holdings):
         scheduler.leave(left)
         rows = int(np.bincount(group[~is_left], minlength=1).max())
         scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
-        return copies, PageMoves.of(moves), self._round(admitted)
+        return arrivals.shipments, self._round(admitted)
 
     def balance_options(self, row_buckets: Sequence[int]) -> list[np.ndarray]:
         """The groups in which the live sequences could be, int[live] each: see `balance.options`."""

@@ -84,7 +84,7 @@ class Catalogue:
         """Of one device, at most, for pages on their way between any two layouts or groups."""
         layouts = self.layouts.values()
         exchanges = [Exchange.between(a, b) for a, b in permutations(layouts, 2)]
-        sizes = [x.staged * x.part_bytes(self.pool(x.wide)) for x in exchanges]
+        sizes = [x.most_staged * x.part_bytes(self.pool(x.wide)) for x in exchanges]
         # Packed, and arrived.
         sizes += [2 * pages.part_bytes(x, self.pool(x)) for x in layouts if x.split.dp > 1]
         return SIZES[0] * max(sizes, default=0)

@@ -3,6 +3,8 @@
 Which pages is the host's accounts to say (`admission.py`).
 """
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -12,7 +14,7 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.migration import Migration, Shifting, Traffic
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rounds import Moves
+from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.state import Pool
 from pat_jax.models.policy import Params
 
@@ -48,13 +50,12 @@ class DevicePool:
                 pairs[:, g, : len(now)] = copies.source[now], copies.target[now]
             self.pages = program(self.pages, *pairs.reshape(2, -1))
 
-    def migrate(self, target: Layout, moves: PageMoves) -> Traffic:
-        """To the groups of another layout; what is not among the moves is lost."""
+    def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> Traffic:
+        """To the groups of another layout; what is not among the shipments is lost."""
         source, self.layout = self.layout, target
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
-        order = (0, 1, 3) if migration.exchange.is_up else (2, 3, 1)
-        self.pages, traffic = migration.run(self.pages, Moves(*(moves[k] for k in order)))
+        self.pages, traffic = migration.run(self.pages, shipments)
         return traffic
 
     def shift(self, moves: PageMoves) -> Traffic:

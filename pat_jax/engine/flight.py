@@ -205,14 +205,13 @@ class Flight:
         """
         scheduler, live, split = self.scheduler, self.scheduler.live, target.split
         is_recomputed = scheduler.length[live] - 1 < recompute_below
-        copies, moves, due = self.admission.carry(
+        shipments, due = self.admission.carry(
             split.dp,
             num_pages=self.catalogue.pages[split],
             is_recomputed=is_recomputed,
             steps=self._burst_steps,
         )
-        self.pool.copy(copies)
-        self._rows, traffic = None, self.pool.migrate(target, moves)
+        self._rows, traffic = None, self.pool.migrate(target, shipments)
         # Who found no pages is recomputed as well, now or when there are some.
         has_no_row = scheduler.row[live] == NO_ROW
         anew = is_recomputed | has_no_row | np.isin(live, due.spans.sequence)

@@ -4,12 +4,11 @@ Who gets pages and who has to give them back is `admission.py`'s to say.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 
 from pat_jax.engine.accounts import NO_SEQUENCE
-from pat_jax.engine.due import Copies
+from pat_jax.engine.due import PageMoves
 from pat_jax.engine.paging import NULL_PAGE, PagePool, num_pages_for
 from pat_jax.engine.scheduler import Scheduler
 
@@ -33,17 +32,14 @@ class Holdings:
         self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in scheduler.requests]
         self._home = [NO_GROUP] * len(prompts)  # where a sample of each got pages last
 
-    def _new_pools(
-        self, num_groups: int, num_pages: int, lowest: Sequence[int] | None = None
-    ) -> list[PagePool]:
+    def _new_pools(self, num_groups: int, num_pages: int) -> list[PagePool]:
         longest = int(self.scheduler.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(
                 f"a pool of {num_pages} pages of {self.page_size} tokens does not hold a sequence "
                 f"of {longest} tokens."
             )
-        lowest = lowest or [NULL_PAGE + 1] * num_groups
-        return [PagePool(num_pages, self.page_size, first=first) for first in lowest]
+        return [PagePool(num_pages, self.page_size) for _ in range(num_groups)]
 
     @property
     def most_pages(self) -> int:
@@ -101,24 +97,16 @@ class Holdings:
         self._take(sequence, group, pages)
         return [(old, a, group, b) for a, b in zip(filled, pages, strict=True)][num_found:]
 
-    def _compact(self) -> Copies:
-        """Pages of every pool numbered from the first one on."""
-        copies, numbers = [], [pool.compact() for pool in self.pools]
-        for i in np.flatnonzero(self._num_pages).tolist():
-            self._pages[i] = numbers[self._group[i]][self._pages[i]]
-        for group, number in enumerate(numbers):
-            moved = np.flatnonzero(number != np.arange(len(number)))
-            copies += [(group, page, number[page]) for page in moved.tolist()]
-        return Copies(*np.array(copies, np.int32).reshape(-1, 3).T)
+    def _renumber(self, sequences: np.ndarray, moves: PageMoves, new_page: np.ndarray) -> None:
+        """The pages of pools in which nothing but `moves` has arrived, as `new_page`, int[moves].
 
-    def _lowest(self, num_groups: int, num_pages: int) -> list[int]:
-        """The first page of each new group that lies in no memory of pages held in compact pools.
-
-        Groups merge with those congruent modulo their number afterwards, and split likewise.
+        Args:
+          sequences: int[sequences], all that have pages there.
         """
-        fewer, lowest = min(num_groups, len(self.pools)), []
-        for new in range(num_groups):
-            beside = [pool for old, pool in enumerate(self.pools) if (old - new) % fewer == 0]
-            held = max(1 + pool.capacity - pool.num_free for pool in beside)
-            lowest.append(-(-held * num_pages // beside[0].num_pages))
-        return lowest
+        number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int32)
+        number[moves.new_group, moves.new_page] = new_page
+        for group, pool in enumerate(self.pools):
+            mine = moves.new_group == group
+            pool.renumber(moves.new_page[mine], new_page[mine])
+        for i in sequences.tolist():
+            self._pages[i] = number[self._group[i]][self._pages[i]]

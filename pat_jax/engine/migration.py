@@ -1,8 +1,10 @@
 """Carries the KV cache of running sequences to another layout, or another group: live pages only.
 
-Knows the programs and in which order they run. Which sequences go where is the scheduler's to say.
+Knows the programs and in which order they run. Which sequences go where is the scheduler's to say,
+and which pages together `places.py`'s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -13,7 +15,7 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.pages import Buffer, Exchange, part_bytes
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rounds import ALL, Moves, Shift, Shipment, shifts, shipments
+from pat_jax.engine.rounds import ALL, Shift, Shipment, shifts
 from pat_jax.engine.state import Pool
 
 
@@ -37,47 +39,58 @@ class Migration:
         self.members = self.exchange.members
         self.waits = must_wait(source)
 
-    def run(self, pool: Pool, moves: Moves) -> tuple[Pool, Traffic]:
-        """Copies the pages of `moves` to where they belong in the target.
+    def run(self, pool: Pool, shipments: Sequence[Shipment]) -> tuple[Pool, Traffic]:
+        """Copies pages to where they belong in the target.
 
         Only dispatched, except on CPU: the caller waits for the pool that it gets back.
 
         Args:
           pool: as the target sees the memory of the source's (`pages.view`); consumed. No page that
-            arrives lies in the memory of one that leaves.
+            arrives lies in the memory of one that has not been packed when it is unpacked.
         """
-        num_groups = self.exchange.narrow.split.dp
-        sent, count, largest = 0, 0, 0
-        for shipment in shipments(moves, num_groups):
-            pool = self._ship(shipment, pool)
+        num_groups, exchange = self.exchange.narrow.split.dp, self.exchange
+        sent, due, count, most_parts = 0, 0, 0, 0
+        waiting: dict[int, tuple[Buffer, ...]] = {}
+        for number, shipment in enumerate(shipments):
+            size, earlier = shipment.round.size, (shipments[k].round for k in waiting)
+            held = sum(step.size * exchange.arrived(step) for step in earlier)
+            most_parts = max(most_parts, held + size * exchange.staged)
+            waiting[number] = self._send(shipment, pool)
+            for other in shipment.put:
+                pool = self._put(shipments[other], waiting.pop(other), pool)
             sent += shipment.round.slots(num_groups)
+            due += int((shipment.old_page != NULL_PAGE).sum())
             count += 1
-            largest = max(largest, shipment.round.size)
-        part = self.exchange.part_bytes(pool)
-        due = len(moves.narrow_group)
-        sent, due = (part * self.exchange.copies_sent * pages for pages in (sent, due))
-        return pool, Traffic(sent, due, count, part * self.exchange.staged * largest)
+        part = exchange.part_bytes(pool)
+        sent, due = (part * exchange.copies_sent * pages for pages in (sent, due))
+        return pool, Traffic(sent, due, count, part * most_parts)
 
-    def _ship(self, shipment: Shipment, pool: Pool) -> Pool:
+    def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
         size, group = shipment.round.size, shipment.round.group
         pack = self.programs[Key("pack", self.source, size, target=self.target)]
-        unpack = self.programs[Key("unpack", self.target, size)]
         part = 0 if group == ALL else 1 + group
         exchange = self.programs[Key("exchange", self.source, size, target=self.target, part=part)]
-        narrow, wide = [shipment.narrow_page], self._wide_pages(shipment)
-        leaving, arriving = (narrow, wide) if self.exchange.is_up else (wide, narrow)
+        pages = self._by_buffer(shipment, shipment.old_page, is_wide=not self.exchange.is_up)
         # An empty slot sends what happens to be in the null page, and arrives nowhere.
-        buffers: tuple[Buffer, ...] = tuple(pack(pool, _flat(pages)) for pages in leaving)
-        arrived = exchange(buffers)
+        arrived = exchange(tuple(pack(pool, _flat(one)) for one in pages))
         if self.waits:
             jax.block_until_ready(arrived)
-        for buffer, pages in zip(arrived, arriving, strict=True):
-            pool = unpack(pool, buffer, _flat(pages))
+        return arrived
+
+    def _put(self, shipment: Shipment, arrived: tuple[Buffer, ...], pool: Pool) -> Pool:
+        unpack = self.programs[Key("unpack", self.target, shipment.round.size)]
+        pages = self._by_buffer(shipment, shipment.new_page, is_wide=self.exchange.is_up)
+        for buffer, one in zip(arrived, pages, strict=True):
+            pool = unpack(pool, buffer, _flat(one))
         return pool
 
-    def _wide_pages(self, shipment: Shipment) -> list[np.ndarray]:
-        """Pages by wide group, int[wide groups, size], for each buffer."""
-        pages, group = shipment.wide_page, shipment.round.group
+    def _by_buffer(
+        self, shipment: Shipment, pages: np.ndarray, *, is_wide: bool
+    ) -> list[np.ndarray]:
+        """Pages of each buffer, int[groups, size], by the groups of the layout that has them."""
+        group = shipment.round.group
+        if not is_wide:
+            return [pages]
         if group == ALL:
             return [pages[groups] for groups in self.members.T]
         home = (self.members == group).any(axis=1)[:, None]

@@ -1,7 +1,8 @@
 """Pages of the KV cache on their way between two layouts, or two groups: pack, exchange, unpack.
 
 A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
-buffers, and unpacks them into the target's pool, in the same memory. Buffers have a few fixed sizes, so that three kinds
+buffers, and unpacks them into the target's pool, in the same memory, at once or when there is room
+(`places.py`). Buffers have a few fixed sizes, so that three kinds
 of small programs carry any pages between any two layouts, and nothing but live pages is sent.
 
 The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.
@@ -18,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.engine.layout import Axes, Layout
 from pat_jax.engine.paging import NULL_PAGE
+from pat_jax.engine.rounds import ALL, Round
 from pat_jax.engine.state import Pool
 from pat_jax.models.kv_cache import KV_AXES
 
@@ -63,6 +65,17 @@ class Exchange:
         """Parts of a page that a device holds while it moves, a part being a wide device's heads."""
         # A narrow buffer, and as many wide ones as there are members, packed and concatenated.
         return self.num_heads + 2 * self.members.shape[1]
+
+    def arrived(self, step: Round) -> int:
+        """Parts of a page that a device holds of a round that waits to be unpacked."""
+        if not self.is_up:
+            return self.num_heads
+        return self.members.shape[1] if step.group == ALL else 1
+
+    @property
+    def most_staged(self) -> int:
+        """As `staged`, while as much waits as may: two large rounds, see `places.MOST_WAITING`."""
+        return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property
     def copies_sent(self) -> int:

@@ -36,19 +36,17 @@ class PagePool:
     may be of a sequence admitted in the same round.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, first: int = NULL_PAGE + 1):
+    def __init__(self, num_pages: int, page_size: int):
         """
         Args:
           num_pages: NULL_PAGE among them.
           page_size: tokens.
-          first: no page before this one is given out until `open`.
         """
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
         self.num_pages, self.page_size = num_pages, page_size
         self._holders = [0] * num_pages
-        self._blank = list(range(num_pages - 1, first - 1, -1))  # hold nothing of use
-        self._closed = range(min(first, num_pages) - 1, NULL_PAGE, -1)
+        self._blank = list(range(num_pages - 1, NULL_PAGE, -1))  # hold nothing of use
         self._idle: OrderedDict[int, None] = OrderedDict()  # without holder, but can be found
         self._index: dict[tuple[int, bytes], int] = {}  # (page before, tokens) -> page
         self._key: list[tuple[int, bytes] | None] = [None] * num_pages
@@ -143,35 +141,20 @@ class PagePool:
             before = new
         return np.array(new_pages, np.int32), num_found
 
-    def open(self) -> None:
-        """All pages may be given out."""
-        self._blank += self._closed
-        self._closed = range(0)
-
-    def compact(self) -> np.ndarray:
-        """Gives the pages that are held the first numbers; what nobody holds is found no more.
-
-        Returns int32[pages]: each page's new number, to which it has to be copied if it is another.
-        """
-        for page in self._idle:
-            self._forget(page)
-        held = [page for page in range(self.num_pages) if self._holders[page]]
-        last = NULL_PAGE + len(held)
-        holes = [page for page in range(NULL_PAGE + 1, last + 1) if not self._holders[page]]
-        number = np.arange(self.num_pages, dtype=np.int32)
-        number[[page for page in held if page > last]] = holes
-        keys = [(int(number[page]), self._holders[page], self._key[page]) for page in held]
+    def renumber(self, pages: np.ndarray, numbers: np.ndarray) -> None:
+        """Gives `pages`, all that have a content, other `numbers`; int[pages] each."""
+        holders, keys = self._holders, self._key
+        number = dict(zip(pages.tolist(), numbers.tolist(), strict=True)) | {NULL_PAGE: NULL_PAGE}
         self._holders = [0] * self.num_pages
         self._index.clear()
-        self._key[:] = [None] * self.num_pages
-        for page, holders, key in keys:
-            self._holders[page] = holders
+        self._key = [None for _ in range(self.num_pages)]
+        for page, new in number.items():
+            self._holders[new], key = holders[page], keys[page]
             if key is not None:
-                self._key[page] = key = (int(number[key[0]]), key[1])
-                self._index[key] = page
-        self._blank = list(range(self.num_pages - 1, last, -1))
-        self._idle.clear()
-        return number
+                self._key[new] = key = (number[key[0]], key[1])
+                self._index[key] = new
+        blank = range(self.num_pages - 1, NULL_PAGE, -1)
+        self._blank = [page for page in blank if not self._holders[page]]
 
     def release(self, pages: np.ndarray) -> None:
         """All pages of a sequence, in order of position."""

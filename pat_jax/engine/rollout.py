@@ -233,7 +233,8 @@ class RolloutEngine:
             began, source = clock.elapsed, flight.split
             with clock("switch"):
                 report.switches.append(self._switch(flight, plan, report, began))
-            planner.observe_switch(source, plan, report.switches[-1].seconds)
+            switch = report.switches[-1]
+            planner.observe_switch(source, plan, switch.seconds, switch.kv)
         elif balance is not None:
             with clock("balance"):
                 report.balanced.append(flight.balance(balance))

@@ -1,9 +1,9 @@
-"""The rounds of a migration: which pages go in which fixed-size exchange. NumPy, on the host.
+"""The rounds of a migration: how many pages go in which fixed-size exchange. NumPy, on the host.
 
 A round in which all groups take part is the fastest way to move pages that all of them have; what
 one group has more than the others goes in rounds of its own, in which nobody else sends. A large
 buffer needs fewer rounds, a small one sends fewer empty pages; empty pages are sent as long as they
-are few, since a round costs more than they do.
+are few, since a round costs more than they do. Which page goes in which round is `places.py`'s to say.
 """
 
 from collections.abc import Iterator
@@ -31,27 +31,34 @@ class Round:
 
 
 def rounds(pages: np.ndarray, sizes: tuple[int, ...] = SIZES) -> list[Round]:
-    """Rounds that move `pages`, int[narrow groups]; at most `MOST_EMPTY` more are sent than that."""
+    """Rounds that move `pages`, int[narrow groups]; at most `MOST_EMPTY` more are sent than that.
+
+    Those of all groups come first; then the groups that have more take turns.
+    """
+    # A group that sends its rest alone, and some empty pages, leaves small rounds to others like it.
+    return min((_rounds(pages, sizes, least) for least in (0, sizes[0])), key=len)
+
+
+def _rounds(pages: np.ndarray, sizes: tuple[int, ...], least: int) -> list[Round]:
+    """A group sends in a large round of its own what it has left, if that is at least `least`."""
     left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
-    plan = []
+    together, alone = [], []
     for size in sizes:
         while left.any() and (empty := int(np.maximum(size - left, 0).sum())) <= spare:
-            plan.append(Round(ALL, size))
+            together.append(Round(ALL, size))
             left, spare = np.maximum(left - size, 0), spare - empty
+        turns = []
         for group in np.argsort(-(left % size), kind="stable").tolist():
-            while left[group] and (empty := max(size - int(left[group]), 0)) <= spare:
-                plan.append(Round(group, size))
+            turn = 0
+            while left[group] >= min(least, size) and left[group]:
+                empty = max(size - int(left[group]), 0)
+                if empty > spare:
+                    break
+                turns.append((turn, Round(group, size)))
                 left[group], spare = max(left[group] - size, 0), spare - empty
-    return plan
-
-
-@dataclass(frozen=True)
-class Moves:
-    """The pages that migrate, one entry each; numbers of pages count within their group."""
-
-    narrow_group: np.ndarray  # int[pages]
-    narrow_page: np.ndarray  # int[pages]
-    wide_page: np.ndarray  # int[pages]
+                turn += 1
+        alone += [step for _, step in sorted(turns, key=lambda one: one[0])]
+    return together + alone
 
 
 @dataclass(frozen=True)
@@ -59,21 +66,9 @@ class Shipment:
     """What one round carries: int[narrow groups, size] each; an empty slot has NULL_PAGE."""
 
     round: Round
-    narrow_page: np.ndarray
-    wide_page: np.ndarray
-
-
-def shipments(moves: Moves, num_groups: int) -> Iterator[Shipment]:
-    """Every page in one round."""
-    queue = [np.flatnonzero(moves.narrow_group == g) for g in range(num_groups)]
-    for step in rounds(np.array([len(waiting) for waiting in queue])):
-        shape = (num_groups, step.size)
-        shipped = Shipment(step, np.full(shape, NULL_PAGE), np.full(shape, NULL_PAGE))
-        for g in range(num_groups) if step.group == ALL else (step.group,):
-            now, queue[g] = np.split(queue[g], [step.size])
-            shipped.narrow_page[g, : len(now)] = moves.narrow_page[now]
-            shipped.wide_page[g, : len(now)] = moves.wide_page[now]
-        yield shipped
+    old_page: np.ndarray
+    new_page: np.ndarray
+    put: tuple[int, ...]  # numbers of the rounds, itself or earlier ones, that are then unpacked
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ class Fits:
     """Where there is room, at each moment of a forecast."""
 
     run: np.ndarray  # bool[split, moments]: pages to decode on to the next moment
-    reslice: np.ndarray  # bool[from, to, moments]: the weights, and a chunk of them twice
-    migrate: np.ndarray  # bool[from, to, moments]: pages beside those that they come from
-    recompute: np.ndarray  # bool[to, moments]: pages
+    reslice: np.ndarray  # bool[from, to]: the weights, a chunk of them twice, pages on their way
+    carry: np.ndarray  # bool[to, moments]: pages; migrating takes no more than computing them anew
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,8 @@ class MemoryModel:
         run[free.argmax(axis=0), np.arange(free.shape[1])] |= ~run.any(axis=0)
         need = self.needed(fullest, now)
         arrives = has_room & (need < pages)
-        # What leaves lies in the memory of as many pages there, and nothing arrives in them.
-        occupied = np.ceil((need + 1)[:, None] * (pages / pages[:, 0])[:, :, None].swapaxes(0, 1))
-        beside = need + occupied <= pages
-        reslice = np.broadcast_to((self._peaks(splits) <= self.usable)[:, :, None], beside.shape)
-        return Fits(run, reslice, reslice & arrives & beside, arrives)
+        reslice = self._peaks(splits) <= self.usable
+        return Fits(run, reslice, arrives)
 
     def _peaks(self, splits: tuple[Split, ...]) -> np.ndarray:
         """Most bytes of a switch, [from, to].

@@ -51,9 +51,9 @@ class Planner(ABC):
         """A burst ran in these buckets with `seconds` a step; a planner may learn from it."""
         del split, rows, length, seconds
 
-    def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
-        """The switch from `source` that `plan` asked for took `seconds`."""
-        del source, plan, seconds
+    def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
+        """The switch from `source` that `plan` asked for took `seconds`, and `kv` is how it went."""
+        del source, plan, seconds, kv
 
     def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
         """Which sequences go to other groups of the layout in which `plan` stays, if that pays.
@@ -141,7 +141,7 @@ class CostModelPlanner(Planner):
             return
         self.latency = self.latency.observed(split, rows, length, seconds)
 
-    def observe_switch(self, source: Split, plan: Plan, seconds: float) -> None:
+    def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
         assert self._account is not None and self._asked is not None, "it was planned here"
         if self.is_frozen:
             seconds = plan.predicted_cost_s
@@ -151,7 +151,9 @@ class CostModelPlanner(Planner):
         self._account.switch(seconds, was_afforded=was_afforded)
         if self.is_frozen:
             return
-        self.switch_costs = self.switch_costs.observed(replace(self._asked, actual_s=seconds))
+        # Where pages lack, sequences that were to migrate are not: it went another way than planned.
+        seen = replace(self._asked, carry=kv, actual_s=seconds)
+        self.switch_costs = self.switch_costs.observed(seen)
 
     def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
         """The cheapest of the `options`, if it saves more than the `safety` times its cost."""

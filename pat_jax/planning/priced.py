@@ -59,23 +59,19 @@ class Costs:
 
     def where(self, fits: Fits) -> "Costs":
         """The same, with what has no room priced out of every plan."""
-        migrate = np.where(fits.migrate, self.migrate, LARGE_S)
-        recompute = np.where(fits.recompute, self.recompute, LARGE_S)
-        switch = np.minimum(migrate, recompute[None]) + self.tables.reslice[:, :, None]
-        switch = np.where(fits.reslice, switch, LARGE_S)
+        has_room = fits.reslice[:, :, None] & fits.carry
+        switch = np.where(np.moveaxis(has_room, -1, 0), self.switch, LARGE_S)
         diagonal = np.arange(len(self.run))
-        switch[diagonal, diagonal] = 0.0
+        switch[:, diagonal, diagonal] = 0.0
         return replace(
             self,
             run=np.where(fits.run, self.run, LARGE_S * self.any_live),
-            migrate=migrate,
-            recompute=recompute,
-            switch=np.moveaxis(switch, -1, 0),
-            prefill=np.where(fits.recompute[:, 0], self.prefill, LARGE_S),
+            switch=switch,
+            prefill=np.where(fits.carry[:, 0], self.prefill, LARGE_S),
         )
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
-        """The way that is left where the other is not allowed or has no room."""
+        """The way that is left where the other is not allowed or was not measured."""
         if self.migrate[source, target, at] >= LARGE_S:
             return "recompute"
         return "migrate" if self.recompute[target, at] >= LARGE_S else None

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import SETTINGS, static_run, subject
+from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
 
 from benchmarks.lossless import (
     CARRIES,
@@ -49,6 +49,23 @@ def test_switching_changes_no_token(name, path, carry):
     assert carry in ways and (carry == "mixed" or len(ways) == 1)
     assert all(0 < switch.live < len(requests) for switch in report.switches)
     check(sum(tally(subject(name), requests, static, [adaptive]).values(), Tally()))
+
+
+@pytest.mark.parametrize("name, path", [("kv8", (1, 8)), ("kv8", (8, 2)), ("kv2", (8, 1))])
+def test_a_full_pool_goes_along(name, path):
+    """All 16 sequences at their longest, so that the pools hold nothing but live pages."""
+    requests, one = longest_requests(SETTINGS[name]), subject(name)
+    static, _ = one.run(requests, one.static(path[0]))
+    splits = {split.tp: split for split in one.engine.layouts}
+    planner = AtStep(splits[path[0]], splits[path[1]], step=48)
+    adaptive, report = one.run(requests, planner)
+    (switch,) = report.switches
+    assert (switch.kv, switch.live) == ("migrate", len(requests))
+    assert switch.bytes_moved <= 1.05 * switch.least_bytes
+    pages, split = one.engine.catalogue.pages, splits[path[0]]
+    held = -(-planner.context // SETTINGS[name].page_size)
+    assert held.sum() >= 0.94 * split.dp * (pages[split] - 1)
+    check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,7 +1,5 @@
 """Rows and pages of sequences, held against devices that write and move tokens as they are told."""
 
-from fractions import Fraction
-
 import numpy as np
 from bursts import burst
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.due import Copies, PageMoves, prefill_calls
 from pat_jax.engine.paging import NULL_PAGE
+from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Request, Scheduler
 
 BURST = 4
@@ -74,10 +73,28 @@ class Devices:
         for group, source, target in zip(*copies, strict=True):
             self.cache[group, target] = self.cache[group, source]
 
-    def move(self, moves: PageMoves) -> None:
-        old, self.cache = self.cache, self.empty()
-        assert len(set(zip(moves.new_group, moves.new_page, strict=True))) == len(moves.new_page)
-        self.cache[moves.new_group, moves.new_page] = old[moves.old_group, moves.old_page]
+    def ship(self, shipments: list[Shipment], old: tuple[int, int], new: tuple[int, int]) -> None:
+        """Round by round, in one memory: no page is packed where another one lies by then.
+
+        Args:
+          old, new: groups and pages of a group; the pools of a device are the same bytes.
+        """
+        before, self.cache = self.cache, self.empty()
+        arrived: list[tuple[int, int]] = []
+        waiting: list[list] = []
+        for shipment in shipments:
+            waiting.append([])
+            for narrow, slot in np.argwhere(shipment.old_page != NULL_PAGE).tolist():
+                page, place = (x[narrow, slot] for x in (shipment.old_page, shipment.new_page))
+                source, target = (narrow % old[0], page), (narrow % new[0], place)
+                assert not any(share_memory(source, other, old, new) for other in arrived)
+                waiting[-1].append((source, target))
+            for number in shipment.put:
+                for source, target in waiting[number]:
+                    assert target[1] != NULL_PAGE and target not in arrived
+                    self.cache[target] = before[source]
+                    arrived.append(target)
+        assert len(arrived) == sum(map(len, waiting))
 
     def shift(self, moves: PageMoves) -> None:
         """In one memory, one page after the other."""
@@ -86,21 +103,13 @@ class Devices:
             self.cache[new_group, new_page] = self.cache[old_group, old_page]
 
 
-def check_memory_is_not_shared(
-    moves: PageMoves, old: tuple[int, int], new: tuple[int, int]
-) -> None:
-    """No page arrives where one that leaves lies, on any device that has both.
-
-    Args:
-      old, new: groups and pages of a group; the pools of a device are the same bytes.
-    """
-    fewer = min(old[0], new[0])
-    for i, page in zip(moves.new_group.tolist(), moves.new_page.tolist(), strict=True):
-        for j, other in zip(moves.old_group.tolist(), moves.old_page.tolist(), strict=True):
-            if (i - j) % fewer == 0:
-                begins = Fraction(page, new[1]), Fraction(other, old[1])
-                ends = Fraction(page + 1, new[1]), Fraction(other + 1, old[1])
-                assert ends[0] <= begins[1] or ends[1] <= begins[0]
+def share_memory(
+    a: tuple[int, int], b: tuple[int, int], old: tuple[int, int], new: tuple[int, int]
+) -> bool:
+    """Whether page `a` of the old pools, (group, page), and `b` of the new ones do, on any device."""
+    fewer, before, after = min(old[0], new[0]), old[1], new[1]
+    overlap = a[1] * after < (b[1] + 1) * before and b[1] * before < (a[1] + 1) * after
+    return (a[0] - b[0]) % fewer == 0 and overlap
 
 
 class Serving(RuleBasedStateMachine):
@@ -159,16 +168,14 @@ class Serving(RuleBasedStateMachine):
         smallest = 1 + -(-int(scheduler.end.max() - 1) // self.admission.page_size)
         before = len(self.admission.pools), self.num_pages
         self.num_pages = max(smallest, self.num_pages - fewer)
-        copies, moves, round = self.admission.carry(
+        shipments, round = self.admission.carry(
             num_groups,
             num_pages=self.num_pages,
             is_recomputed=np.array(data.draw(flags)),
             steps=BURST,
         )
         self.rows = max(self.rows, scheduler.rows_per_group)
-        self.devices.copy(copies)
-        check_memory_is_not_shared(moves, before, (num_groups, self.num_pages))
-        self.devices.move(moves)
+        self.devices.ship(shipments, before, (num_groups, self.num_pages))
         self.devices.prefill(round)
         for i, group in zip(scheduler.live.tolist(), scheduler.group(scheduler.live), strict=True):
             self.devices.check(i, int(group), int(scheduler.length[i]) - 1)

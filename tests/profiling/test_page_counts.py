@@ -76,7 +76,7 @@ class Both:
         live = self.accounts.live
         is_recomputed = self.accounts.length[live] - 1 < below
         group = self.accounts.regroup(target.dp, is_recomputed)
-        _, waits = self.counts.carry(self.split, target, group, is_recomputed, steps)
+        _, waits = self.counts.carry(target, group, is_recomputed, steps)
         self.accounts.leave(live[waits])
         rows = int(np.bincount(group[~waits], minlength=1).max())
         self.accounts.seat(group[~waits], num_groups=target.dp, rows_per_group=rows)
