@@ -112,8 +112,8 @@ def test_the_likeliest_survives_the_smallest_top_p(top_p):
 def test_where_most_is_forbidden_nothing_else_is_lost():
     logits = np.full((1, VOCAB), NEVER, np.float32)
     logits[0, [3, 40]] = [1.0, -2.0]
-    for options in ({"top_k": 2}, {"top_k": 30}, {"top_p": 0.99}, {"top_k": 9, "top_p": 0.99}):
-        found = survive(logits, **options)[0]
+    for top_k, top_p in ((2, 1.0), (30, 1.0), (0, 0.99), (9, 0.99)):
+        found = survive(logits, top_k, top_p)[0]
         assert found[3] and found[40]
         assert found.sum() in (
             2,
@@ -126,8 +126,8 @@ def test_where_most_is_forbidden_nothing_else_is_lost():
 def test_what_is_no_number_survives(bad):
     logits = np.random.default_rng(0).normal(0, 2, (1, VOCAB)).astype(np.float32)
     logits[0, 7] = bad
-    for options in ({"top_k": 1}, {"top_k": 5}, {"top_p": 0.1}, {"top_k": 5, "top_p": 0.9}):
-        assert survive(logits, **options)[0, 7]
+    for top_k, top_p in ((1, 1.0), (5, 1.0), (0, 0.1), (5, 0.9)):
+        assert survive(logits, top_k, top_p)[0, 7]
 
 
 @given(logits=LOGITS, top_k=st.integers(0, VOCAB), top_p=st.floats(2**-7, 1, width=32))
