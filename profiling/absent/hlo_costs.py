@@ -2,7 +2,7 @@
 
 For compilers that report neither, and where a report is of both sides of every choice. A loop whose
 trips the compiler knows counts as often; one whose trips only the run knows counts once; of branches
-the cheapest counts (a sort for top-p, say, is only for those who ask for it). Left out: elementwise
+the cheapest counts (a search for top-p, say, is only for those who ask for it). Left out: elementwise
 arithmetic; what stays in a TPU's vector memory; and all that kernels do which are not XLA's own (paged
 attention reads as much as the sequences are long, which no text says).
 """
