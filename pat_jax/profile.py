@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
+from pat_jax.candidates import check_lengths
 from pat_jax.cli import parse, run_command
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device, configure
@@ -79,6 +80,7 @@ def measure_shards(config: ProfileConfig, device: Device) -> None:
     """A profile of the machine that `config.shards` names, from one of its devices."""
     target = Target.parse(config.shards)
     model = model_config(config, target.num_devices)
+    check_lengths(config, model)
     subject = profile_subject(config, model, [device])
     subject = replace(subject, num_devices=target.num_devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name

@@ -1,12 +1,15 @@
 """The profile command: it measures, goes on where it was, and `train` plans by what it wrote."""
 
 import json
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 from runs import TINY, finish, run, start
 
-from pat_jax.cli import parse
+from pat_jax import profile as command
+from pat_jax.cli import parse, run_command
 from pat_jax.errors import UserError
 from pat_jax.profile import ProfileConfig
 from pat_jax.setup import model_config
@@ -91,6 +94,20 @@ def test_one_device_stands_for_several(tmp_path: Path):
 def test_shards_of_what_nobody_knows_are_refused():
     output = finish(start(*TINY, "--shards", "h1000:8", program=COMMAND), code=2)
     assert "h1000" in output and "expected one of" in output and output.count("\n") == 1
+
+
+@pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
+def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys, shards: list[str]):
+    options = [*TINY, *shards, "--rollout.max_completion_length", "4001"]
+    monkeypatch.setattr(sys, "argv", ["profile", *options])
+    monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:count])
+    with pytest.raises(SystemExit):
+        run_command(command.main)
+    message = capsys.readouterr().err
+    assert (
+        "--rollout.max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
+    )
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
