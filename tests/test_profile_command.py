@@ -79,6 +79,37 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     )
 
 
+@pytest.mark.slow  # compiles two engines
+def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
+    path = tmp_path / "shards.json"
+    options = ["profile", *TINY, "--out", str(path), "--runs", "6"]
+    shards = [*options, "--shards", "h100:2"]
+    monkeypatch.setattr(sys, "argv", shards)
+    monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:2])
+    monkeypatch.setattr(command, "SAVE_EVERY_S", 0.0)
+    show = command._show
+
+    def stopped(bar, done: int, total: int) -> None:
+        show(bar, done, total)
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_show", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    before = json.loads(path.read_text())
+    monkeypatch.setattr(command, "_show", show)
+    command.main()
+    after = json.loads(path.read_text())
+    kept, whole = (content["latency"]["decode_table"] for content in (before, after))
+    assert 0 < len(kept) < len(whole) and all(entry in whole for entry in kept)
+    for other in ([*shards, "--shards", "a100:2"], options):  # another target, whole devices
+        monkeypatch.setattr(sys, "argv", other)
+        with pytest.raises(UserError, match=r"the shards of h100:2 measured there, .*--remeasure"):
+            command.main()
+    assert json.loads(path.read_text()) == after
+
+
 @pytest.mark.slow
 def test_one_device_stands_for_several(tmp_path: Path):
     path = tmp_path / "shards.json"
