@@ -139,7 +139,12 @@ def test_a_layout_that_does_not_compile_is_not_used():
         "training": True,
     }
     assert report.compiles(Split(2, 4))["decode"] is True
-    assert "refused: decode dp1tp8: too much scalar memory" in plan_text(report)
+    for text in (plan_text(report), page(report)):
+        assert "refused: decode dp1tp8: too much scalar memory" in text
+        assert "–: not compiled for it." in text
+    # A long reason stands below the table of memory: in a cell it would make the line a tower.
+    assert "<li>dp1tp8: decode does not compile: too much scalar memory</li>" in page(report)
+    assert "<td>not used</td>" in page(report)
 
 
 class Outline(HTMLParser):
