@@ -145,7 +145,7 @@ def case(model_name: str, target_name: str, args: argparse.Namespace) -> dict[st
 def short(program: CompiledProgram) -> str:
     """On one line: the file is read by people too."""
     gib = f"arguments {program.argument_bytes / 2**30:.3f} GiB, temporaries {program.temp_bytes / 2**30:.3f} GiB"
-    done = f"{program.flops:.4g} flops ({program.counted_by}), {program.bytes_accessed:.4g} bytes"
+    done = f"{program.flops:.4g} flops (matrix products), {program.bytes_accessed:.4g} bytes"
     return program.error or f"{program}: {gib}, {done}, {program.compile_s:.0f} s of compiling"
 
 

@@ -32,6 +32,8 @@ class ModelConfig:
     attention_bias: bool = False  # Qwen2.5: biases on the query, key and value projections
     qk_norm: bool = False  # Qwen3: RMS norm of each query and key head
     tie_embeddings: bool = False
+    # Tokens of the longest sequence, prompt and response, that rotary positions are good for, their
+    # scaling included: 131,072 of Llama 3.1, first trained with 8,192; 40,960 of Qwen3 as it comes.
     max_position: int = 32_768
     vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
 

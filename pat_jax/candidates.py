@@ -1,4 +1,4 @@
-"""Which layouts a run may use, by its options, its batch and its hosts.
+"""Which layouts a run may use, by its options, its batch and its hosts, and which lengths.
 
 Knows options and layouts. Does not know when which is used: that is the planner's.
 """
@@ -18,6 +18,14 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split, recompute_below
+from pat_jax.rules import check_context
+
+
+def check_lengths(config: RunConfig, model: ModelConfig) -> None:
+    """Raises UserError where the longest prompt and response do not fit the model's context."""
+    names = ("max_prompt_length", "max_completion_length")
+    lengths = {f"rollout.{name}": getattr(config.rollout, name) for name in names}
+    check_context(lengths, model.max_position, config.model)
 
 
 def check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:

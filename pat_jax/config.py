@@ -32,7 +32,7 @@ class RolloutConfig:
     max_prompt_length: int = 96
     """Longest prompt in tokens; longer ones are filtered out and counted."""
     max_completion_length: int = 160
-    """Longest response in tokens; a response cut here is truncated."""
+    """Longest response in tokens, cut there; with the longest prompt at most the model's context."""
     temperature: float = 1.0
     """Softmax temperature; 0 is greedy."""
     top_p: float = 1.0

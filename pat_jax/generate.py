@@ -8,9 +8,11 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import jax.numpy as jnp
 from tqdm import tqdm
 
 from pat_jax.cli import parse, run_command
@@ -20,12 +22,13 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.session import Session
 from pat_jax.errors import UserError
+from pat_jax.gap import NoRoom, Sample, measure_gap
 from pat_jax.job import Job
-from pat_jax.memory import engine_memory
+from pat_jax.memory import engine_memory, memory_limit
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import read_json_object
 from pat_jax.models.hf_load import load_params
-from pat_jax.models.policy import Params
+from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.profile import Profile
@@ -100,12 +103,15 @@ class GenerateConfig:
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
     with a scale for each output: a half or a quarter of the memory, and another model by a little."""
+    gap_tokens: int = 4096
+    """Of quantized weights, at the end: tokens, the first ones generated, whose log-probabilities are
+    set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
 
     def __post_init__(self):
         check(self, "model prompts out profile", GIVEN)
-        check(self, "seed devices max_logprobs", COUNT_OR_ZERO)
+        check(self, "seed devices max_logprobs gap_tokens", COUNT_OR_ZERO)
         check(self, "batch", COUNT)
         check(self, "max_length", (lambda x: x >= 2, "an integer of at least 2"))
         check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
@@ -173,8 +179,11 @@ def main() -> None:
     profile = find_profile(run, profile_subject(run, model, devices))
     with ResultFile(Path(config.out), resume=config.resume) as results:
         session = open_session(config, run, engine, profile)
-        prompts = Path(config.prompts)
-        Job(prompts, config.seed, session, tokenizer, wishes, recommended, results).run()
+        prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
+        job = Job(prompts, config.seed, session, tokenizer, wishes, recommended, results)
+        job.run(sample.add)
+    if config.weights != "auto" and sample.sequences:
+        print(gap_words(config, run, engine, sample), file=sys.stderr)
 
 
 def checkpoint_wishes(directory: Path) -> Wishes:
@@ -203,17 +212,34 @@ def _sound(wishes: Wishes, where: str) -> Wishes:
     return wishes
 
 
+def gap_words(config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample) -> str:
+    """How far the results are from those of the full weights, which the engine's make room for."""
+    limit = memory_limit(run.rollout, list(engine.mesh.devices.flat))
+    gap = measure_gap(engine, sample, partial(load_weights, config, engine.dtype), limit=limit)
+    against = f"{config.weights} weights against {config.compute_dtype}"
+    if isinstance(gap, NoRoom):
+        return f"{against}: not compared, because {gap}"
+    return (
+        f"{against}: log-probabilities of {sample.num_tokens:,} tokens of {len(sample.sequences)} "
+        f"responses differ by {gap.mean:.3g} nats in the mean, {gap.largest:.3g} at most"
+    )
+
+
+def load_weights(
+    config: GenerateConfig, dtype: jnp.dtype, policy: Policy, layout: Layout
+) -> Params:
+    """As `policy` keeps them: from the checkpoint, or random ones."""
+    shardings = layout.param_shardings(policy)
+    if Path(config.model).is_dir():
+        return load_params(config.model, policy, shardings, dtype)
+    return policy.init(config.seed, shardings, dtype)
+
+
 def open_session(
     config: GenerateConfig, run: RunConfig, engine: RolloutEngine, profile: Profile | None
 ) -> Session:
     """Everything compiled, the weights in place."""
-
-    def weights_in(layout: Layout) -> Params:
-        shardings = layout.param_shardings(engine.policy)
-        if Path(config.model).is_dir():
-            return load_params(config.model, engine.policy, shardings, engine.dtype)
-        return engine.policy.init(config.seed, shardings, engine.dtype)
-
+    weights_in = partial(load_weights, config, engine.dtype, engine.policy)
     with tqdm(total=0, unit="program", desc="compiling", disable=None, dynamic_ncols=True) as bar:
 
         def show(done: int, total: int) -> None:

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from pat_jax.prompt_lines import Ask, Wishes, parse_ask, parse_object, read_line
 from pat_jax.result_file import ResultFile
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
+Show = Callable[[Sequence[int], Sequence[int]], None]
 BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
 
 
@@ -64,8 +65,12 @@ class Job:
         self.num_written, self.num_errors, self.num_tokens = len(results.done), 0, 0
         self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
 
-    def run(self) -> None:
-        start = time.perf_counter()
+    def run(self, show: Show | None = None) -> None:
+        """
+        Args:
+          show: told of every response without an error, in their order: prompt and response, token ids.
+        """
+        start, self.show = time.perf_counter(), show
         total = sum(1 for _ in read_lines(self.path))
         self.bar = tqdm(total=total, unit="prompt", disable=None, dynamic_ncols=True)
         with self.bar, ThreadPoolExecutor(1) as self.workers:
@@ -181,6 +186,8 @@ class Job:
             self.num_written += 1
             self.num_errors += "error" in result
             self.num_tokens += result["usage"]["completion_tokens"]
+            if self.show and entry.ask and "error" not in result:
+                self.show(entry.ask.tokens, result["token_ids"])
             self.bar.update(entry.is_last)
 
 

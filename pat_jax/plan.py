@@ -36,7 +36,16 @@ from pat_jax.profiling.plan.planned import Question, planned
 from pat_jax.profiling.plan.report import PlanReport
 from pat_jax.profiling.plan.text import plan_text
 from pat_jax.profiling.response_lengths import CORRELATION, Draw
-from pat_jax.rules import COUNT, COUNT_OR_ZERO, GIVEN, NOT_NEGATIVE, POSITIVE, check, require
+from pat_jax.rules import (
+    COUNT,
+    COUNT_OR_ZERO,
+    GIVEN,
+    NOT_NEGATIVE,
+    POSITIVE,
+    check,
+    check_context,
+    require,
+)
 from pat_jax.run_folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 
 REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
@@ -53,7 +62,7 @@ class PlanConfig:
     responses: int = 1024
     """Responses of one rollout."""
     max_response: int = 24_576
-    """The cap in tokens at which a response is cut."""
+    """The cap in tokens at which a response is cut; with the longest prompt at most the model's context."""
     max_prompt: int = 1024
     """Longest prompt in tokens."""
     lengths: str = "reasoning"
@@ -184,6 +193,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
       UserError: whatever is wrong with what was asked; nothing has been written or compiled.
     """
     target, model = Target.parse(config.target), model_of(config.model)
+    lengths_asked = {"max-prompt": config.max_prompt, "max-response": config.max_response}
+    check_context(lengths_asked, model.max_position, config.model)
     lengths = find_lengths(config.lengths)
     order = Order.of(target, config.run(target), model, DEPTHS)
     check_room(order, config.model)

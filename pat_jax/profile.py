@@ -9,20 +9,21 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 from tqdm import tqdm
 
+from pat_jax.candidates import check_lengths
 from pat_jax.cli import parse, run_command
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device, configure
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
-from pat_jax.planning.profile import Profile, Subject, load_profile
+from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.collectives import all_reduce_seconds
 from pat_jax.profiling.costs.shard_profile import ShardProfiler
 from pat_jax.profiling.costs.targets import Target
@@ -68,7 +69,7 @@ def main() -> None:
     model = model_config(config, len(devices))
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
-    known = load_profile(path, subject) if path.is_file() and not config.remeasure else None
+    known = known_profile(config, subject, path, shards_of="")
     engine = build_engine(config, model, devices)
     check_writable(path)
     profile = measure(config, engine, subject, known, path)
@@ -79,9 +80,11 @@ def measure_shards(config: ProfileConfig, device: Device) -> None:
     """A profile of the machine that `config.shards` names, from one of its devices."""
     target = Target.parse(config.shards)
     model = model_config(config, target.num_devices)
+    check_lengths(config, model)
     subject = profile_subject(config, model, [device])
     subject = replace(subject, num_devices=target.num_devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
+    known = known_profile(config, subject, path, shards_of=str(target))
     rollout = config.rollout
     profiler = ShardProfiler(
         model,
@@ -92,13 +95,55 @@ def measure_shards(config: ProfileConfig, device: Device) -> None:
         capacity=rollout.prompts_per_step * rollout.num_generations,
         seed=config.seed,
         runs=config.runs,
+        known=known and known.latency,
     )
     log.info("measuring the shards of %s", ", ".join(map(str, profiler.engines)))
     check_writable(path)
+
+    def so_far() -> Profile:
+        collectives = profiler.collectives()
+        return Profile(subject, profiler.latency, collectives, shards_of=str(target))
+
     with tqdm(total=0, unit="program", desc="measuring", dynamic_ncols=True) as bar:
-        latency = profiler.measure(lambda done, total: _show(bar, done, total))
-    profile = Profile(subject, latency, profiler.collectives(), shards_of=str(target))
-    report(profile, path)
+        profiler.measure(saving(bar, lambda: so_far().save(path)))
+    report(so_far(), path)
+
+
+def known_profile(
+    config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
+) -> Profile | None:
+    """What the file holds already, unless all is to be measured anew.
+
+    Args:
+      shards_of: the target of whose shards it has to be; empty: it has to be of whole devices.
+
+    Raises:
+      ProfileError: it is of something else.
+    """
+    if not path.is_file() or config.remeasure:
+        return None
+    known = load_profile(path, subject)
+    if known.shards_of != shards_of:
+        there, here = (
+            f"the shards of {target}" if target else "whole devices"
+            for target in (known.shards_of, shards_of)
+        )
+        raise ProfileError(path, f"of something else: {there} measured there, {here} here")
+    return known
+
+
+def saving(bar: tqdm, save: Callable[[], None]) -> Callable[[int, int], None]:
+    """Told of every program that has run, it shows them and now and then saves what is measured."""
+    saved = time.monotonic()
+
+    def tick(done: int, total: int) -> None:
+        nonlocal saved
+        _show(bar, done, total)
+        if time.monotonic() - saved > SAVE_EVERY_S:
+            save()
+            saved = time.monotonic()
+
+    return tick
 
 
 def report(profile: Profile, path: Path) -> None:
@@ -145,21 +190,12 @@ def measure(
     collectives = dict(known.collectives) if known else {}
     if not collectives:
         collectives = all_reduce_seconds(layouts, dtype)
-    saved = time.monotonic()
     with tqdm(total=0, unit="program", desc="measuring", dynamic_ncols=True) as bar:
-
-        def tick(done: int, total: int) -> None:
-            nonlocal saved
-            _show(bar, done, total)
-            if time.monotonic() - saved > SAVE_EVERY_S:
-                so_far().save(path)
-                saved = time.monotonic()
-
         warmup = Warmup(
             engine,
             known=known and known.latency,
             runs=config.runs,
-            progress=tick,
+            progress=saving(bar, lambda: so_far().save(path)),
         )
 
         def so_far() -> Profile:

@@ -1,7 +1,7 @@
 """What an option's value has to be, and the one sentence where it is not."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pat_jax.errors import UserError
@@ -33,6 +33,28 @@ def matches(pattern: str, expected: str) -> Rule:
 def require(is_valid: bool, name: str, value: object, expected: str) -> None:
     if not is_valid:
         raise OptionError(name, value, expected)
+
+
+def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
+    """Prompt and response together have to fit the model's context.
+
+    Args:
+      lengths: tokens of the longest prompt and of the longest response, in this order, by option.
+      context: tokens of the longest sequence that the model is for, `ModelConfig.max_position`.
+      model: its name.
+
+    Raises:
+      UserError: they do not.
+    """
+    (prompt, response), (prompt_tokens, response_tokens) = lengths, lengths.values()
+    total, left = prompt_tokens + response_tokens, context - prompt_tokens
+    if total > context:
+        advice = f"take --{response} {left}" if left > 0 else f"lower both, --{prompt} first"
+        raise UserError(
+            f"option --{prompt} + --{response} is {prompt_tokens} + {response_tokens} = {total}: "
+            f"expected at most the {context} tokens of the context of {model!r} "
+            f"(max_position_embeddings in a checkpoint's config.json); {advice}."
+        )
 
 
 def check(config: object, names: str, rule: Rule, section: str = "") -> None:

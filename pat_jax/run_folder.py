@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pat_jax.config import RunConfig
 from pat_jax.errors import UserError
+from pat_jax.models.hf_export import check_export
 
 CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 
@@ -29,6 +30,18 @@ def check_run_dir(config: RunConfig) -> Path:
             f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
         )
     return folder
+
+
+def check_export_dir(config: RunConfig) -> None:
+    """Raises UserError where the policy cannot be written to the folder that is asked for."""
+    if not (name := config.checkpoint.export_dir):
+        return
+    if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
+        raise UserError(
+            f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
+            f"folder {config.run_dir!r} lies there; choose another, such as one in the run folder."
+        )
+    check_export(name)
 
 
 def make_run_dir(config: RunConfig, folder: Path) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from pat_jax.candidates import check_batch, scripted_planner, wanted_layouts, worth_planning
+from pat_jax.candidates import (
+    check_batch,
+    check_lengths,
+    scripted_planner,
+    wanted_layouts,
+    worth_planning,
+)
 from pat_jax.checkpoint import check_fingerprint
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device
@@ -28,7 +34,6 @@ from pat_jax.memory import (
     without_room,
 )
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_export import check_export
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
@@ -39,7 +44,7 @@ from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
 from pat_jax.rl.tokenizer import check_vocabulary
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
-from pat_jax.run_folder import CHECKPOINTS
+from pat_jax.run_folder import CHECKPOINTS, check_export_dir
 from pat_jax.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.trainer import Trainer, model_functions
 
@@ -77,8 +82,9 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     and the data, which take seconds.
     """
     check_task(config)
-    _check_export_dir(config)
+    check_export_dir(config)
     model = model_config(config, len(devices))
+    check_lengths(config, model)
     subject = profile_subject(config, model, devices)
     profile = find_profile(config, subject)
     fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
@@ -122,6 +128,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
     """The rollout's part of a run alone, without its data; raises UserError as `build` does."""
+    check_lengths(config, model)
     mesh = factored_mesh(devices)
     chain, dropped = layout_chain(mesh, model)
     for reason in dropped:
@@ -173,17 +180,6 @@ def _memory(
     name = "switch_to" if config.switch_to else "layout"
     check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
     return memory
-
-
-def _check_export_dir(config: RunConfig) -> None:
-    if not (name := config.checkpoint.export_dir):
-        return
-    if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
-        raise UserError(
-            f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
-            f"folder {config.run_dir!r} lies there; choose another, such as one in the run folder."
-        )
-    check_export(name)
 
 
 def model_config(config: RunConfig, num_devices: int) -> ModelConfig:

@@ -179,6 +179,14 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
             ["expected some problems", "--rollout.max_prompt_length"],
         ),
         (
+            "--rollout.max_completion_length 393",
+            [
+                "--rollout.max_prompt_length + --rollout.max_completion_length is 120 + 393 = 513",
+                "at most the 512 tokens of the context of '{model}'",
+                "take --rollout.max_completion_length 392",
+            ],
+        ),
+        (
             "--checkpoint.export_dir {model}",
             ["{model}: the directory is not empty, expected a new"],
         ),
@@ -238,6 +246,12 @@ def test_a_pinned_layout_that_the_mlp_cannot_be_divided_by(inputs: Inputs, comma
     options = ["--run_dir", str(inputs.run_dir), "--layout", "dp1tp8", "--devices", "8"]
     message = command(*inputs.options, *options)
     assert "--layout is 'dp1tp8'" in message and "mlp_dim = 36 divisible by 8" in message
+
+
+def test_what_the_refusal_of_long_responses_advises_is_taken(inputs: Inputs):
+    advised = ["--rollout.max_completion_length", "392", "--rollout.min_length", "512"]
+    setup = build(train.configuration([*inputs.options, *advised]), jax.devices()[:2])
+    assert setup.engine.catalogue.buckets.lengths[-1] == 512
 
 
 def test_under_auto_a_layout_that_cannot_be_is_dropped_with_one_reason(inputs: Inputs):

@@ -19,7 +19,7 @@ from pat_jax.profiling.plan.report import PlanReport
 from pat_jax.profiling.plan.text import plan_text
 
 GIB = 2**30
-SMALL = ["--responses", "64", "--max-response", "4096", "--rollouts", "1", "--data", "nowhere"]
+SMALL = ["--responses", "64", "--max-response", "3072", "--rollouts", "1", "--data", "nowhere"]
 NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 
 
@@ -139,7 +139,12 @@ def test_a_layout_that_does_not_compile_is_not_used():
         "training": True,
     }
     assert report.compiles(Split(2, 4))["decode"] is True
-    assert "refused: decode dp1tp8: too much scalar memory" in plan_text(report)
+    for text in (plan_text(report), page(report)):
+        assert "refused: decode dp1tp8: too much scalar memory" in text
+        assert "–: not compiled for it." in text
+    # A long reason stands below the table of memory: in a cell it would make the line a tower.
+    assert "<li>dp1tp8: decode does not compile: too much scalar memory</li>" in page(report)
+    assert "<td>not used</td>" in page(report)
 
 
 class Outline(HTMLParser):
@@ -188,6 +193,13 @@ def test_words_of_others_are_no_markup():
         ("--model llama-3.1-70b --target h100:8 --compile false", "would fit"),
         ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),
         ("--model llama-3.1-8b --target h100:8 --responses 13", "--responses is 13"),
+        (
+            "--model qwen3-8b --target h100:8 --max-response 40000",
+            "option --max-prompt + --max-response is 1024 + 40000 = 41024: expected at most the "
+            "40960 tokens of the context of 'qwen3-8b' (max_position_embeddings in a checkpoint's "
+            "config.json); take --max-response 39936.",
+        ),
+        ("--model tiny --target h100:8 --max-prompt 4096", "lower both, --max-prompt first."),
         ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
     ],
 )

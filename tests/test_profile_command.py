@@ -1,12 +1,15 @@
 """The profile command: it measures, goes on where it was, and `train` plans by what it wrote."""
 
 import json
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 from runs import TINY, finish, run, start
 
-from pat_jax.cli import parse
+from pat_jax import profile as command
+from pat_jax.cli import parse, run_command
 from pat_jax.errors import UserError
 from pat_jax.profile import ProfileConfig
 from pat_jax.setup import model_config
@@ -76,6 +79,37 @@ def test_training_plans_by_it(measured: tuple[Path, str], tmp_path: Path):
     )
 
 
+@pytest.mark.slow  # compiles two engines
+def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
+    path = tmp_path / "shards.json"
+    options = ["profile", *TINY, "--out", str(path), "--runs", "6"]
+    shards = [*options, "--shards", "h100:2"]
+    monkeypatch.setattr(sys, "argv", shards)
+    monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:2])
+    monkeypatch.setattr(command, "SAVE_EVERY_S", 0.0)
+    show = command._show
+
+    def stopped(bar, done: int, total: int) -> None:
+        show(bar, done, total)
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_show", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    before = json.loads(path.read_text())
+    monkeypatch.setattr(command, "_show", show)
+    command.main()
+    after = json.loads(path.read_text())
+    kept, whole = (content["latency"]["decode_table"] for content in (before, after))
+    assert 0 < len(kept) < len(whole) and all(entry in whole for entry in kept)
+    for other in ([*shards, "--shards", "a100:2"], options):  # another target, whole devices
+        monkeypatch.setattr(sys, "argv", other)
+        with pytest.raises(UserError, match=r"the shards of h100:2 measured there, .*--remeasure"):
+            command.main()
+    assert json.loads(path.read_text()) == after
+
+
 @pytest.mark.slow
 def test_one_device_stands_for_several(tmp_path: Path):
     path = tmp_path / "shards.json"
@@ -91,6 +125,20 @@ def test_one_device_stands_for_several(tmp_path: Path):
 def test_shards_of_what_nobody_knows_are_refused():
     output = finish(start(*TINY, "--shards", "h1000:8", program=COMMAND), code=2)
     assert "h1000" in output and "expected one of" in output and output.count("\n") == 1
+
+
+@pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
+def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys, shards: list[str]):
+    options = [*TINY, *shards, "--rollout.max_completion_length", "4001"]
+    monkeypatch.setattr(sys, "argv", ["profile", *options])
+    monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:count])
+    with pytest.raises(SystemExit):
+        run_command(command.main)
+    message = capsys.readouterr().err
+    assert (
+        "--rollout.max_completion_length is 96 + 4001 = 4097: expected at most the 4096" in message
+    )
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(

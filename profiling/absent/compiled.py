@@ -6,7 +6,7 @@ Knows programs by name and numbers. Does not know how they were compiled.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pat_jax.planning.types import Split
 
@@ -25,9 +25,8 @@ class Sent(NamedTuple):
 class CompiledProgram:
     """One program, or the parts of a re-slice together. Bytes are of one device.
 
-    `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Bytes are counted from the
-    program's text, without kernels of attention (see `hlo_costs`); so are flops where `counted_by` is
-    "hlo", matrix products alone. The compiler's own flops count each loop's body once.
+    `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Both are counted from the
+    program's text, of matrix products alone and without kernels of attention (see `hlo_costs`).
     """
 
     name: str  # decode, prefill, reslice, view, pack, exchange, unpack, grad, apply, transfer
@@ -43,7 +42,6 @@ class CompiledProgram:
     alias_bytes: int = 0  # of results that lie in the memory of arguments
     flops: float = 0.0
     bytes_accessed: float = 0.0
-    counted_by: Literal["compiler", "hlo"] = "hlo"  # the flops
     collectives: tuple[Sent, ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()  # calls of what is not XLA's own, and how many
     compile_s: float = 0.0

@@ -1,7 +1,8 @@
 """Counts what a compiled program multiplies and what it reads and writes, from its text.
 
-For compilers that report neither, and where a report is of both sides of every choice. A loop whose
-trips the compiler knows counts as often; one whose trips only the run knows counts once; of branches
+A GPU's compiler reports neither; a TPU's counts every loop's body once, and both sides of every
+choice. Here a loop whose trips the compiler knows, or whose counter goes from one constant to another,
+counts as often; one whose trips only the run knows counts once; of branches
 the cheapest counts (a search for top-p, say, is only for those who ask for it). Left out: elementwise
 arithmetic; what stays in a TPU's vector memory; and all that kernels do which are not XLA's own (paged
 attention reads as much as the sequences are long, which no text says).
@@ -12,6 +13,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from pat_jax.profiling.absent import hlo
 from pat_jax.profiling.absent.hlo import Bodies, arrays, called, computations
@@ -84,10 +87,9 @@ class _Module:
         instructions, total = self.instructions(name), NOTHING
         for x in instructions.values():
             if x.opcode == "while":
-                trips = _TRIPS.search(x.line)
-                n = int(trips[1]) if trips and depth >= self.inside else 1
-                body = next(callee for role, callee in called(x.line) if role == "body")
-                total += self.of(body, depth + 1).times(n)
+                parts = dict(called(x.line))
+                n = self._trips(x, parts, instructions) if depth >= self.inside else 1
+                total += self.of(parts["body"], depth + 1).times(n)
             elif x.opcode == "conditional":
                 branches = [self.of(callee, depth) for _, callee in called(x.line)]
                 total += min(branches, key=lambda counts: (counts.num_bytes, counts.flops))
@@ -98,15 +100,45 @@ class _Module:
                 total += self._own(x, instructions)
         return total
 
+    def _trips(
+        self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
+    ) -> int:
+        """Of a loop: what the compiler says; where it does not, what its counter says; or 1."""
+        said = _TRIPS.search(loop.line)
+        if said:
+            return int(said[1])
+        condition, body = (self.instructions(parts[name]) for name in ("condition", "body"))
+        test, after = (next(x for x in found.values() if x.is_root) for found in (condition, body))
+        if test.opcode != "compare" or "direction=LT" not in test.line or after.opcode != "tuple":
+            return 1
+        counter, limit = (_copied(name, condition) for name in test.operands)
+        place = re.search(r"index=(\d+)", counter.line)
+        before = around[loop.operands[0]]
+        if place is None or counter.opcode != "get-tuple-element" or before.opcode != "tuple":
+            return 1
+        first = _constant(before.operands[int(place[1])], around)
+        last = _constant(limit.name, condition)
+        step = _step(body[after.operands[int(place[1])]], place[0], body)
+        if first is None or last is None or step is None:
+            return 1
+        return -(-(last - first) // step)
+
     def _own(self, x: Instruction, around: Mapping[str, Instruction]) -> Counts:
         if _FREE.fullmatch(x.opcode) or KERNELS.search(x.line):
             return NOTHING
-        flops = _flops(x, around)
         if x.opcode != "fusion":
-            return Counts(flops, _moved(x, around))
-        body = self.instructions(next(callee for role, callee in called(x.line) if role == "calls"))
-        flops += sum(_flops(y, body) for y in body.values())
-        return Counts(flops, _fusion_bytes(body))
+            return Counts(_flops(x, around), _moved(x, around))
+        return Counts(self._fused_flops(x), _fusion_bytes(self._fused(x)))
+
+    def _fused(self, x: Instruction) -> Mapping[str, Instruction]:
+        return self.instructions(next(callee for role, callee in called(x.line) if role == "calls"))
+
+    def _fused_flops(self, x: Instruction) -> int:
+        """Of a fusion, and of those inside it."""
+        body = self._fused(x)
+        return sum(
+            self._fused_flops(y) if y.opcode == "fusion" else _flops(y, body) for y in body.values()
+        )
 
 
 def _parse(line: str) -> Instruction | None:
@@ -123,8 +155,33 @@ def _parse(line: str) -> Instruction | None:
     return Instruction(found["name"], found["shape"], found["opcode"], operands, line, is_root)
 
 
+def _constant(name: str, around: Mapping[str, Instruction]) -> int | None:
+    """The whole number that `name` stands for; None where it is another thing."""
+    found = re.search(r" constant\((-?\d+)\)", _copied(name, around).line)
+    return int(found[1]) if found else None
+
+
+def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
+    """What `name` is a copy of; itself where it is none."""
+    x = around[name]
+    while x.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        x = around[x.operands[0]]
+    return x
+
+
+def _step(x: Instruction, place: str, body: Mapping[str, Instruction]) -> int | None:
+    """What a loop's body adds to its counter, which is at `place` in what it carries."""
+    if x.opcode != "add":
+        return None
+    terms = [_copied(name, body) for name in x.operands]
+    is_counter = [y.opcode == "get-tuple-element" and y.line.count(place) == 1 for y in terms]
+    return _constant(x.operands[is_counter.index(False)], body) if sum(is_counter) == 1 else None
+
+
 def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:
-    """Of a `dot`, or of a library's matrix product; 0 of anything else."""
+    """Of a `dot`, a convolution, or a library's matrix product; 0 of anything else."""
+    if x.opcode == "convolution":
+        return 2 * _convolved(x, around)
     if x.opcode == "dot":
         contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.line)
     elif x.opcode == "custom-call" and re.search(r'target="__cublas\S*(gemm|matmul)', x.line):
@@ -136,6 +193,37 @@ def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:
     left = arrays(around[x.operands[0]].shape)[0][1]
     axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
     return 2 * math.prod(arrays(x.shape)[0][1]) * math.prod(left[axis] for axis in axes)
+
+
+def _convolved(x: Instruction, around: Mapping[str, Instruction]) -> int:
+    """Multiplications of a convolution, which is what a TPU's compiler makes of matrix products.
+
+    Of a batch of them too: a batch dimension is then a spatial one, whose window is as large as its
+    input and mostly in holes between dilated values. Only what meets a value is multiplied.
+    """
+    names = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", x.line)
+    if names is None:
+        raise ValueError(f"a convolution in a form not known here: {x.line}")
+    image, kernel, out = (
+        dict(zip(labels, arrays(y.shape)[0][1], strict=True))
+        for labels, y in zip(names.groups(), (*(around[y] for y in x.operands), x), strict=True)
+    )
+    found = out["b"] * out["f"] * kernel["i"]
+    window = re.search(r"window=\{([^}]*)\}", x.line)
+    parts = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
+    for place, name in enumerate(sorted(names[1].replace("b", "").replace("f", ""))):
+
+        def part(of: str, default: str, place: int = place) -> str:
+            return parts[of].split("x")[place] if of in parts else default
+
+        at = (
+            np.arange(out[name])[:, None] * int(part("stride", "1"))
+            - int(part("pad", "0_0").partition("_")[0])
+            + np.arange(kernel[name])[None, :] * int(part("rhs_dilate", "1"))
+        )
+        apart = int(part("lhs_dilate", "1"))
+        found *= int(((at >= 0) & (at < image[name] * apart) & (at % apart == 0)).sum())
+    return found
 
 
 def _moved(x: Instruction, around: Mapping[str, Instruction]) -> int:

@@ -4,13 +4,14 @@ Nothing is compiled and no array is made: temporaries of programs are not known 
 tenth of a device that `planning/memory.py` leaves to them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from pat_jax.devices import Device
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.catalogue import pages_per_group
+from pat_jax.engine.paging import num_pages_for
 from pat_jax.errors import UserError
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
 from pat_jax.planning.types import Split
@@ -122,14 +123,18 @@ def check_room(order: Order, name: str) -> None:
         return
     lacking = (needs.of(best) - available) / GIB
     training = f", training {needs.resident / GIB:.3g}" if order.config.train else ""
-    found = next(what_fits(order), None)
     raise UserError(
         f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
         f"{needs.of(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
         f"{training}, KV cache {needs.pool[best] / GIB:.3g} for one response of full length), "
         f"{lacking:.3g} GiB more than the {available / GIB:.3g} that can be used; "
-        + (f"{found} would fit." if found else "nothing that is known here would fit.")
+        f"{_advice(list(what_fits(order)))}."
     )
+
+
+def _advice(found: Sequence[str]) -> str:
+    *others, last = found or ["nothing that is known here"]
+    return f"{', '.join(others)} or {last} would fit" if others else f"{last} would fit"
 
 
 def has_room(order: Order) -> bool:
@@ -139,33 +144,57 @@ def has_room(order: Order) -> bool:
 
 
 def what_fits(order: Order) -> Iterator[str]:
-    """Changes with which it would fit, the smallest first: options, then larger machines."""
-    for words, changed in _changes(order):
-        if has_room(changed):
-            yield words
+    """Changes with which it would fit: of every kind the smallest that does."""
+    for kind in _changes(order):
+        for words, changed in kind:
+            if has_room(changed):
+                yield words
+                break
 
 
-def _changes(order: Order) -> Iterator[tuple[str, Order]]:
-    config = order.config
+def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
+    """Other options, devices with more memory, and more devices."""
+    config, target = order.config, order.target
+
+    def of_rollout(**options: Any) -> Order:
+        return replace(order, config=replace(config, rollout=replace(config.rollout, **options)))
+
     if config.rollout.weights == "auto":
-        rollout = replace(config.rollout, weights="int8")
-        yield "--weights int8", replace(order, config=replace(config, rollout=rollout))
+        yield [("--weights int8", of_rollout(weights="int8"))]
+    if (longest := _longest_response(order)) > 0:
+        words = f"--max-response {longest}"
+        yield [(words, of_rollout(max_completion_length=longest))]
     if config.train:
         without = replace(order, config=replace(config, train=False))
-        yield "--train false (the rollout alone, trained elsewhere)", without
-    for target in larger(order.target):
-        yield str(target), Order.of(target, config, order.model, order.depths)
+        yield [("--train false (the rollout alone, trained elsewhere)", without)]
+    for machines in (roomier(target), larger(target)):
+        yield ((str(x), Order.of(x, config, order.model, order.depths)) for x in machines)
+
+
+def _longest_response(order: Order) -> int:
+    """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
+    needs, rollout = needs_of(order), order.config.rollout
+    left = usable(order) - needs.resident - needs.weights[needs.smallest]
+    longest = buckets_of(order, list(needs.weights)).lengths[-1]
+    pages = num_pages_for(longest, rollout.page_size) + 1  # with that of nobody
+    room = int(left / needs.pool[needs.smallest] * pages) - 1
+    whole = room * rollout.page_size // rollout.min_length * rollout.min_length
+    return whole - rollout.max_prompt_length
+
+
+def roomier(target: Target) -> Iterator[Target]:
+    """As many devices with more memory, those with least of it first."""
+    shape = target.text.partition(":")[2]
+    for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
+        of_a_kind = chip.platform == target.chip.platform
+        has_that_shape = chip.platform == "cuda" or chip.dimensions == target.chip.dimensions
+        if of_a_kind and has_that_shape and chip.memory_bytes > target.chip.memory_bytes:
+            yield Target.parse(f"{chip.name}:{shape}")
 
 
 def larger(target: Target) -> Iterator[Target]:
-    """As many devices with more memory, then more of the same."""
+    """More of the same devices."""
     sizes = [*target.topology]
-    for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
-        is_alike = chip.platform == target.chip.platform
-        if is_alike and chip.memory_bytes > target.chip.memory_bytes:
-            shape = target.text.partition(":")[2]
-            if chip.platform == "cuda" or chip.dimensions == target.chip.dimensions:
-                yield Target.parse(f"{chip.name}:{shape}")
     while 2 * target.num_devices <= MOST_DEVICES:
         if target.chip.platform == "tpu":
             sizes[sizes.index(min(sizes))] *= 2

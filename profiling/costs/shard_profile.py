@@ -7,7 +7,7 @@ shard leaves out and the engine does on every device, sampling from all logits, 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -83,6 +83,7 @@ class ShardProfiler:
     capacity: int  # sequences of the whole target
     seed: int = 0
     runs: int = 3
+    known: LatencyModel | None = None  # of the same target, measured before
 
     @cached_property
     def engines(self) -> dict[Split, RolloutEngine]:
@@ -112,15 +113,65 @@ class ShardProfiler:
         return engines
 
     def measure(self, progress: Progress) -> LatencyModel:
-        """The latency model of the target: shards measured one after the other, links computed."""
+        """The latency model of the target: shards measured one after the other, links computed.
+
+        A shard of which everything is known is neither compiled nor run.
+        """
+        lacking = [warmup for warmup in self.warmups.values() if _is_lacking(warmup)]
+        for warmup in lacking:
+            warmup.engine.compile()
+        total, before = sum(warmup.total for warmup in lacking), 0
+        for warmup in lacking:  # a device may have the memory for one shard only
+            warmup.progress = lambda done, _, before=before: progress(before + done, total)
+            policy = warmup.engine.policy
+            warmup.measure(
+                lambda layout, policy=policy: policy.init(
+                    self.seed, layout.param_shardings(policy), self.dtype
+                )
+            )
+            before += warmup.total
+        return self.latency
+
+    @cached_property
+    def warmups(self) -> dict[Split, Warmup]:
+        """What measures the shard of each layout."""
+        return {
+            split: Warmup(engine, known=self._known(split), runs=self.runs)
+            for split, engine in self.engines.items()
+        }
+
+    @property
+    def latency(self) -> LatencyModel:
+        """All times so far; what was known before stays as it is, its links included."""
         decode, prefill = {}, {}
-        for split, measured in self._measured(progress):
-            for (_, rows, length), seconds in measured.decode_table.items():
+        for split, warmup in self.warmups.items():
+            for (_, *at), seconds in warmup.known["decode_table"].items():
+                decode[split, *at] = seconds
+            for (_, *at), seconds in warmup.known["prefill_table"].items():
+                prefill[split, *at] = seconds
+            for (_, rows, length), seconds in warmup.new["decode_table"].items():
                 decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
-            for (_, length), seconds in measured.prefill_table.items():
+            for (_, length), seconds in warmup.new["prefill_table"].items():
                 prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
-        switches = self.composer.latency_model(self.buckets)
-        return replace(switches, decode_table=decode, prefill_table=prefill)
+        return replace(self._switches, decode_table=decode, prefill_table=prefill)
+
+    @cached_property
+    def _switches(self) -> LatencyModel:
+        return self.composer.latency_model(self.buckets)
+
+    def _known(self, split: Split) -> LatencyModel | None:
+        """What is known of a layout, under the name that its shard has on this device."""
+        if self.known is None:
+            return None
+        tables = {
+            name: {
+                (ALONE, *at): seconds
+                for (of, *at), seconds in getattr(self.known, name).items()
+                if of == split
+            }
+            for name in ("decode_table", "prefill_table")
+        }
+        return replace(self.known, **tables, reslice_table={}, migrate_table={})
 
     def collectives(self) -> dict[tuple[str, int, int], float]:
         """Computed seconds of one sum, by ("all-reduce", devices, bytes a device)."""
@@ -173,27 +224,19 @@ class ShardProfiler:
             kv_bytes=kv_bytes(policy, layouts, self.config, self.dtype, limit=limit, resident=()),
         )
 
-    def _measured(self, progress: Progress) -> Iterator[tuple[Split, LatencyModel]]:
-        """Engine after engine: a device may have the memory for one shard only."""
-        for engine in self.engines.values():
-            engine.compile()
-        warmups = {split: Warmup(engine, runs=self.runs) for split, engine in self.engines.items()}
-        total, before = sum(warmup.total for warmup in warmups.values()), 0
-        for split, warmup in warmups.items():
-            warmup.progress = lambda done, _, before=before: progress(before + done, total)
-            policy = warmup.engine.policy
-            yield (
-                split,
-                warmup.measure(
-                    lambda layout, policy=policy: policy.init(
-                        self.seed, layout.param_shardings(policy), self.dtype
-                    )
-                ),
-            )
-            before += warmup.total
-
     def _besides_s(self, tp: int, rows: int) -> float:
         """Of a step, what the shard alone does not do."""
         vocab = self.model.padded_vocab_size
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, tp)
+
+
+def _is_lacking(warmup: Warmup) -> bool:
+    """Whether a program that would be timed has no time yet."""
+    buckets = warmup.catalogue.buckets
+    decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
+    prefill = {(ALONE, length) for length in buckets.lengths}
+    return not (
+        decode <= warmup.known["decode_table"].keys()
+        and prefill <= warmup.known["prefill_table"].keys()
+    )

@@ -1,6 +1,6 @@
 """The charts and tables of a plan's page, one function for each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
@@ -116,15 +116,15 @@ def memory_table(report: PlanReport) -> str:
             layout.programs / GIB if report.programs else None,
             layout.total / GIB,
             layout.whole,
-            layout.refusal or "fits",
+            "fits" if layout.is_used else "not used",
         ]
         for layout in report.memory.layouts
     ]
-    told = "".join(f"<li>{escape(reason)}</li>" for reason in report.memory.undivided)
+    refused = [f"{x.split}: {x.refusal}" for x in report.memory.layouts if x.refusal]
     programs = f" Programs: {SOURCES['compiler']}." if report.programs else ""
     return (
         table(header, rows)
-        + (f"<ul>{told}</ul>" if told else "")
+        + listed([*refused, *report.memory.undivided])
         + f'<p class="source">Whole: sequences that find pages at full length. Figures: {SOURCES["arithmetic"]}.'
         f"{programs}</p>"
     )
@@ -224,6 +224,12 @@ def length_plot(report: PlanReport) -> str:
         f"{lengths.samples_per_prompt} samples of a prompt, their scores correlated by "
         f"{lengths.correlation:g}.</p>"
     )
+
+
+def listed(lines: Iterable[str]) -> str:
+    """As a list; nothing where there is none."""
+    told = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<ul>{told}</ul>" if told else ""
 
 
 def details(title: str, content: str) -> str:

@@ -10,6 +10,7 @@ from pat_jax.profiling.plan.charts import (
     depth_words,
     details,
     length_plot,
+    listed,
     memory_bars,
     memory_table,
     program_table,
@@ -26,7 +27,7 @@ from pat_jax.profiling.plan.charts import (
 )
 from pat_jax.profiling.plan.page_charts import Bar, Segment, bars, colour
 from pat_jax.profiling.plan.report import KINDS, SOURCES, PlanReport
-from pat_jax.profiling.plan.text import compile_rows
+from pat_jax.profiling.plan.text import compile_rows, uncompiled_words
 from pat_jax.profiling.text_table import percent, shown
 
 STYLE = Path(__file__).with_name("page.css")
@@ -114,7 +115,12 @@ def _sections(report: PlanReport) -> Iterator[str]:
         source=f"Predicted, from {report.steps.explained}.",
     )
     if report.programs:
-        yield _section("What compiles for it", table(["layout", *KINDS], compile_rows(report)))
+        yield _section(
+            "What compiles for it",
+            table(["layout", *KINDS], compile_rows(report)),
+            listed(f"refused: {program}: {program.error}" for program in report.failed),
+            source=" ".join(uncompiled_words(report)),
+        )
         yield _section(
             "What a decode step sends",
             table(["layout", "kind", "times", "devices", "bytes each"], sent_rows(report)),

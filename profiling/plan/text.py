@@ -8,6 +8,7 @@ from pat_jax.profiling.absent.compiled import CompiledProgram
 from pat_jax.profiling.plan.report import KINDS, SOURCES, Memory, PlanReport, StepTimes
 from pat_jax.profiling.text_table import Cell, percent, text_table
 
+UNCOMPILED = "–"
 IN_A_STEP = 2  # loops around what happens in every decode step
 
 
@@ -63,17 +64,26 @@ def _memory(memory: Memory) -> str:
 
 
 def _compiles(report: PlanReport) -> str:
-    rows = compile_rows(report)
-    return "What compiles for it\n" + text_table(["layout", *KINDS], rows)
+    table = text_table(["layout", *KINDS], compile_rows(report))
+    return "\n".join(["What compiles for it", table, *uncompiled_words(report)])
 
 
 def compile_rows(report: PlanReport) -> list[list[Cell]]:
-    """One for each layout, of yes and no."""
-    words = {True: "yes", False: "no", None: ""}
+    """One for each layout, of yes and no, and a dash where nothing was compiled for it."""
+    words = {True: "yes", False: "no", None: UNCOMPILED}
     return [
         [str(layout.split), *(words[can] for can in report.compiles(layout.split).values())]
         for layout in report.memory.layouts
     ]
+
+
+def uncompiled_words(report: PlanReport) -> Iterator[str]:
+    """What the dashes of `compile_rows` mean, where there are any."""
+    if any(UNCOMPILED in row for row in compile_rows(report)):
+        yield (
+            f"{UNCOMPILED}: not compiled for it. Switches are between neighbours; weights from training "
+            "go to the layouts with the least and the most TP, which stand for the others."
+        )
 
 
 def _sent(report: PlanReport) -> str:

@@ -10,7 +10,7 @@ import pytest
 from fakes import SETTINGS, subject
 from hypothesis import given
 from hypothesis import strategies as st
-from test_migration import CASES, PAGE_SIZE, assert_pages_arrived, chain, drawn_pages, put
+from test_migration import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 
 from benchmarks.lossless import EOS_IDS
 from benchmarks.near_ties import Tally, compare
@@ -176,6 +176,15 @@ class _Programs(dict):
         }[key.name]()
         self[key] = jax.jit(run, donate_argnums=0 if key.name == "unpack" else ())
         return self[key]
+
+
+def drawn_pages(rng: np.random.Generator, groups: np.ndarray, first: int, stop: int) -> np.ndarray:
+    """For each entry a page of its group that no other has."""
+    pages = np.empty(len(groups), int)
+    for group in set(groups.tolist()):
+        mine = groups == group
+        pages[mine] = first + rng.permutation(stop - first)[: mine.sum()]
+    return pages
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pat_jax.profiling.absent.hlo_costs import count
 
@@ -66,6 +68,121 @@ def test_writing_a_row_in_place_counts_as_the_row():
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1000, 1000), (1, 1000))]
     text = jax.jit(run, donate_argnums=0).lower(*args).compile().as_text() or ""
     assert count(text).num_bytes < 10 * 4000
+
+
+@given(
+    sizes=st.tuples(*[st.integers(3, 7)] * 2),
+    kernel=st.tuples(*[st.integers(1, 3)] * 2),
+    strides=st.tuples(*[st.integers(1, 3)] * 2),
+    padding=st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 2))] * 2),
+    dilations=st.tuples(*[st.tuples(st.integers(1, 3), st.integers(1, 2))] * 2),
+    groups=st.sampled_from([1, 2]),
+)
+@settings(max_examples=15, deadline=None)
+def test_a_convolution_counts_what_meets_a_value(
+    sizes, kernel, strides, padding, dilations, groups
+):
+    """Of ones, each product is one: their sum is how many there are."""
+
+    def run(image, weights):
+        return jax.lax.conv_general_dilated(
+            image,
+            weights,
+            strides,
+            padding,
+            lhs_dilation=[one for one, _ in dilations],
+            rhs_dilation=[other for _, other in dilations],
+            feature_group_count=groups,
+        )
+
+    shapes = (2, 4, *sizes), (6, 4 // groups, *kernel)
+    ones = [jnp.ones(shape) for shape in shapes]
+    try:
+        products = int(run(*ones).sum())
+    except ValueError:  # a window larger than what it is moved over
+        return
+    text = jax.jit(run).lower(*ones).compile().as_text() or ""
+    assert count(text).flops == 2 * products
+
+
+BATCH = """
+HloModule jit_run, is_scheduled=true
+
+%fused.2 (a.2: bf16[32,8,64], b.2: bf16[32,64,16]) -> bf16[32,8,16] {
+  %a.2 = bf16[32,8,64]{2,1,0} parameter(0)
+  %b.2 = bf16[32,64,16]{2,1,0} parameter(1)
+  ROOT %convolution.2 = bf16[32,8,16]{2,1,0} convolution(%a.2, %b.2), window={size=32 stride=31 lhs_dilate=32}, dim_labels=0bf_0io->0bf
+}
+
+%fused.1 (a.1: bf16[32,8,64], b.1: bf16[32,64,16]) -> bf16[32,8,16] {
+  %a.1 = bf16[32,8,64]{2,1,0} parameter(0)
+  %b.1 = bf16[32,64,16]{2,1,0} parameter(1)
+  %inner.1 = bf16[32,8,16]{2,1,0} fusion(%a.1, %b.1), kind=kOutput, calls=%fused.2
+  ROOT %negate.1 = bf16[32,8,16]{2,1,0} negate(%inner.1)
+}
+
+ENTRY %main.3 (a.3: bf16[32,8,64], b.3: bf16[32,64,16]) -> bf16[32,8,16] {
+  %a.3 = bf16[32,8,64]{2,1,0} parameter(0)
+  %b.3 = bf16[32,64,16]{2,1,0} parameter(1)
+  ROOT %outer.1 = bf16[32,8,16]{2,1,0} fusion(%a.3, %b.3), kind=kOutput, calls=%fused.1
+}
+"""
+
+
+def test_a_batch_of_products_as_a_tpu_has_it_counts_each_once():
+    counts = count(BATCH)
+    assert counts.flops == 2 * 32 * 8 * 64 * 16
+    assert counts.num_bytes == 2 * 32 * (8 * 64 + 64 * 16 + 8 * 16)
+
+
+LOOP = """
+HloModule jit_run, is_scheduled=true
+
+%body.1 (carry.1: (s32[], bf16[16,16])) -> (s32[], bf16[16,16]) {
+  %carry.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) parameter(0)
+  %by.1 = s32[]{:T(128)} constant(STEP)
+  %at.1 = s32[]{:T(128)} get-tuple-element(%carry.1), index=0
+  %copy.2 = s32[]{:T(128)} copy(%at.1)
+  %next.1 = s32[]{:T(128)} add(%copy.2, %by.1)
+  %x.1 = bf16[16,16]{1,0:T(8,128)(2,1)} get-tuple-element(%carry.1), index=1
+  %y.1 = bf16[16,16]{1,0:T(8,128)(2,1)} convolution(%x.1, %x.1), dim_labels=bf_io->bf
+  ROOT %out.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) tuple(%next.1, %y.1)
+}
+
+%condition.1 (carry.2: (s32[], bf16[16,16])) -> pred[] {
+  %most.1 = s32[]{:T(128)} constant(STOP)
+  %carry.2 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) parameter(0)
+  %at.2 = s32[]{:T(128)} get-tuple-element(%carry.2), index=0
+  ROOT %lt.1 = pred[]{:T(512)} compare(%at.2, %most.1), direction=LT
+}
+
+ENTRY %main.2 (x.2: bf16[16,16], n.2: s32[]) -> bf16[16,16] {
+  %x.2 = bf16[16,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %n.2 = s32[]{:T(128)} parameter(1)
+  %zero.1 = s32[]{:T(128)} constant(START)
+  %copy.1 = s32[]{:T(128)} copy(%zero.1)
+  %in.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) tuple(%copy.1, %x.2)
+  %while.1 = (s32[]{:T(128)}, bf16[16,16]{1,0:T(8,128)(2,1)}) while(%in.1), condition=%condition.1, body=%body.1
+  ROOT %got.2 = bf16[16,16]{1,0:T(8,128)(2,1)} get-tuple-element(%while.1), index=1
+}
+"""
+
+
+@given(st.integers(-3, 9), st.integers(1, 40), st.integers(1, 5))
+def test_a_loop_whose_compiler_says_nothing_is_told_by_its_counter(start, trips, step):
+    """As a TPU's are. `range` knows how often it runs."""
+    stop = start + trips
+    numbers = {"START": start, "STOP": stop, "STEP": step}
+    text = LOOP
+    for name, number in numbers.items():
+        text = text.replace(name, str(number))
+    assert count(text).flops == 2 * 16**3 * len(range(start, stop, step))
+    for known, unknown in (
+        ("direction=LT", "direction=NE"),
+        ("tuple(%copy.1, %x.2)", "tuple(%n.2, %x.2)"),
+        ("add(%copy.2, %by.1)", "add(%copy.2, %at.1)"),
+    ):
+        assert count(text.replace(known, unknown)).flops == 2 * 16**3
 
 
 GEMM = """

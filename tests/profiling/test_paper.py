@@ -1,5 +1,6 @@
 """What fits devices that are not there, against weights and caches by plain arithmetic."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from pat_jax.profiling.absent.paper import (
     larger,
     needs_of,
     on_paper,
+    roomier,
     what_fits,
 )
 from pat_jax.profiling.costs.targets import Target
@@ -67,7 +69,24 @@ def test_a_model_too_large_says_by_how_much_and_what_would_fit():
     assert needs.of(needs.smallest) == pytest.approx(expected, rel=0.02)
     lacking = needs.of(needs.smallest) - 0.9 * asked.target.chip.memory_bytes
     assert f"{lacking / GIB:.3g} GiB more than the 71.2 that can be used" in message
-    assert message.endswith("--train false (the rollout alone, trained elsewhere) would fit.")
+    # 98.6 GiB of training alone: neither fewer bits nor shorter responses help.
+    assert message.endswith(
+        "can be used; --train false (the rollout alone, trained elsewhere), h200:8 or h100:8x2 would fit."
+    )
+
+
+def test_the_longest_response_that_fits_is_said():
+    asked = order("llama-3.1-8b", "v5e:2x4")
+    with pytest.raises(UserError, match=r"more than the 14.4 that can be used; ") as caught:
+        check_room(asked, "llama-3.1-8b")
+    (longest,) = re.findall(r"; --max-response (\d+), --train false", str(caught.value))
+    needs = needs_of(asked)
+    # Sixteen gigabytes but a tenth, less weights, optimizer and the longest prompt.
+    left = 0.9 * 16 * GIB - needs.resident - needs.weights[needs.smallest]
+    assert 0 <= left / KV_BYTES["llama-3.1-8b"] - 1024 - int(longest) < 1024 + 16
+    assert has_room(order("llama-3.1-8b", "v5e:2x4", max_response=int(longest)))
+    assert not has_room(order("llama-3.1-8b", "v5e:2x4", max_response=int(longest) + 1024))
+    assert re.search(r", v6e:2x4 or v5e:4x4 would fit\.$", str(caught.value))
 
 
 def test_what_is_said_to_fit_does():
@@ -83,8 +102,7 @@ def test_what_is_said_to_fit_does():
 def test_larger_machines_grow():
     for text in ("h100:8", "v5e:2x4", "v5p:2x2x2"):
         target = Target.parse(text)
-        grown = list(larger(target))
-        assert grown
+        grown = [*roomier(target), *larger(target)]
         for machine in grown:
             assert machine.chip.platform == target.chip.platform
             more_memory = machine.chip.memory_bytes > target.chip.memory_bytes

@@ -1,0 +1,102 @@
+"""What is counted of the training step, against the arithmetic of a transformer, and how it grows."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.layers import QUERY_BLOCK
+from pat_jax.profiling.absent.compile import environment
+from pat_jax.profiling.absent.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.absent.jobs import Order
+from pat_jax.profiling.costs.targets import Target
+
+MODEL = ModelConfig(
+    "qwen3",
+    vocab_size=1024,
+    embed_dim=256,
+    mlp_dim=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=64,
+    qk_norm=True,
+)
+LENGTH = 2 * QUERY_BLOCK
+
+
+def config(devices: int) -> RunConfig:
+    """One row of full length on each device."""
+    rollout = RolloutConfig(
+        prompts_per_step=8,
+        num_generations=1,
+        max_prompt_length=LENGTH // 2,
+        max_completion_length=LENGTH // 2,
+        min_length=LENGTH,
+        check_every=4,
+        burst_steps=8,
+    )
+    tokens = AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=LENGTH * devices)
+    return RunConfig(rollout=rollout, algorithm=tokens, compute_dtype="bfloat16")
+
+
+def products(model: ModelConfig, tokens: int) -> int:
+    """Operations of a gradient's matrix products over `tokens`, in rows of LENGTH.
+
+    Forward, once more for the backward pass (each layer and each chunk of logits is computed anew
+    there), and twice as much for it: 8 x parameters x tokens where 6 would do without that. What no
+    gradient asks for is not computed anew: the MLP's last product, and the one of attention with the
+    values in the blocks of queries.
+    """
+    heads = model.num_heads * model.head_dim
+    kv = model.num_kv_heads * model.head_dim
+    mlp = 3 * model.embed_dim * model.mlp_dim
+    layer = 8 * (2 * model.embed_dim * (heads + kv) + mlp) - 2 * model.embed_dim * model.mlp_dim
+    one = 2 * LENGTH * heads  # of a token: its query with every key, or weights with every value
+    attention = 2 * one + 2 * one + one + 4 * one  # forward, anew, in the blocks again, backward
+    head = 8 * model.padded_vocab_size * model.embed_dim
+    return tokens * (model.num_layers * (layer + attention) + head)
+
+
+IN_ITS_PROCESS = """
+import json, sys
+from pathlib import Path
+from pat_jax.profiling.absent.jobs import Order, Plant
+from pat_jax.profiling.absent.worker import Compiler, devices_of
+
+order = Order.from_json(json.load(sys.stdin))
+for job in Plant(order, devices_of(order.target)).jobs():
+    if job.record.name == "grad":
+        print(json.dumps(Compiler(Path(sys.argv[1]), "").run(job).to_json()))
+"""
+
+
+@pytest.mark.absent
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
+def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: str, tmp_path: Path):
+    """What models of two and of four layers say of one of six, against one of six."""
+    order = Order.of(Target.parse(text), config(4), replace(MODEL, num_layers=6), (2, 4, 6))
+    said = subprocess.run(
+        [sys.executable, "-c", IN_ITS_PROCESS, str(tmp_path)],
+        env=environment(order.target),
+        input=json.dumps(order.to_json()),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    two, four, six = (CompiledProgram.from_json(json.loads(x)) for x in said.splitlines())
+    told = at_depth((two, four), 6)
+    for program in (two, four, six, told):
+        assert program.error is None
+        model = replace(MODEL, num_layers=program.layers)
+        assert program.flops * 4 == pytest.approx(products(model, 4 * LENGTH), rel=0.02)
+    assert told.argument_bytes == six.argument_bytes
+    assert told.output_bytes == six.output_bytes
+    assert told.bytes_accessed == pytest.approx(six.bytes_accessed, rel=0.05)
+    assert told.temp_bytes == pytest.approx(six.temp_bytes, rel=0.15)
