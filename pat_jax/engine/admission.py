@@ -160,7 +160,7 @@ class Admission(Holdings):
 
     def carry(
         self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
-    ) -> tuple[list[Shipment], Round]:
+    ) -> tuple[Copies, list[Shipment], Round]:
         """Rows and pages of the live sequences in the groups, and the pools, of another layout.
 
         The new pools take the memory of the old ones: see `places.py`. Rows are dealt out anew, as few
@@ -172,7 +172,7 @@ class Admission(Holdings):
           steps: of the next burst.
 
         Returns:
-          What is to be moved, in this order, then computed.
+          What is to be copied in the old pools, then moved, in this order, then computed.
         """
         scheduler = self.scheduler
         live, old_pools = scheduler.live, self.pools
@@ -204,7 +204,7 @@ class Admission(Holdings):
         scheduler.leave(left)
         rows = int(np.bincount(group[~is_left], minlength=1).max())
         scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
-        return arrivals.shipments, self._round(admitted)
+        return arrivals.copies, arrivals.shipments, self._round(admitted)
 
     def balance_options(self, row_buckets: Sequence[int]) -> list[np.ndarray]:
         """The groups in which the live sequences could be, int[live] each: see `balance.options`."""

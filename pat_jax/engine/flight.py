@@ -205,12 +205,13 @@ class Flight:
         """
         scheduler, live, split = self.scheduler, self.scheduler.live, target.split
         is_recomputed = scheduler.length[live] - 1 < recompute_below
-        shipments, due = self.admission.carry(
+        copies, shipments, due = self.admission.carry(
             split.dp,
             num_pages=self.catalogue.pages[split],
             is_recomputed=is_recomputed,
             steps=self._burst_steps,
         )
+        self.pool.copy(copies)
         self._rows, traffic = None, self.pool.migrate(target, shipments)
         # Who found no pages is recomputed as well, now or when there are some.
         has_no_row = scheduler.row[live] == NO_ROW

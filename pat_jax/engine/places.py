@@ -2,7 +2,8 @@
 
 A round packs its pages before any of them is unpacked, so that they make room for each other. One
 whose pages find no room waits in the buffers in which it arrived, until later ones have been packed:
-a pool may be full to its last page. NumPy, on the host.
+a pool may be full to its last page. Where free memory lies scattered, what leaves is copied together
+first. NumPy, on the host.
 
 Groups share devices with those congruent modulo the fewer groups; see `accounts.regroup`.
 """
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.due import PageMoves
+from pat_jax.engine.due import Copies, PageMoves
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.rounds import ALL, SIZES, Round, Shipment, rounds
 
@@ -22,6 +23,7 @@ NOBODY = -1
 MOST_WAITING = 2 * SIZES[0]  # pages of a group, in rounds that wait: the buffers of the two largest
 CANDIDATES = 128  # blocks that are compared for the next place in an even order
 GOLDEN = (5**0.5 - 1) / 2
+NO_COPIES = Copies(*np.zeros((3, 0), np.int32))
 
 
 class Pools(NamedTuple):
@@ -35,29 +37,47 @@ class Pools(NamedTuple):
 class Placed:
     """Every page that moves, in one round and at one place."""
 
+    copies: Copies  # in the old pools, before all else; rounds send the copies
     new_page: np.ndarray  # int[moves]
     shipments: list[Shipment]
     most_waiting: float  # pages of a group, as `MOST_WAITING` counts them
 
 
 def placed(moves: PageMoves, old: Pools, new: Pools) -> Placed:
-    """Where and when pages arrive. Three tries, each slower than the one before:
+    """Where and when pages arrive. Four tries, each slower than the one before:
 
-    page by page from the last to the first; in an order that empties whole blocks of memory in each
-    round; and that one page at a time, which waits for no other page of a round. More than
-    `MOST_WAITING` wait where all fail, which takes full pools of groups that hold very unlike shares.
+    page by page from the last to the first; that after all have been copied together; in an order that
+    empties whole blocks of memory in each round; and that one page at a time, which waits for no other
+    page of a round. More than `MOST_WAITING` wait where all fail, which takes full pools of groups that
+    hold very unlike shares.
 
     Args:
       moves: one for each page that arrives, to as many as the pools of the new groups hold;
         `new_page` is not looked at.
     """
+    tried = [_tried(_Leaving(moves, old, new), SIZES, is_even=False, copies=NO_COPIES)]
+    if tried[0].most_waiting <= MOST_WAITING:
+        return tried[0]
+    copies, moves = together(moves, old)
     leaving = _Leaving(moves, old, new)
-    tried = []
     for sizes, is_even in ((SIZES, False), (SIZES, True), (SIZES[-1:], True)):
-        tried.append(_tried(leaving, sizes, is_even))
+        tried.append(_tried(leaving, sizes, is_even, copies))
         if tried[-1].most_waiting <= MOST_WAITING:
             return tried[-1]
     return min(tried, key=lambda one: one.most_waiting)
+
+
+def together(moves: PageMoves, old: Pools) -> tuple[Copies, PageMoves]:
+    """Copies after which the pages that leave are the first ones of their group, and the moves then."""
+    number, copies = np.tile(np.arange(old.pages), (old.groups, 1)), []
+    for group in range(old.groups):
+        held = np.unique(moves.old_page[moves.old_group == group])
+        beyond = held[held > len(held)]
+        holes = np.setdiff1d(np.arange(NULL_PAGE + 1, len(held) + 1), held)
+        number[group, beyond] = holes
+        copies.append(np.stack([np.full(len(beyond), group), beyond, holes]))
+    old_page = number[moves.old_group, moves.old_page]
+    return Copies(*np.hstack(copies).astype(np.int32)), moves._replace(old_page=old_page)
 
 
 class _Leaving:
@@ -152,7 +172,7 @@ def even_order(count: np.ndarray, path: np.ndarray) -> np.ndarray:
     return np.array(order, np.int64)
 
 
-def _tried(leaving: _Leaving, sizes: tuple[int, ...], is_even: bool) -> Placed:
+def _tried(leaving: _Leaving, sizes: tuple[int, ...], is_even: bool, copies: Copies) -> Placed:
     moves, plan = leaving.moves, leaving.rounds(sizes)
     turn = leaving.even_turn(plan) if is_even else -leaving.block
     room, new_page = _Room(moves, leaving.old, leaving.new), np.full(len(turn), NULL_PAGE)
@@ -174,7 +194,7 @@ def _tried(leaving: _Leaving, sizes: tuple[int, ...], is_even: bool) -> Placed:
         Shipment(step, _pages(mine, moves.old_page), _pages(mine, new_page), tuple(put))
         for step, mine, put in zip(plan, slots, puts, strict=True)
     ]
-    return Placed(new_page, shipments, most_waiting)
+    return Placed(copies, new_page, shipments, most_waiting)
 
 
 def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:

@@ -113,7 +113,7 @@ def test_pages_that_are_shared_move_once():
     requests = [*plain(1, prompt=13)] * 3
     admission = make_admission(requests, num_groups=1, num_pages=100)
     admission.admit(3, BURST)
-    shipments, round = admission.carry(
+    _, shipments, round = admission.carry(
         1, num_pages=50, is_recomputed=np.array([False, False, True]), steps=BURST
     )
     # 12 known tokens: three pages, all shared; the third sequence finds them.
@@ -125,7 +125,7 @@ def test_pages_that_are_shared_move_once():
 def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
     admission = make_admission(plain(5, prompt=8, most=5), num_groups=2, num_pages=100)
     admission.admit(2, BURST)  # the fifth waits
-    shipments, _ = admission.carry(
+    _, shipments, _ = admission.carry(
         1, num_pages=6, is_recomputed=np.array([False, True, False, True]), steps=BURST
     )
     assert admission.scheduler.live.tolist() == [0, 2] and len(arrivals(shipments)) == 4
@@ -161,7 +161,9 @@ def test_groups_that_merge_share_what_they_have_in_common():
     admission = make_admission(requests, num_groups=2, num_pages=100)
     admission.admit(1, BURST)
     assert admission.pages_held == 2 * 3
-    shipments, _ = admission.carry(1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST)
+    _, shipments, _ = admission.carry(
+        1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST
+    )
     groups = {int(g) for one in shipments for g in np.nonzero(one.old_page)[0]}
     assert len(arrivals(shipments)) == 2 and len(groups) == 1
 

@@ -113,7 +113,10 @@ def test_every_page_arrives_and_no_other_is_lost_on_the_way(case, skew, fill):
         expected = np.zeros((new.pages * new.groups, *shape), np.float32)
         at = moves.new_group * new.pages + arrivals.new_page
         expected[at] = x[moves.old_group * old.pages + moves.old_page]
-        seen = jax.jit(view(source, target), donate_argnums=0)(put(x, source))
+        groups, *pages = arrivals.copies
+        copied, (from_page, to_page) = x.copy(), (groups * old.pages + page for page in pages)
+        copied[to_page] = x[from_page]
+        seen = jax.jit(view(source, target), donate_argnums=0)(put(copied, source))
         migration = Migration(_Programs(source, target), source, target)  # type: ignore[arg-type]
         arrived, traffic = migration.run(seen, arrivals.shipments)
         assert_pages_arrived(arrived, at, expected, target)

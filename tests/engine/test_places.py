@@ -12,9 +12,20 @@ from pat_jax.engine.places import MOST_WAITING, Placed, even_order, placed
 from pat_jax.engine.rounds import MOST_EMPTY, SIZES, rounds
 
 
+def copied(moves: PageMoves, result: Placed) -> PageMoves:
+    """The moves after the copies, which overwrite nothing that leaves."""
+    copies = zip(*(x.tolist() for x in result.copies), strict=True)
+    number = {(group, source): target for group, source, target in copies}
+    at = list(zip(moves.old_group.tolist(), moves.old_page.tolist(), strict=True))
+    targets = {(group, target) for (group, _), target in number.items()}
+    assert number.keys() <= set(at) and not targets & {*at, *((g, NULL_PAGE) for g, _ in at)}
+    assert len(targets) == len(number)
+    return moves._replace(old_page=np.array([number.get(one, one[1]) for one in at], int))
+
+
 def replay(geometry: Geometry, moves: PageMoves, result: Placed) -> None:
-    """Packs, waits and puts as the devices do."""
-    old, new = geometry.pools
+    """Copies, packs, waits and puts as the devices do."""
+    moves, (old, new) = copied(moves, result), geometry.pools
     memory = {
         cell: (group, page)
         for group, page in zip(moves.old_group.tolist(), moves.old_page.tolist(), strict=True)
@@ -91,6 +102,15 @@ def test_a_large_pool_takes_no_more_rounds_than_two_memories(is_up, fill, ways):
     most = np.bincount(moves.old_group if is_up else moves.new_group).max()
     result = check(geometry, moves)
     assert len(result.shipments) == fewest(geometry, moves) <= -(-most // SIZES[0]) + SIZES[0]
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
+@pytest.mark.parametrize("fill", [0.3, 0.6, 0.9])
+def test_a_large_pool_of_scattered_pages_takes_few_rounds(is_up, fill):
+    """Free memory that eight groups have in common is rare where each has its pages anywhere."""
+    geometry = Geometry(wide_groups=1, ways=8, copies=1, pages=500, is_up=is_up)
+    moves = drawn(geometry, np.random.default_rng(0), fill, skew=0.3)
+    assert len(check(geometry, moves).shipments) == fewest(geometry, moves)
 
 
 def blocks_of(count: list[list[int]], geometry: Geometry) -> PageMoves:

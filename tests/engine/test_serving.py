@@ -168,13 +168,14 @@ class Serving(RuleBasedStateMachine):
         smallest = 1 + -(-int(scheduler.end.max() - 1) // self.admission.page_size)
         before = len(self.admission.pools), self.num_pages
         self.num_pages = max(smallest, self.num_pages - fewer)
-        shipments, round = self.admission.carry(
+        copies, shipments, round = self.admission.carry(
             num_groups,
             num_pages=self.num_pages,
             is_recomputed=np.array(data.draw(flags)),
             steps=BURST,
         )
         self.rows = max(self.rows, scheduler.rows_per_group)
+        self.devices.copy(copies)
         self.devices.ship(shipments, before, (num_groups, self.num_pages))
         self.devices.prefill(round)
         for i, group in zip(scheduler.live.tolist(), scheduler.group(scheduler.live), strict=True):
