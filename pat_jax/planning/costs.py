@@ -86,8 +86,8 @@ class CostTables:
         # Lower positions come first: calls that are over when rows are as long as each bucket.
         bucket = self.lengths[:, None, None]
         over = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
-        within = np.diff(over, axis=0, prepend=0.0)
-        seconds = np.einsum("lst,sl->st", within, self.prefill)
+        # The sum of (over[k] - over[k - 1]) · prefill[k], by parts: the differences of a small table.
+        seconds = np.einsum("kst,sk->st", over, -np.diff(self.prefill, append=0.0))
         last, blocks = np.array(self.lengths[-1]), np.array(self.prefill_blocks)
         growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
         growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))

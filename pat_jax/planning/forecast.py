@@ -78,7 +78,7 @@ class Forecast:
         edges = moment_edges(horizon(load, lengths), num_moments)
         moments = edges[:-1]
         classes, survive = _survival(load, lengths, moments)
-        count, context_now = classes.count, classes.context
+        count, context_now = classes.count.astype(float), classes.context  # float for BLAS
         num_now, is_queued = len(survive), np.zeros(len(moments), bool)
         if load.waiting:
             queue = refill(load, lengths, count.sum(axis=0) @ survive, moments)
@@ -93,11 +93,12 @@ class Forecast:
         running = (survive > 0.5 / load.live) | (survive == survive.max(axis=0))
         context = np.where(running, context_now[:, None], 0).max(axis=0) + moments
         context = np.minimum(context, (load.context + load.budget).max())
-        fullest = []
+        fullest, variance = [], survive * (1 - survive)
         for split in splits:
             members = _in_groups(count, split.dp, current)
             most = members[:, :num_now].sum(axis=1).max()  # none is ever fuller than now
-            expected = np.minimum(_fullest(members, survive, split.dp), np.ceil(most))
+            expected = _fullest(members, survive, variance, split.dp)
+            expected = np.minimum(expected, np.ceil(most))
             fullest.append(np.where(is_queued, most, expected))
         weight = total[:, None] * survive if load.waiting else total[:, None]
         # Where all who are known will have ended, whoever is live then is like any of them.
@@ -139,9 +140,9 @@ def _in_groups(count: np.ndarray, dp: int, current: Split | None) -> np.ndarray:
     return count.sum(axis=0, keepdims=True) / dp  # dealt out anew
 
 
-def _fullest(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
+def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: int) -> np.ndarray:
     """Live sequences of the fullest of `dp` groups, float[outcomes, moments]."""
-    spread = np.sqrt(count @ (survive * (1 - survive)))
+    spread = np.sqrt(count @ variance)
     expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
     # The fullest of several groups varies less than each of them.
     return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
