@@ -129,7 +129,8 @@ def test_shards_of_what_nobody_knows_are_refused():
 
 @pytest.mark.parametrize("shards", [[], ["--shards", "h100:2"]], ids=str)
 def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys, shards: list[str]):
-    options = [*TINY, *shards, "--rollout.max_completion_length", "4001"]
+    lengths = ["--rollout.max_prompt_length", "96", "--rollout.max_completion_length", "4001"]
+    options = [*TINY, *shards, *lengths]
     monkeypatch.setattr(sys, "argv", ["profile", *options])
     monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:count])
     with pytest.raises(SystemExit):
