@@ -129,7 +129,7 @@ class CostModelPlanner(Planner):
         if (due := self._due(here, costs, totals)) is not None:
             total = self.safety * float(costs.switch[0, here, due])
             total += priced.seconds(due, follow(choices, due), self.safety)
-            why = f"{current} to {self.splits[due]}: as much lost by not being there as it costs"
+            why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
             return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)

@@ -178,12 +178,12 @@ class _Programs(dict):
         return self[key]
 
 
-def drawn_pages(rng: np.random.Generator, groups: np.ndarray, first: int, stop: int) -> np.ndarray:
+def drawn_pages(rng: np.random.Generator, groups: np.ndarray, num_pages: int) -> np.ndarray:
     """For each entry a page of its group that no other has."""
     pages = np.empty(len(groups), int)
     for group in set(groups.tolist()):
         mine = groups == group
-        pages[mine] = first + rng.permutation(stop - first)[: mine.sum()]
+        pages[mine] = 1 + rng.permutation(num_pages - 1)[: mine.sum()]
     return pages
 
 
@@ -198,7 +198,7 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
         count = rng.integers(0, 8, len(pairs))
         old, new = np.repeat(pairs, count, axis=0).T
-        old_page, new_page = (drawn_pages(rng, groups, 1, num_pages) for groups in (old, new))
+        old_page, new_page = (drawn_pages(rng, groups, num_pages) for groups in (old, new))
         x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
         expected = x.copy()
         expected[new * num_pages + new_page] = x[old * num_pages + old_page]
