@@ -22,6 +22,9 @@ from benchmarks.lossless import (
     tally,
 )
 from benchmarks.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
+from pat_jax.engine import admission
+from pat_jax.engine.due import PageMoves
+from pat_jax.engine.places import Placed, Pools, placed, together
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import Sampling
 
@@ -65,6 +68,24 @@ def test_a_full_pool_goes_along(name, path):
     pages, split = one.engine.catalogue.pages, splits[path[0]]
     held = -(-planner.context // SETTINGS[name].page_size)
     assert held.sum() >= 0.94 * split.dp * (pages[split] - 1)
+    check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
+
+
+@pytest.mark.parametrize("path", [(1, 8), (8, 1)], ids=["up", "down"])
+def test_pages_copied_together_first_are_the_same_pages(monkeypatch, path):
+    """As in large pools whose free memory lies scattered (`placed`)."""
+    num_copied = []
+
+    def together_first(moves: PageMoves, old: Pools, new: Pools) -> Placed:
+        copies, moves = together(moves, old)
+        num_copied.append(len(copies.group))
+        return replace(placed(moves, old, new), copies=copies)
+
+    monkeypatch.setattr(admission, "placed", together_first)
+    requests, static = static_run("kv8", seed=0)
+    one = subject("kv8")
+    adaptive, report = one.run(requests, one.adaptive(path, "migrate", len(requests)))
+    assert len(report.switches) == len(num_copied) == 1 and num_copied[0] > 0
     check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
 
 

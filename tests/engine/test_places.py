@@ -113,6 +113,16 @@ def test_a_large_pool_of_scattered_pages_takes_few_rounds(is_up, fill):
     assert len(check(geometry, moves).shipments) == fewest(geometry, moves)
 
 
+@pytest.mark.parametrize("skew", [0.3, 1.0])
+def test_pages_scattered_over_a_large_pool_are_copied_together_first(skew):
+    """No run of pages that eight groups have free is long enough to take what arrives."""
+    geometry = Geometry(wide_groups=1, ways=8, copies=1, pages=2000, is_up=True)
+    moves = drawn(geometry, np.random.default_rng(0), fill=0.9, skew=skew)
+    result = check(geometry, moves)
+    assert len(result.copies[0]) > 2000
+    assert len(result.shipments) == fewest(geometry, moves)
+
+
 def blocks_of(count: list[list[int]], geometry: Geometry) -> PageMoves:
     """Going down from a full pool; `count` pages of each block go to each of the members."""
     moves, page = [], NULL_PAGE
