@@ -101,6 +101,7 @@ def _put(rows: Array, new: Array, column: Array, axis: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(rows, new, column, axis)
 
 
+@jax.jit  # traced and lowered once for keys, values and all layers
 def _write_tail(pool: Array, tail: Array, table: Array, start: Array, stop: Array) -> Array:
     """Page by page, each of them read and written back with the new tokens in their places."""
     page_size, (rows, _, steps, _) = pool.shape[2], tail.shape

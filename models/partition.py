@@ -8,11 +8,14 @@ for is the business of the engine's `Layout`, not of the model.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from jaxtyping import Array, Int
 
 
 class Partition(ABC):
+    """Equal ones split alike: what was traced with one holds for the other."""
+
     @abstractmethod
     def sum(self, x: Array, *axes: str) -> Array:
         """Adds the partial sums left by a contraction over the named axes."""
@@ -30,6 +33,7 @@ class Partition(ABC):
         """Pins how an activation is split, one name or None for each dimension."""
 
 
+@dataclass(frozen=True)
 class Whole(Partition):
     """Nothing is split, as far as the model can see."""
 

@@ -6,7 +6,7 @@ are stored [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import jax
@@ -212,11 +212,18 @@ class Transformer(nnx.Module):
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
         rotation = angles(positions, rope_frequencies(self.config))
-        run = nnx.remat(_run_layer, static_argnums=(5,)) if remat else _run_layer
+        definition = nnx.graphdef(self.layers[0])
         layer_caches: list[Cache] = []
         for i, layer in enumerate(self.layers):
-            x, layer_cache = run(
-                layer, x, positions, rotation, None if cache is None else cache[i], partition
+            x, layer_cache = _run_layer(
+                definition,
+                nnx.state(layer),
+                x,
+                positions,
+                rotation,
+                None if cache is None else cache[i],
+                partition=partition,
+                remat=remat,
             )
             if layer_cache is not None:
                 layer_caches.append(layer_cache)
@@ -242,12 +249,21 @@ class Transformer(nnx.Module):
             return partition.gather(linear(hidden, head[...], dtype=jnp.float32), "vocab")
 
 
+@partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))
 def _run_layer(
-    layer: Layer,
+    definition: nnx.GraphDef[Layer],
+    params: nnx.State,
     x: Array,
     positions: Array,
     rotation: Rotation,
     cache: Cache | None,
+    *,
     partition: Partition,
+    remat: bool,
 ) -> tuple[Array, Cache | None]:
-    return layer(x, positions, rotation, cache, partition)
+    """Layers differ in their numbers alone, so a program traces and lowers the first one for all."""
+
+    def run(params: nnx.State, x: Array, cache: Cache | None) -> tuple[Array, Cache | None]:
+        return nnx.merge(definition, params)(x, positions, rotation, cache, partition)
+
+    return (jax.checkpoint(run) if remat else run)(params, x, cache)

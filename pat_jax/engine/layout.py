@@ -243,11 +243,11 @@ def shard_bytes(x: jax.Array | jax.ShapeDtypeStruct) -> int:
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
+@dataclass(frozen=True)
 class ManualPartition(Partition):
     """Inside `shard_map`: arrays are shards, sums and gathers are collectives over the layout's axes."""
 
-    def __init__(self, layout: Layout):
-        self.layout = layout
+    layout: Layout
 
     def sum(self, x: Array, *axes: str) -> Array:
         mesh_axes = tuple(a for name in axes for a in self.layout.mesh_axes(name))
@@ -266,12 +266,12 @@ class ManualPartition(Partition):
         return x
 
 
+@dataclass(frozen=True)
 class AutoPartition(Partition):
     """Under automatic sharding: arrays are whole, the compiler communicates, constraints steer it."""
 
-    def __init__(self, layout: Layout, role: Role):
-        self.layout = layout
-        self.role: Role = role
+    layout: Layout
+    role: Role
 
     def sum(self, x: Array, *axes: str) -> Array:
         del axes

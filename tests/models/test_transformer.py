@@ -15,7 +15,7 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.models.transformer import Transformer
+from pat_jax.models.transformer import Layer, Transformer
 
 BASE = ModelConfig(
     architecture="llama",
@@ -108,6 +108,26 @@ def test_remat_changes_neither_value_nor_gradient():
     ):
         assert np.abs(expected).max() > 0
         np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_one_layer_is_traced_for_all(monkeypatch, remat):
+    """What a start from the cache takes is mostly tracing, and models have dozens of layers."""
+    num_traced, call = [], Layer.__call__
+
+    def counted(*args):
+        num_traced.append(1)
+        return call(*args)
+
+    monkeypatch.setattr(Layer, "__call__", counted)
+    policy = Policy.from_config(replace(BASE, num_layers=5, embed_dim=24))  # traced nowhere else
+    tokens = jax.ShapeDtypeStruct((2, 7), jnp.int32)
+
+    def hidden(params, tokens):
+        return policy.bind(params)(tokens, jnp.arange(7)[None, :], remat=remat)[0]
+
+    assert "rsqrt" in jax.jit(hidden).lower(policy.abstract_params, tokens).as_text()
+    assert len(num_traced) == 1
 
 
 def test_bfloat16_is_used_when_asked_for_and_logits_stay_float32():
