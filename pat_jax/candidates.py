@@ -10,7 +10,7 @@ import jax
 from pat_jax.config import RunConfig
 from pat_jax.engine.layout import Layout, find_layout
 from pat_jax.errors import UserError
-from pat_jax.memory import can_begin, without_room
+from pat_jax.memory import without_room
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency import LatencyModel
@@ -61,14 +61,16 @@ def worth_planning(
 ) -> tuple[dict[Split, Layout], list[str]]:
     """The layouts that the planner may use: with room for a model, and inside hosts unless it pays.
 
+    Args:
+      memory: what each takes alone.
+
     Returns:
       The layouts, and why the others are left out.
     """
     roomless = without_room(memory, config.rollout)
     dropped = [f"layout {split}: {reason}" for split, reason in roomless.items()]
     fitting = {split: layout for split, layout in layouts.items() if split not in roomless}
-    inside = [split for split, layout in fitting.items() if not layout.crosses_hosts]
-    if not can_begin(memory, inside):
+    if all(layout.crosses_hosts for layout in fitting.values()):
         return fitting, dropped  # only across hosts there is room
     kept, more = within_hosts(fitting, latency)
     return kept, dropped + more

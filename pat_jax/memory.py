@@ -15,7 +15,8 @@ import numpy as np
 
 from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
-from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes
+from pat_jax.engine.buckets import largest_length
+from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, unsplit_pages
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.pages import Exchange
 from pat_jax.engine.rollout import RolloutEngine
@@ -53,12 +54,8 @@ def kv_bytes(
     """
     if math.isinf(limit):
         return math.inf
-    abstract = policy.abstract(dtype)
-    weights = max(
-        shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
-        for layout in layouts.values()
-    )
-    left = USABLE * limit - shard_bytes(resident) - weights
+    weights = _weights(policy, layouts, dtype)
+    left = USABLE * limit - shard_bytes(resident) - max(weights.values())
     one_page = page_bytes(policy.config, config.page_size, dtype)
     # Pages on their way between groups of a layout: packed, and arrived.
     shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
@@ -69,14 +66,60 @@ def kv_bytes(
         for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
     )
     # A switch holds a chunk of the weights twice, and pages on their way.
-    left -= _chunk(jax.tree.leaves(abstract), RESLICE_CHUNK_BYTES)
+    left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESLICE_CHUNK_BYTES)
     return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
+
+
+def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
+    """Bytes of a device."""
+    abstract = policy.abstract(dtype)
+    return {
+        split: shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
+        for split, layout in layouts.items()
+    }
 
 
 def _chunk(leaves: Sequence[Any], limit: int) -> int:
     """Bytes, over all devices, of the largest chunk of the weights that is re-sliced at once."""
     sizes = [x.size * x.dtype.itemsize for x in leaves]
     return min(max(limit, *sizes), sum(sizes))
+
+
+def memory_alone(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    *,
+    limit: float,
+    resident: Any,
+) -> MemoryModel:
+    """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
+    holds the longest sequence or is as large as the options say, and nothing for switches.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+    """
+    longest = largest_length(
+        config.max_prompt_length + config.max_completion_length, config.min_length
+    )
+    ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
+    unsplit = {
+        split: max(config.kv_pages, unsplit_pages(layout, 1, longest, config.page_size))
+        for split, layout in layouts.items()
+    }
+    one_page = page_bytes(policy.config, config.page_size, dtype)
+    return MemoryModel(
+        limit=limit,
+        resident=shard_bytes(resident),
+        weights=_weights(policy, layouts, dtype),
+        page={split: one_page // ways[split] for split in layouts},
+        pages={split: unsplit[split] * ways[split] for split in layouts},
+        page_size=config.page_size,
+        chunk=0,
+        staging=0,
+        ahead=config.check_every,
+    )
 
 
 def memory_model(
@@ -117,22 +160,19 @@ def shard_bytes(tree: Any) -> int:
     )
 
 
-def can_begin(memory: MemoryModel, starts: Sequence[Split]) -> bool:
-    """Whether a rollout can begin in one of these layouts; sequences without pages wait."""
-    return any(memory.held(split) <= memory.usable for split in starts)
-
-
 def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
-    """One of the layouts that a rollout may start in has to hold its weights and its pool.
+    """One of the layouts that a rollout may start in has to hold its weights and its pool; sequences
+    without pages wait.
 
     Args:
+      memory: what each takes alone.
       options: what has led to these layouts, such as "option --layout is 'auto'".
 
     Raises:
       UserError: none does.
     """
-    if not can_begin(memory, starts):
-        best = min(starts, key=memory.held)
+    best = min(starts, key=memory.held)
+    if memory.held(best) > memory.usable:
         raise UserError(
             f"{options}: {best} needs {_gib(memory.held(best))} of a device (weights "
             f"{_gib(memory.weights[best])}, training state {_gib(memory.resident)}, KV cache "
@@ -147,19 +187,22 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
 def without_room(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
     """Layouts that leave too little room for the KV cache beside the weights, and why.
 
-    All layouts get as large a pool as the heaviest of them leaves room for: one that could not hold
-    the prompts of a rollout is left out where another could.
+    Those that stay get as large a pool as the heaviest of them leaves room for: one that could not
+    hold the prompts of a rollout is left out where another could.
+
+    Args:
+      memory: what each takes alone, so that none is left out for the sake of another that is.
     """
     sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
     begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
-    is_tight = {split: need > memory.usable for split, need in begin.items()}
-    some_begin = not all(is_tight.values())
+    fitting = [split for split in begin if memory.held(split) <= memory.usable]
+    kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
     return {
         split: f"its weights take {_gib(memory.weights[split])} of a device, "
         f"{_gib(max(need, memory.held(split)))} with the training state and the smallest KV cache; "
         f"{_gib(memory.usable)} can be used"
         for split, need in begin.items()
-        if memory.held(split) > memory.usable or (some_begin and is_tight[split])
+        if split not in kept
     }
 
 

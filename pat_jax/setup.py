@@ -21,14 +21,14 @@ from pat_jax.candidates import (
 from pat_jax.checkpoint import check_fingerprint
 from pat_jax.config import RunConfig
 from pat_jax.devices import PROFILE_DIR, Device
-from pat_jax.engine.buckets import ladder
+from pat_jax.engine.buckets import ladder, largest_length
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
 from pat_jax.memory import (
     check_memory,
-    engine_memory,
     kv_bytes,
+    memory_alone,
     memory_limit,
     memory_model,
     without_room,
@@ -97,32 +97,28 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     tokenizer = load_tokenizer(config)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     task = load_task(config, tokenizer)
-    policy = Policy.from_config(model)
-
-    def parts(layouts: dict[Split, Layout]) -> tuple[RolloutEngine, Trainer, MemoryModel]:
-        trainer = build_trainer(config, policy, next(iter(chain.values())), layouts)
-        resident = [trainer.abstract_state, *[trainer.abstract_params] * trainer.has_reference]
-        engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
-        return engine, trainer, _memory(config, engine, resident, devices)
-
-    engine, trainer, memory = parts(layouts)
+    policy, first = Policy.from_config(model), next(iter(chain.values()))
+    trainer = build_trainer(config, policy, first, layouts)
+    resident = trainer.resident
+    alone = _alone(config, policy, devices, layouts, resident)
     if config.is_planned:
-        kept, more = worth_planning(config, layouts, memory, profile and profile.latency)
+        kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            engine, trainer, memory = parts(kept)
+            layouts, trainer = kept, build_trainer(config, policy, first, kept)
+    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
     return Setup(
         task,
         policy,
-        engine.layouts,
+        layouts,
         dropped,
         engine,
         trainer,
-        scripted_planner(config, engine.layouts),
+        scripted_planner(config, layouts),
         fingerprint,
         subject,
         profile,
-        memory,
+        memory_model(engine.catalogue, config.rollout, limit=alone.limit, resident=resident),
     )
 
 
@@ -138,14 +134,12 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     has_tokenizer = config.data == "arithmetic" or Path(config.model).is_dir()
     eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
-    engine = _engine(config, policy, devices, layouts, eos_ids, resident=())
-    memory = engine_memory(engine, config.rollout)
-    check_memory(memory, list(layouts), f"option --layout is {config.layout!r}")
-    roomless = without_room(memory, config.rollout)
+    alone = _alone(config, policy, devices, layouts, resident=())
+    roomless = without_room(alone, config.rollout)
     for split, reason in roomless.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in roomless}
-    return _engine(config, policy, devices, kept, eos_ids, resident=()) if roomless else engine
+    return _engine(config, policy, devices, kept, eos_ids, resident=())
 
 
 def _engine(
@@ -170,13 +164,18 @@ def _engine(
     )
 
 
-def _memory(
-    config: RunConfig, engine: RolloutEngine, resident: object, devices: Sequence[Device]
+def _alone(
+    config: RunConfig,
+    policy: Policy,
+    devices: Sequence[Device],
+    layouts: dict[Split, Layout],
+    resident: object,
 ) -> MemoryModel:
-    """What the layouts take of a device, training's share included; one of them has to fit."""
-    limit = memory_limit(config.rollout, devices)
-    memory = memory_model(engine.catalogue, config.rollout, limit=limit, resident=resident)
-    starts = list(engine.layouts) if config.is_planned else list(engine.layouts)[:1]
+    """What each layout takes of a device alone; one that a rollout may start in has to fit."""
+    dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    policy = policy.with_weights(config.rollout.weights)
+    memory = memory_alone(policy, layouts, config.rollout, dtype, limit=limit, resident=resident)
+    starts = list(layouts) if config.is_planned else list(layouts)[:1]
     name = "switch_to" if config.switch_to else "layout"
     check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
     return memory
@@ -295,7 +294,7 @@ def build_trainer(
 def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:
     rollout = config.rollout
     longest = rollout.max_prompt_length + rollout.max_completion_length
-    whole = -(-longest // rollout.min_length) * rollout.min_length
+    whole = largest_length(longest, rollout.min_length)
     return shapes(
         ladder(rollout.min_length, whole), config.algorithm.tokens_per_micro_batch, num_shards
     )

@@ -100,6 +100,11 @@ class Trainer:
             self._state_shardings(),
         )
 
+    @property
+    def resident(self) -> list[TrainState | Params]:
+        """Shapes with shardings of what stays on the devices during a rollout."""
+        return [self.abstract_state, *[self.abstract_params] * self.has_reference]
+
     def _state_shardings(self) -> TrainState:
         """Optimizer moments are split like the parameters they belong to; counters are everywhere."""
         state = jax.eval_shape(self.update_functions.init, self.abstract_params)

@@ -70,6 +70,7 @@ class Comparison:
     static: tuple[System, ...]
     traces: tuple[RolloutTrace, ...]  # of the adaptive rollouts
     tokens: tuple[int, ...]  # of the responses of each rollout
+    longest: tuple[int, ...]  # tokens of the longest of them
 
     @property
     def best_static(self) -> System:
@@ -103,6 +104,7 @@ class Comparison:
             "worst_gain": self.worst_gain,
             "share_after_switch": self.share_after_switch,
             "tokens": list(self.tokens),
+            "longest": list(self.longest),
             "traces": [asdict(trace) for trace in self.traces],
         }
 
@@ -110,7 +112,7 @@ class Comparison:
     def from_json(cls, data: dict[str, Any]) -> Self:
         adaptive, *static = (_system(fields) for fields in data["systems"])
         traces = tuple(RolloutTrace.from_fields(fields) for fields in data["traces"])
-        return cls(adaptive, tuple(static), traces, tuple(data["tokens"]))
+        return cls(adaptive, tuple(static), traces, tuple(data["tokens"]), tuple(data["longest"]))
 
 
 def _system(fields: dict[str, Any]) -> System:
@@ -160,6 +162,7 @@ def compare(
         tuple(_summed(str(split), done, machine, sum_seconds) for split, done in static.items()),
         tuple(done.trace for done in adaptive),
         tuple(int(workload.responses.sum()) for workload in workloads),
+        tuple(int(workload.responses.max()) for workload in workloads),
     )
 
 

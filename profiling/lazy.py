@@ -32,15 +32,14 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     """The layouts to compile before the first iteration.
 
     With a profile: where a rollout starts by it, and what would pay from the first rollout on.
-    Without: the lowest TP that holds the start, because nothing is known of the others.
+    Without: the lowest TP that has room, because nothing is known of the others.
     """
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
     if rollout.compile == "all" or setup.scripted or len(splits) == 1:
         return splits
     if profile is None:
-        memory = setup.memory
-        return (next(split for split in splits if memory.held(split) <= memory.usable),)
+        return splits[:1]
     lengths = LengthModel.empty(rollout.max_completion_length)
     planner = cost_planner(config, setup, _filled(profile.latency, engine), lengths)
     load = full_load(rollout, engine.capacity)

@@ -55,16 +55,15 @@ def _tail(comparison: Comparison, machine: Machine) -> str:
     """The longest response can only be waited for."""
     alone, layout = _alone(comparison, machine)
     share = alone / (sum(comparison.adaptive.total_s) / len(comparison.traces))
-    steps = max(trace.total_steps for trace in comparison.traces)
     return (
-        f"The longest response, {steps:,} steps, would take {alone:.3g} s alone on the machine, in "
+        f"The longest response, {max(comparison.longest):,} steps, would take {alone:.3g} s alone on the machine, in "
         f"{layout}: {percent(share)} of a rollout. No layout is faster than that; shorter responses "
         "are."
     )
 
 
 def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
-    steps = max(trace.total_steps for trace in comparison.traces)
+    steps = max(comparison.longest)
     edges = np.array([0, *(n for n in machine.buckets.lengths if n < steps), steps])
     lengths = [machine.buckets.length_for(int(end)) for end in edges[1:]]
     seconds = {

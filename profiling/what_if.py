@@ -15,11 +15,11 @@ from pat_jax.errors import UserError
 from pat_jax.memory import without_room
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.latency import LatencyModel
-from pat_jax.planning.memory import GIB, MemoryModel
+from pat_jax.planning.memory import GIB
 from pat_jax.planning.profile import Profile
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.absent.paper import on_paper
+from pat_jax.profiling.absent.jobs import Order, Plant
+from pat_jax.profiling.absent.paper import nearest, on_paper
 from pat_jax.profiling.costs.targets import Chip, Target
 from pat_jax.profiling.machine import Machine
 
@@ -60,15 +60,16 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
     config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
-        memory = _memory(profile, config, what_if)
-        roomless = without_room(memory, config)
+        plant = _plant(profile, config, what_if)
+        alone, memory = plant.alone, plant.memory
+        roomless = without_room(alone, config)
         splits = tuple(split for split in splits if split not in roomless)
         if not splits:
-            best = min(memory.weights, key=memory.held)
+            best = nearest(alone)
             raise UserError(
                 f"option --device_memory_gib is {what_if.device_memory_gib:g}: no layout fits, "
-                f"{best} needs {memory.held(best) / GIB:.3g} GiB of a device and "
-                f"{memory.usable / GIB:.3g} GiB can be used."
+                f"{best} needs {alone.held(best) / GIB:.3g} GiB of a device and "
+                f"{alone.usable / GIB:.3g} GiB can be used."
             )
     machine = Machine.of(
         latency,
@@ -205,8 +206,8 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
     )
 
 
-def _memory(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> MemoryModel:
-    """Of the layouts that were measured, each device with as much memory as was asked."""
+def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
+    """As many devices as were measured, each with as much memory as was asked."""
     subject = profile.subject
     limit = int(what_if.device_memory_gib * GIB)
     unknown = dict.fromkeys(("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s"), 0.0)
@@ -219,4 +220,4 @@ def _memory(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> MemoryM
         rollout=config,
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
     )
-    return on_paper(Order.of(target, run, model_of(profile), (0,))).memory
+    return on_paper(Order.of(target, run, model_of(profile), (0,)))

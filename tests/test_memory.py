@@ -13,7 +13,14 @@ from runs import TINY
 from pat_jax.cli import parse
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
-from pat_jax.memory import describe_memory, describe_peak, memory_limit, memory_model, shard_bytes
+from pat_jax.memory import (
+    describe_memory,
+    describe_peak,
+    memory_alone,
+    memory_limit,
+    memory_model,
+    shard_bytes,
+)
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
@@ -57,6 +64,9 @@ def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
     pool = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)
     assert memory.pool(split) == on_first_device(pool) == shard_bytes(shape)
     assert memory.pool(split) == memory.pool(SPLITS[0])  # the same in every layout
+    dtype, layouts = jnp.dtype("float32"), engine.layouts
+    alone = memory_alone(policy, layouts, config, dtype, limit=math.inf, resident=())
+    assert (alone.weights, alone.page) == (memory.weights, memory.page)
     assert math.isinf(memory.limit)
 
 

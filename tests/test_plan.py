@@ -1,6 +1,7 @@
 """The plan command: without a compiler, with one that is made up, and its mistakes."""
 
 import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -20,6 +21,7 @@ from pat_jax.profiling.plan.text import plan_text
 
 GIB = 2**30
 SMALL = ["--responses", "64", "--max-response", "3072", "--rollouts", "1", "--data", "nowhere"]
+ASKED = ["--model", "tiny", "--target", "h100:8", *SMALL]
 NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 
 
@@ -74,8 +76,7 @@ def report(tmp_path_factory) -> PlanReport:
 
 
 def made(compiled: Compilation | None, *options: str) -> PlanReport:
-    argv = ["--model", "tiny", "--target", "h100:8", *SMALL, *options]
-    config = parse(argv, plan.PlanConfig, prog="plan", presets=None)
+    config = parse([*ASKED, *options], plan.PlanConfig, prog="plan", presets=None)
     return planned(plan.question_of(config, "the command"), compiled)
 
 
@@ -145,6 +146,28 @@ def test_a_layout_that_does_not_compile_is_not_used():
     # A long reason stands below the table of memory: in a cell it would make the line a tower.
     assert "<li>dp1tp8: decode does not compile: too much scalar memory</li>" in page(report)
     assert "<td>not used</td>" in page(report)
+
+
+def test_a_layout_without_room_does_not_shrink_what_the_others_have():
+    """Between what two layouts take alone the first is refused, and the second is not for its sake."""
+    options = "--max-prompt", "64", "--prompt-tokens", "64"
+    roomy = made(None, *options).memory.layouts
+    assert all(layout.is_used for layout in roomy)
+    # 256 pages of a sequence and that of nobody; keys and values of two layers, four heads of eight.
+    page_bytes = 16 * 2 * 2 * 4 * 8 * 2
+    pools = [math.ceil(257 / ways) * page_bytes for ways in (1, 2, 4, 4)]
+    needs = [x.weights + x.optimizer + pool for x, pool in zip(roomy, pools, strict=True)]
+    limit = (needs[1] + needs[2]) / 2 / 0.9 / GIB
+    report = made(None, *options, "--device-memory-gib", repr(limit))
+    memory, refused, used = report.memory, report.memory.layouts[:2], report.memory.layouts[2:]
+    for layout, need in zip(refused, needs, strict=False):
+        assert layout.total == need > memory.usable
+        assert "the smallest KV cache" in layout.refusal
+    assert all(layout.is_used and layout.total <= memory.usable for layout in used)
+    assert len({layout.kv_cache for layout in used}) == 1 and all(x.whole >= 1 for x in used)
+    assert [system.name for system in report.comparison.static] == list(NAMES[2:])
+    for text in (plan_text(report), page(report)):
+        assert refused[0].refusal in text
 
 
 class Outline(HTMLParser):

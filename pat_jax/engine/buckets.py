@@ -23,6 +23,11 @@ def smallest_at_least(steps: Sequence[int], needed: int) -> int:
     raise ValueError(f"no bucket of {tuple(steps)} holds {needed}.")
 
 
+def largest_length(max_length: int, min_length: int) -> int:
+    """Tokens of the largest length bucket, for contexts of at most `max_length` tokens."""
+    return -(-max_length // min_length) * min_length
+
+
 @dataclass(frozen=True)
 class Buckets:
     """Row buckets (rows of one data-parallel group) by split, and context lengths in tokens."""
@@ -45,8 +50,7 @@ class Buckets:
         widest = max(split.dp for split in splits)
         per_group = {split: -(-capacity // widest) * widest // split.dp for split in splits}
         rows = {split: ladder(min(min_rows, n), n) for split, n in per_group.items()}
-        whole_lengths = -(-max_length // min_length) * min_length
-        return cls(rows, ladder(min_length, whole_lengths))
+        return cls(rows, ladder(min_length, largest_length(max_length, min_length)))
 
     def rows_for(self, split: Split, needed: int) -> int:
         return smallest_at_least(self.rows[split], max(needed, 1))

@@ -248,21 +248,26 @@ def pages_per_group(
     Raises:
       UserError: `unsplit` is less than that.
     """
-    ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
-    per_row = num_pages_for(buckets.lengths[-1], page_size)
-
-    def enough(rows: Mapping[Split, int]) -> int:
-        return max(-(-(rows[split] * per_row + 1) // ways[split]) for split in layouts)
-
-    least = enough(dict.fromkeys(layouts, 1))
+    longest = buckets.lengths[-1]
+    least = max(unsplit_pages(layout, 1, longest, page_size) for layout in layouts.values())
     if unsplit and unsplit < least:
         raise UserError(
             f"option --rollout.kv_pages is {unsplit}: expected at least {least}, so that a sequence "
-            f"of {buckets.lengths[-1]} tokens fits alone in pages of {page_size}."
+            f"of {longest} tokens fits alone in pages of {page_size}."
         )
-    full = enough({split: buckets.rows[split][-1] for split in layouts})
+    full = max(
+        unsplit_pages(layout, buckets.rows[split][-1], longest, page_size)
+        for split, layout in layouts.items()
+    )
     unsplit = unsplit or max(least, int(min(full, most)))
-    return {split: unsplit * ways[split] for split in layouts}
+    return {split: unsplit * layout.size(layout.kv_axes) for split, layout in layouts.items()}
+
+
+def unsplit_pages(layout: Layout, rows: int, length: int, page_size: int) -> int:
+    """Pages with all KV heads that are as many bytes of a device as a group of `layout` needs for
+    `rows` sequences of `length` tokens and NULL_PAGE."""
+    pages = rows * num_pages_for(length, page_size) + 1
+    return -(-pages // layout.size(layout.kv_axes))
 
 
 def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:

@@ -21,10 +21,9 @@ from pat_jax.engine.catalogue import Catalogue, page_bytes, pages_per_group
 from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.rounds import SIZES
 from pat_jax.errors import UserError
-from pat_jax.memory import kv_bytes, memory_model, without_room
+from pat_jax.memory import kv_bytes, memory_alone, memory_model, without_room
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
@@ -123,44 +122,67 @@ class Plant:
         return build_trainer(self.order.config, Policy.from_config(model), first, self.layouts)
 
     @cached_property
-    def memory(self) -> MemoryModel:
-        """Of the whole model, in every layout; the pool is what those with room for one leave."""
-        rollout = self.order.config.rollout
-        resident: list[Any] = []
-        if self.order.config.train:
-            trainer = self.trainer(self.order.model)
-            resident = [trainer.abstract_state, *[trainer.abstract_params] * trainer.has_reference]
-        catalogue = self._catalogue(self.layouts, resident)
-        memory = memory_model(catalogue, rollout, limit=self.limit, resident=resident)
-        roomless = without_room(memory, rollout)
-        kept = {split: x for split, x in self.layouts.items() if split not in roomless}
-        if not kept or not roomless:
-            return memory
-        catalogue = self._catalogue(kept, resident)
-        return memory_model(catalogue, rollout, limit=self.limit, resident=resident)
+    def policy(self) -> Policy:
+        """Of the whole model, as the rollout keeps it."""
+        return self.policy_of(self.order.model)
 
-    def _catalogue(self, sharing: dict[Split, Layout], resident: Any) -> Catalogue:
-        """All layouts, with the pool that a run with the layouts `sharing` alone would have."""
-        config, policy = self.order.config.rollout, Policy.from_config(self.order.model)
-        policy = policy.with_weights(config.weights)
-        buckets = Buckets.build(
+    def policy_of(self, model: ModelConfig) -> Policy:
+        return Policy.from_config(model).with_weights(self.order.config.rollout.weights)
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """The shapes that a run's programs are compiled for."""
+        rollout = self.order.config.rollout
+        return Buckets.build(
             tuple(self.layouts),
             capacity=self.capacity,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
+            min_rows=rollout.min_rows,
+            min_length=rollout.min_length,
+            max_length=rollout.max_prompt_length + rollout.max_completion_length,
         )
-        room = kv_bytes(
-            policy, sharing, config, self.dtype, limit=self.limit, resident=resident
-        ) // page_bytes(policy.config, config.page_size, self.dtype)
-        pages = pages_per_group(
-            self.layouts, buckets, config.page_size, unsplit=config.kv_pages, most=room
+
+    @cached_property
+    def resident(self) -> Sequence[Any]:
+        """Shapes with shardings of what training keeps on the devices during a rollout."""
+        return self.trainer(self.order.model).resident if self.order.config.train else ()
+
+    @cached_property
+    def alone(self) -> MemoryModel:
+        """Of the whole model, in every layout as if it were the only one."""
+        return memory_alone(
+            self.policy,
+            self.layouts,
+            self.order.config.rollout,
+            self.dtype,
+            limit=self.limit,
+            resident=self.resident,
         )
+
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """Of the whole model: layouts with room have the pool of a run, the others what they need."""
+        rollout = self.order.config.rollout
+        return memory_model(self.catalogue, rollout, limit=self.limit, resident=self.resident)
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        config, policy = self.order.config.rollout, self.policy
+        roomless = without_room(self.alone, config)
+        kept = {split: x for split, x in self.layouts.items() if split not in roomless}
+        pages = dict(self.alone.pages)
+        if kept:
+            room = kv_bytes(
+                policy, kept, config, self.dtype, limit=self.limit, resident=self.resident
+            )
+            most = room // page_bytes(policy.config, config.page_size, self.dtype)
+            pages |= pages_per_group(
+                kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
+            )
         functions = DecodeFunctions(
             policy, self.dtype, EOS, config.check_every, config.burst_steps, config.max_logprobs
         )
         return Catalogue(
-            functions, self.layouts, buckets, config.page_size, pages, config.prefill_blocks
+            functions, self.layouts, self.buckets, config.page_size, pages, config.prefill_blocks
         )
 
     def jobs(self) -> list[Job]:
@@ -175,20 +197,11 @@ class Plant:
 
     def _rollout_jobs(self, model: ModelConfig) -> list[Job]:
         """The largest bucket of each program; switches between neighbours, which stand for all."""
-        config, layouts = self.order.config.rollout, self.layouts
-        split = next(iter(layouts))
-        unsplit = self.memory.pages[split] // layouts[split].size(layouts[split].kv_axes)
-        engine = RolloutEngine(
-            Policy.from_config(model).with_weights(config.weights),
-            self.devices,
-            replace(config, kv_pages=unsplit),
-            capacity=self.capacity,
-            eos_ids=EOS,
-            dtype=self.dtype,
-            layouts=layouts,
-        )
-        table, buckets = engine.programs, engine.catalogue.buckets
-        length, blocks = buckets.lengths[-1], engine.catalogue.prefill_sizes[0]
+        functions = replace(self.catalogue.functions, policy=self.policy_of(model))
+        catalogue, table = replace(self.catalogue, functions=functions), ProgramTable()
+        catalogue.declare(table)
+        layouts, buckets = self.layouts, self.buckets
+        length, blocks = buckets.lengths[-1], catalogue.prefill_sizes[0]
         size, found = SIZES[0], []
         for split in layouts:
             found.append([Key("decode", split, buckets.rows[split][-1], length)])
@@ -199,7 +212,7 @@ class Plant:
             source, target = pair
             found += [[Key(name, source, size, target=target)] for name in ("pack", "exchange")]
             found.append([Key("view", source, target=target)])
-            runs = engine.catalogue.reslice(layouts[source], layouts[target]).runs
+            runs = catalogue.reslice(layouts[source], layouts[target]).runs
             parts = range(len(runs))
             found.append([Key("reslice", source, target=target, part=part) for part in parts])
         return [_job(table, keys, model.num_layers) for keys in found if keys]

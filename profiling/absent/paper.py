@@ -4,16 +4,13 @@ Nothing is compiled and no array is made: temporaries of programs are not known 
 tenth of a device that `planning/memory.py` leaves to them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from pat_jax.devices import Device
-from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import pages_per_group
-from pat_jax.engine.paging import num_pages_for
 from pat_jax.errors import UserError
-from pat_jax.planning.memory import GIB, USABLE, MemoryModel
+from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.absent.jobs import Order, Plant
 from pat_jax.profiling.costs.targets import Target, chips
@@ -45,67 +42,30 @@ def on_paper(order: Order) -> Plant:
     return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The least bytes of a device that a rollout takes in each layout."""
-
-    resident: int  # of training
-    weights: Mapping[Split, int]
-    pool: Mapping[Split, int]  # of pages for one response of full length
-
-    def of(self, split: Split) -> int:
-        return self.resident + self.weights[split] + self.pool[split]
-
-    @property
-    def smallest(self) -> Split:
-        return min(self.weights, key=self.of)
-
-
-def needs_of(order: Order) -> Needs:
-    """Every layout gets as many pages as the one that has to have most of them.
+def needs_of(order: Order) -> MemoryModel:
+    """What each layout takes of a device alone.
 
     Bytes are affine in the layers, so that two shallow models tell those of a deep one, which takes
     long to trace.
     """
     a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
-    small, large = (on_paper(replace(order, model=model)) for model in (a, b))
-    plant, rollout = small, order.config.rollout
-    pages = pages_per_group(
-        plant.layouts,
-        buckets_of(order, tuple(plant.layouts)),
-        rollout.page_size,
-        unsplit=rollout.kv_pages,
-        most=0,
-    )
+    small, large = (on_paper(replace(order, model=model)).alone for model in (a, b))
 
-    def whole(bytes_of: Callable[[MemoryModel], int]) -> int:
-        low, high = bytes_of(small.memory), bytes_of(large.memory)
+    def whole(low: int, high: int) -> int:
         per_layer = (high - low) // (b.num_layers - a.num_layers)
         return low + per_layer * (order.model.num_layers - a.num_layers)
 
-    return Needs(
-        whole(lambda memory: memory.resident),
-        {split: whole(lambda memory, s=split: memory.weights[s]) for split in plant.layouts},
-        {split: n * whole(lambda memory, s=split: memory.page[s]) for split, n in pages.items()},
+    return replace(
+        small,
+        resident=whole(small.resident, large.resident),
+        weights={split: whole(n, large.weights[split]) for split, n in small.weights.items()},
+        page={split: whole(n, large.page[split]) for split, n in small.page.items()},
     )
 
 
-def buckets_of(order: Order, splits: Sequence[Split]) -> Buckets:
-    """The shapes that a run's programs are compiled for."""
-    rollout = order.config.rollout
-    return Buckets.build(
-        splits,
-        capacity=rollout.prompts_per_step * rollout.num_generations,
-        min_rows=rollout.min_rows,
-        min_length=rollout.min_length,
-        max_length=rollout.max_prompt_length + rollout.max_completion_length,
-    )
-
-
-def usable(order: Order) -> float:
-    """Bytes of a device that a run may count on."""
-    given = order.config.rollout.device_memory_gib
-    return USABLE * (given * GIB if given else order.target.chip.memory_bytes)
+def nearest(needs: MemoryModel) -> Split:
+    """The layout that takes least."""
+    return min(needs.weights, key=needs.held)
 
 
 def check_room(order: Order, name: str) -> None:
@@ -117,17 +77,17 @@ def check_room(order: Order, name: str) -> None:
     Raises:
       UserError: none does; says by how much, and what would.
     """
-    needs, available = needs_of(order), usable(order)
-    best = needs.smallest
-    if needs.of(best) <= available:
+    needs = needs_of(order)
+    best = nearest(needs)
+    if needs.held(best) <= needs.usable:
         return
-    lacking = (needs.of(best) - available) / GIB
+    lacking = (needs.held(best) - needs.usable) / GIB
     training = f", training {needs.resident / GIB:.3g}" if order.config.train else ""
     raise UserError(
         f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
-        f"{needs.of(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
-        f"{training}, KV cache {needs.pool[best] / GIB:.3g} for one response of full length), "
-        f"{lacking:.3g} GiB more than the {available / GIB:.3g} that can be used; "
+        f"{needs.held(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
+        f"{training}, KV cache {needs.pool(best) / GIB:.3g} for one response of full length), "
+        f"{lacking:.3g} GiB more than the {needs.usable / GIB:.3g} that can be used; "
         f"{_advice(list(what_fits(order)))}."
     )
 
@@ -140,7 +100,7 @@ def _advice(found: Sequence[str]) -> str:
 def has_room(order: Order) -> bool:
     """Whether a rollout can begin in some layout."""
     needs = needs_of(order)
-    return needs.of(needs.smallest) <= usable(order)
+    return needs.held(nearest(needs)) <= needs.usable
 
 
 def what_fits(order: Order) -> Iterator[str]:
@@ -174,10 +134,10 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
 def _longest_response(order: Order) -> int:
     """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
     needs, rollout = needs_of(order), order.config.rollout
-    left = usable(order) - needs.resident - needs.weights[needs.smallest]
-    longest = buckets_of(order, list(needs.weights)).lengths[-1]
-    pages = num_pages_for(longest, rollout.page_size) + 1  # with that of nobody
-    room = int(left / needs.pool[needs.smallest] * pages) - 1
+    best = nearest(needs)
+    left = needs.usable - needs.resident - needs.weights[best]
+    unsplit = max(needs.page.values())  # bytes that pools grow by
+    room = int(left // unsplit) * (unsplit // needs.page[best]) - 1  # but for the page of nobody
     whole = room * rollout.page_size // rollout.min_length * rollout.min_length
     return whole - rollout.max_prompt_length
 

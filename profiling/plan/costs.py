@@ -11,7 +11,6 @@ from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.profile import Profile, read_profile
 from pat_jax.planning.types import Split
 from pat_jax.profiling.absent.jobs import Plant
-from pat_jax.profiling.absent.paper import buckets_of
 from pat_jax.profiling.costs.composer import Composer
 from pat_jax.profiling.costs.kernels import BYTES, Source
 from pat_jax.profiling.costs.links import Sums
@@ -40,8 +39,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Cost
         ship stand for them.
       sums: how GPUs sum over NVLink.
     """
-    order, rollout = plant.order, plant.order.config.rollout
-    buckets = buckets_of(order, tuple(plant.layouts))
+    order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
     if profile:
         return profiled(profile, order.target, order.model, buckets)
     kernels = kernels_for(

@@ -100,7 +100,7 @@ def _refused(
 ) -> dict[Split, str]:
     """Layouts that are not used, and why."""
     plant = question.plant
-    kept, dropped = worth_planning(question.run, plant.layouts, plant.memory, latency)
+    kept, dropped = worth_planning(question.run, plant.layouts, plant.alone, latency)
     reasons = {split: f"layout {split}: " for split in plant.layouts if split not in kept}
     refused = {
         split: next(reason.removeprefix(start) for reason in dropped if reason.startswith(start))

@@ -93,6 +93,25 @@ def test_layouts_without_room_leave_the_pool_to_the_others():
     assert memory.pages[Split(4, 2)] > 2 * least  # more than the longest sequence alone needs
 
 
+def test_layouts_without_room_are_compiled_with_pools_of_their_own():
+    rollout = replace(CONFIG.rollout, max_completion_length=4096 - 32, num_generations=1)
+    config = replace(CONFIG, rollout=rollout, train=False, compute_dtype="float32")
+    alone = plant(config).alone
+    limit = alone.held(Split(2, 4)) / 0.9 / 2**30
+    tight = plant(replace(config, rollout=replace(rollout, device_memory_gib=1.01 * limit)))
+    memory, least = tight.memory, math.ceil(4096 / 16) + 1
+    fits = {split for split in memory.weights if memory.held(split) <= memory.usable}
+    assert fits == {Split(2, 4), Split(1, 8)}
+    for split in (Split(8, 1), Split(4, 2)):
+        assert memory.pages[split] == math.ceil(least / split.tp) * split.tp == alone.pages[split]
+    # Four KV heads: no more than four ways.
+    assert memory.pages[Split(1, 8)] == memory.pages[Split(2, 4)] < least + 8
+    jobs = tight.jobs()
+    decoding = [job for job in jobs if job.record.name == "decode"]
+    assert [job.record.split for job in decoding] == list(memory.weights)
+    assert all(job.parts[0]() for job in decoding[::3])
+
+
 def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: Path):
     here = plant()
     jobs = {(job.record.name, job.record.split): job for job in here.jobs()}

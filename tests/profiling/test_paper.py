@@ -1,5 +1,6 @@
 """What fits devices that are not there, against weights and caches by plain arithmetic."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from pat_jax.profiling.absent.paper import (
     check_room,
     has_room,
     larger,
+    nearest,
     needs_of,
     on_paper,
     roomier,
@@ -38,8 +40,9 @@ def test_memory_is_weights_and_cache_by_arithmetic(model: str):
     assert needs.resident == pytest.approx(3 * 4 * PARAMETERS[model] / 8, rel=0.01)
     for split, weights in needs.weights.items():
         assert weights == pytest.approx(2 * PARAMETERS[model] / split.tp, rel=0.01)
-    # A response of full length, and the page of nobody, in every layout.
-    assert set(needs.pool.values()) == {(25_600 + 16) * KV_BYTES[model]}
+        # A response of full length, and the page of nobody.
+        pages = math.ceil((25_600 / 16 + 1) / split.tp)
+        assert needs.pool(split) == pages * 16 * KV_BYTES[model]
 
 
 def test_layouts_across_hosts_are_known_as_such():
@@ -49,13 +52,28 @@ def test_layouts_across_hosts_are_known_as_such():
 
 
 def test_what_a_deep_model_needs_is_told_by_shallow_ones():
-    """Where memory is scarce the accounts of the whole model give the pool no more than it needs."""
+    """Where memory is scarce the accounts of the whole model give the pool no more than those that
+    share it need, and a layout without room what it needs."""
     asked = order(layers=6, device_memory_gib=7.0)
-    needs, memory = needs_of(asked), on_paper(asked).memory
-    assert needs.resident == memory.resident and needs.weights == memory.weights
-    assert needs.pool == {split: memory.pool(split) for split in memory.weights}
+    needs, plant = needs_of(asked), on_paper(asked)
+    memory, (first, second, *_) = plant.memory, plant.layouts
+    assert needs == plant.alone and needs.weights == memory.weights
+    assert needs.held(first) > needs.usable > needs.held(second)
+    pools = {split: max(needs.pool(second), needs.pool(split)) for split in plant.layouts}
+    assert pools == {split: memory.pool(split) for split in plant.layouts}
     roomy = on_paper(order(layers=6)).memory
-    assert all(roomy.pool(split) > needs.pool[split] for split in memory.weights)
+    assert all(roomy.pool(split) > needs.pool(split) for split in memory.weights)
+
+
+def test_a_pool_is_not_as_large_as_layouts_without_room_would_need_it():
+    """Eight billion parameters and what trains them, in sixteen gigabytes: with TP 8 alone."""
+    asked = order("llama-3.1-8b", "v5e:2x4")
+    needs = needs_of(asked)
+    assert [s.tp for s in needs.weights if needs.held(s) <= needs.usable] == [8]
+    best = nearest(needs)
+    for_all = max(needs.pool(split) for split in needs.weights)
+    assert best.tp == 8 and needs.resident + needs.weights[best] + for_all > needs.usable
+    check_room(asked, "llama-3.1-8b")
 
 
 def test_a_model_too_large_says_by_how_much_and_what_would_fit():
@@ -65,9 +83,9 @@ def test_a_model_too_large_says_by_how_much_and_what_would_fit():
     message, needs = str(caught.value), needs_of(asked)
     assert "'llama-3.1-70b': no layout fits h100:8; dp1tp8, the smallest, needs" in message
     # 12 bytes of training and 2 / 8 of the policy for each of 70.6e9 parameters, a long response.
-    expected = (12 + 2) * 70.6e9 / 8 + 25_600 * 320 * 1024
-    assert needs.of(needs.smallest) == pytest.approx(expected, rel=0.02)
-    lacking = needs.of(needs.smallest) - 0.9 * asked.target.chip.memory_bytes
+    expected = (12 + 2) * 70.6e9 / 8 + 25_600 * 320 * 1024 / 8
+    assert needs.held(nearest(needs)) == pytest.approx(expected, rel=0.02)
+    lacking = needs.held(nearest(needs)) - 0.9 * asked.target.chip.memory_bytes
     assert f"{lacking / GIB:.3g} GiB more than the 71.2 that can be used" in message
     # 98.6 GiB of training alone: neither fewer bits nor shorter responses help.
     assert message.endswith(
@@ -76,27 +94,27 @@ def test_a_model_too_large_says_by_how_much_and_what_would_fit():
 
 
 def test_the_longest_response_that_fits_is_said():
-    asked = order("llama-3.1-8b", "v5e:2x4")
+    asked = order("llama-3.1-8b", "v5e:2x4", max_response=110_000)
     with pytest.raises(UserError, match=r"more than the 14.4 that can be used; ") as caught:
         check_room(asked, "llama-3.1-8b")
-    (longest,) = re.findall(r"; --max-response (\d+), --train false", str(caught.value))
+    (longest,) = re.findall(r" --max-response (\d+), --train false", str(caught.value))
     needs = needs_of(asked)
     # Sixteen gigabytes but a tenth, less weights, optimizer and the longest prompt.
-    left = 0.9 * 16 * GIB - needs.resident - needs.weights[needs.smallest]
-    assert 0 <= left / KV_BYTES["llama-3.1-8b"] - 1024 - int(longest) < 1024 + 16
+    left = 0.9 * 16 * GIB - needs.resident - needs.weights[nearest(needs)]
+    assert 0 <= left / (KV_BYTES["llama-3.1-8b"] / 8) - 1024 - int(longest) < 1024 + 16 * 8
     assert has_room(order("llama-3.1-8b", "v5e:2x4", max_response=int(longest)))
     assert not has_room(order("llama-3.1-8b", "v5e:2x4", max_response=int(longest) + 1024))
     assert re.search(r", v6e:2x4 or v5e:4x4 would fit\.$", str(caught.value))
 
 
 def test_what_is_said_to_fit_does():
-    asked = order("qwen3-14b", "a40:8", device_memory_gib=16.0)
+    asked = order("qwen3-14b", "a40:8", device_memory_gib=12.0)
     assert not has_room(asked)
     words = next(text for text in what_fits(asked) if text.startswith("a40:8x"))
     hosts = int(words.rpartition("x")[2])
-    assert has_room(order("qwen3-14b", words, device_memory_gib=16.0))
+    assert has_room(order("qwen3-14b", words, device_memory_gib=12.0))
     fewer = f"a40:8x{hosts // 2}"
-    assert hosts > 2 and not has_room(order("qwen3-14b", fewer, device_memory_gib=16.0))
+    assert hosts > 2 and not has_room(order("qwen3-14b", fewer, device_memory_gib=12.0))
 
 
 def test_larger_machines_grow():
