@@ -10,6 +10,9 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+# LLVM's optimizations take a third of what compiling does; XLA's own, which tests look at, stay. The
+# slow tests run what users run: `XLA_FLAGS= python -m pytest -m slow`.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import pytest

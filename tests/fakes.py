@@ -24,9 +24,13 @@ SETTINGS = {
 }
 
 
-@cache
 def subject(name: str, weights: WeightFormat = "auto") -> Subject:
     """A compiled engine on eight devices, made once for all tests: compiling is what costs."""
+    return _subject(name, weights)
+
+
+@cache  # of all its arguments: a default that is given would make another subject
+def _subject(name: str, weights: WeightFormat) -> Subject:
     return Subject(MODELS[name], replace(SETTINGS[name], weights=weights))
 
 

@@ -1,0 +1,108 @@
+"""Who knows every length beforehand: never slower than any planner, and what regret is held against."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from fakes import SPLITS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replays import (
+    CAP,
+    CAPACITY,
+    CONFIG,
+    MACHINE,
+    AtSteps,
+    in_short_bursts,
+    machines,
+    make_machine,
+    static_seconds,
+    workloads,
+)
+
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Balance, Load, Plan
+from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.profiling.regret import regret
+from pat_jax.profiling.simulator import replay
+
+DP8, _, _, TP8 = SPLITS
+
+
+@dataclass
+class Restless(AtSteps):
+    """Moves sequences between the groups of a layout wherever it may, to what it drew of the options."""
+
+    drawn: int = 0
+
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        return Balance(options[self.drawn % len(options)]) if options else None
+
+
+@given(workloads, st.sampled_from(SPLITS))
+def test_without_a_choice_it_is_the_static_replay(workload, split):
+    alone = Machine.of(MACHINE.truth, (split,), CONFIG, capacity=CAPACITY)
+    best = clairvoyant(workload, alone)
+    assert best.total_s == pytest.approx(static_seconds(workload, split, alone))
+    assert (best.start, best.switches) == (split, ())
+
+
+@settings(max_examples=40)
+@given(workloads, machines, st.data())
+def test_no_planner_is_faster(workload, machine, data):
+    best = clairvoyant(workload, machine).total_s
+    lengths = LengthModel.empty(CAP)
+    moments = st.lists(st.integers(0, CAP), max_size=4).map(sorted)
+    path = tuple((at, data.draw(st.sampled_from(SPLITS))) for at in data.draw(moments))
+    first = data.draw(st.sampled_from(SPLITS))
+    below = data.draw(st.sampled_from([MIGRATE_ALL, RECOMPUTE_ALL, 15, 40]))
+    for planner in (
+        *map(FixedLayout, SPLITS),
+        AtSteps(first, path, below),
+        *(Restless(first, path, below, drawn) for drawn in (0, 1, 2)),
+        CostModelPlanner(SPLITS, machine.truth, lengths),
+        *(CostModelPlanner((split,), machine.truth, lengths) for split in SPLITS),
+    ):
+        assert replay(workload, planner, machine).total_s >= best * (1 - 1e-9)
+
+
+@settings(max_examples=40)
+@given(workloads, machines)
+def test_its_path_costs_what_it_says(workload, machine):
+    best = clairvoyant(workload, machine)
+    planner = AtSteps(best.start, best.switches)
+    done = replay(workload, planner, in_short_bursts(machine))
+    if best.is_exact:
+        assert done.total_s == pytest.approx(best.total_s)
+    else:
+        assert done.total_s >= best.total_s * (1 - 1e-9)
+
+
+def test_it_switches_when_that_pays():
+    """0.5 s against 0.25 s a step for 100 steps, and 0.25 s for the switch."""
+    workload = Workload(np.full(8, 5), np.array([100, *[8] * 7]), CAP)
+    machine = make_machine((0.5, 9.0, 9.0, 0.25), per_row=0.05)
+    best = clairvoyant(workload, machine)
+    assert (best.start, best.switches, best.is_exact) == (DP8, ((8, TP8),), True)
+    assert best.total_s < static_seconds(workload, DP8, machine)
+    assert best.total_s < static_seconds(workload, TP8, machine)
+
+
+@settings(deadline=None, max_examples=25)
+@given(workloads, machines, st.integers(0, 3))
+def test_regret_is_that_of_the_path_that_was_taken(workload, machine, start):
+    fixed = replay(workload, FixedLayout(SPLITS[start]), machine)
+    best = clairvoyant(workload, machine).total_s
+    assert regret(workload, machine, fixed.trace) == pytest.approx(fixed.total_s / best - 1)
+    later = SPLITS[start:][-1]
+    script = ScriptedPath(SPLITS[0], (Step(later, workload.size // 3),) if start else ())
+    moved = replay(workload, script, machine)
+    assert regret(workload, machine, moved.trace) == pytest.approx(moved.total_s / best - 1)
+    assert regret(workload, machine, moved.trace) >= -1e-9
+    planner = CostModelPlanner(SPLITS, machine.truth, LengthModel.empty(CAP))
+    planned = replay(workload, planner, machine)
+    assert regret(workload, machine, planned.trace) >= -1e-9

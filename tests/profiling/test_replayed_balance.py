@@ -1,0 +1,90 @@
+"""Moves between the groups of a layout in replays: what they save and cost, there and in hindsight."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import SPLITS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, workloads
+
+from pat_jax.engine.buckets import Buckets
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.scripts import FixedLayout
+from pat_jax.profiling.hindsight import clairvoyant
+from pat_jax.profiling.machine import Machine, Replay, Workload
+from pat_jax.profiling.regret import regret
+from pat_jax.profiling.simulator import replay
+
+DP8 = SPLITS[0]
+
+
+class TestBalance:
+    """A planner with one layout: nothing but moves between its groups is left to decide."""
+
+    lengths = LengthModel.empty(CAP)
+
+    # Eight of the first group run on alone.
+    workload = Workload(np.full(64, 10), np.where(np.arange(64) < 8, 120, 16), CAP)
+    machine = replace(
+        make_machine(per_row=0.1, shift_per_token=1e-3),
+        buckets=Buckets.build(
+            SPLITS, capacity=64, min_rows=1, min_length=32, max_length=CAP + LONGEST_PROMPT
+        ),
+    )
+
+    def evened(self, machine: Machine) -> Replay:
+        planner = CostModelPlanner((DP8,), machine.truth, self.lengths)
+        return replay(self.workload, planner, machine)
+
+    def test_long_sequences_of_one_group_are_spread(self):
+        """One to a group from then on."""
+        fixed, even = (
+            replay(self.workload, FixedLayout(DP8), self.machine),
+            self.evened(self.machine),
+        )
+        (done,) = even.trace.balanced
+        assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
+        # One at a time to each distance, 25 tokens each.
+        assert done.seconds == done.predicted_cost_s == pytest.approx(7 * 25 * 1e-3)
+        assert {burst.rows for burst in even.bursts if burst.live == 8} == {1}
+        assert {burst.rows for burst in fixed.bursts if burst.live == 8} == {8}
+        assert even.trace.total_steps == fixed.trace.total_steps
+        assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
+        saved = fixed.total_s - even.total_s + done.seconds
+        assert saved == pytest.approx(104 * 7 * 0.1, rel=0.2) and saved > 5
+
+    def test_hindsight_spreads_them_too(self):
+        machine = in_short_bursts(replace(self.machine, splits=(DP8,)))
+        best, even = clairvoyant(self.workload, machine), self.evened(machine)
+        assert (best.evened, best.switches, best.is_exact) == ((16,), (), False)
+        # It takes no more for granted than that four of the eight have to leave the first group.
+        assert best.total_s == pytest.approx(even.prefill_s + even.decode_s + 4 * 25 * 1e-3)
+        migrate = {key: s for key, s in machine.truth.migrate_table.items() if key[0] != key[1]}
+        unmoved = replace(machine, truth=replace(machine.truth, migrate_table=migrate))
+        fixed = replay(self.workload, FixedLayout(DP8), unmoved)
+        best = clairvoyant(self.workload, unmoved)
+        assert (best.evened, best.total_s) == ((), pytest.approx(fixed.total_s))
+
+    def test_regret_is_that_of_the_moves_that_were_made(self):
+        even = self.evened(self.machine)
+        best = clairvoyant(self.workload, self.machine).total_s
+        found = regret(self.workload, self.machine, even.trace)
+        assert found == pytest.approx(even.total_s / best - 1)
+        unmoved = replace(even.trace, balanced=())
+        assert regret(self.workload, self.machine, unmoved) > found + 0.1
+
+    @settings(max_examples=50)
+    @given(workloads, st.floats(1e-4, 1.0), st.sampled_from(SPLITS[:3]))
+    def test_each_one_empties_the_fullest_group_and_is_paid(self, workload, shift_per_token, split):
+        machine = make_machine(per_row=0.1, shift_per_token=shift_per_token)
+        fixed = replay(workload, FixedLayout(split), machine)
+        planner = CostModelPlanner((split,), machine.truth, self.lengths)
+        even = replay(workload, planner, machine)
+        assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
+        assert even.trace.total_steps == fixed.trace.total_steps
+        assert all(balance.fullest[1] < balance.fullest[0] for balance in even.trace.balanced)
+        assert len(even.trace.balanced) <= len(machine.buckets.rows[split])
+        assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.trace.balanced)
