@@ -38,7 +38,6 @@ from benchmarks.regret_cells import (
     Cell,
     best_of,
     following,
-    replan_ms,
     run_cell,
 )
 from benchmarks.workloads import read
@@ -157,8 +156,6 @@ def main() -> None:
         read(args.data)
     except NoData as error:
         sys.exit(str(error))
-    first = Cell("8xH100", MODELS[0], SIZES[-1], "math", args.data, args.switch_s)
-    replan = replan_ms(first)
     results = measure(args)
     tables = {
         "with a tail": summary(pooled(results, lambda cell: cell.lengths in TAILED)),
@@ -166,16 +163,14 @@ def main() -> None:
     }
     for title, table in tables.items():
         print_table(title, table)
-    print(f"\none re-plan at 4096 sequences, ms: {replan}")
     if args.out:
-        args.out.write_text(json.dumps(report(args, tables, results, replan, started), indent=1))
+        args.out.write_text(json.dumps(report(args, tables, results, started), indent=1))
 
 
 def report(
     args: argparse.Namespace,
     tables: dict[str, dict],
     results: dict[Cell, dict],
-    replan: dict[str, float],
     started: float,
 ) -> dict:
     by_cell = {}
@@ -195,7 +190,6 @@ def report(
         },
         "what": (__doc__ or "").split("\n\n")[2],
         "replays_per_cell": args.replays,
-        "replan_ms_at_4096": replan,
         "percent": tables,
         "cells": by_cell,
     }

@@ -1,6 +1,5 @@
 """The grid of `planner_regret`: one rollout under every planner and every wrong belief, in seconds."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -241,35 +240,3 @@ def learn(planner: Planner, seen: Workload) -> None:
     """The lengths of a rollout that is over."""
     if isinstance(planner, CostModelPlanner):
         planner.lengths = planner.lengths.updated(seen.responses, seen.responses >= seen.cap)
-
-
-def replan_ms(cell: Cell, live: int = 4096) -> dict[str, float]:
-    """Milliseconds of one re-plan, alone on a core: synchronous, and with every sequence different."""
-    machine = replace(cell, size=live).machine()
-    planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, 0))
-    alike = _lengths(cell.data)[cell.lengths].sample(live, 0).load(live)
-    group = np.arange(live) * SPLITS[0].dp // live
-    generated = np.random.default_rng(0).integers(0, alike.budget)
-    loads = {
-        "all at one length": replace(alike, group=group),
-        "all at other lengths": replace(
-            alike,
-            group=group,
-            generated=generated,
-            context=alike.context + generated,
-            budget=alike.budget - generated,
-        ),
-    }
-    return {
-        name: _median_ms(lambda load=load: planner.plan(load, SPLITS[0]))
-        for name, load in loads.items()
-    }
-
-
-def _median_ms(work: Callable[[], object], runs: int = 200) -> float:
-    seconds = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return round(1e3 * float(np.median(seconds)), 3)

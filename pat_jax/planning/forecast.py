@@ -27,18 +27,16 @@ class SequenceClasses:
     speaker: np.ndarray  # int[classes], the member that the class is forecast by
 
     @classmethod
-    def of(cls, load: Load, prospect: np.ndarray, most: int) -> "SequenceClasses":
+    def of(cls, load: Load, kind: np.ndarray, most: int) -> "SequenceClasses":
         """
         Args:
-          prospect: int[live], the same for sequences of one class, if their budgets are, too.
+          kind: int[live], the same for sequences of one class.
           most: the most classes.
         """
-        # One number for both; in a synchronous rollout there is often only one value.
-        kind = prospect.astype(np.int64) * (int(load.budget.max()) + 1) + load.budget
         order = np.argsort(kind)
         starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
         if len(starts) > most:
-            # Neighbours in (prospect, budget) share a class; its middle member speaks for it.
+            # Kinds that are neighbours share a class; its middle member speaks for it.
             starts = np.arange(most) * load.live // most
         sizes = np.diff(starts, append=load.live)
         first, classes = order[starts + sizes // 2], len(starts)
@@ -118,11 +116,15 @@ def _survival(
     load: Load, lengths: LengthModel, moments: np.ndarray
 ) -> tuple[SequenceClasses, np.ndarray]:
     """Classes of sequences, and P(live at each moment), float64[classes, moments]."""
+    # Nothing lives past its budget, and between two moments it is all one where that ends.
+    num_alive = np.searchsorted(moments, load.budget)
     if load.siblings is None:
-        classes = SequenceClasses.of(load, load.generated, MAX_CLASSES)
+        kind = load.generated.astype(np.int64) * (len(moments) + 1) + num_alive
+        classes = SequenceClasses.of(load, kind, MAX_CLASSES)
         return classes, lengths.survival(classes.generated, classes.budget, moments)
     curves, curve_of = lengths.curves(load.generated, moments, load.siblings)
-    classes = SequenceClasses.of(load, curve_of, load.live)
+    kind = curve_of.astype(np.int64) * (len(moments) + 1) + num_alive
+    classes = SequenceClasses.of(load, kind, load.live)
     survive = curves[curve_of[classes.speaker]]
     return classes, np.where(moments[None, :] < classes.budget[:, None], survive, 0.0)
 

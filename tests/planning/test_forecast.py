@@ -64,6 +64,10 @@ def test_siblings_are_heard(seed, live):
     done = Siblings(np.arange(20), prompt_of[:live], prompt_of[live:], long, long >= CAP)
     load = replace(random_load(seed, live, 5, groups=1), siblings=done)
     edges = moment_edges(int(load.budget.max()), 20)
+    # Some end at a moment that is looked at, or one step later.
+    ends = np.concatenate([edges[1:], edges[1:-1] + 1])
+    is_moved = (draw.random(live) < 0.5) & (load.budget < load.budget.max())
+    load = replace(load, budget=np.where(is_moved, draw.choice(ends, live), load.budget))
     survive = TAUGHT.survival(load.generated, load.budget, edges[:-1], done)
     seen = Forecast.of(load, TAUGHT, SPLITS, TP8, 20)
     at = SPLITS.index(TP8)
