@@ -33,7 +33,8 @@ class SequenceClasses:
           kind: int[live], the same for sequences of one class.
           most: the most classes.
         """
-        order = np.argsort(kind)
+        # In few bits, which NumPy sorts by radix: several times as fast.
+        order = np.argsort(kind.astype(np.min_scalar_type(kind.max())), kind="stable")
         starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
         if len(starts) > most:
             # Kinds that are neighbours share a class; its middle member speaks for it.
