@@ -165,7 +165,6 @@ def describe_rollouts(
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
-    path = list(dict.fromkeys(report.layouts[:1])) + [switch.target for switch in report.switches]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
@@ -180,7 +179,7 @@ def describe_rollouts(
         "rollout/row_occupancy": report.busy_rows / report.total_rows,
         "rollout/prefill_padding": report.prefill_padding,
         "rollout/kv_waste": report.kv_waste,
-        "rollout/layouts": " -> ".join(path),
+        "rollout/layouts": " -> ".join(report.trace().path),
         "rollout/switches": len(report.switches),
         "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
         "rollout/balanced": sum(balance.sequences for balance in report.balanced),

@@ -24,9 +24,8 @@ def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
     Both are priced by `machine`, not by the clock: a noisy moment is nobody's wrong decision.
     """
     splits = {str(split): split for split in machine.splits}
-    first = trace.switches[0].source if trace.switches else trace.layout[0]
     path = tuple((splits[switch.target], switch) for switch in trace.switches)
-    planner = _AsTaken(splits[first], path, trace.balanced, machine.check_every)
+    planner = _AsTaken(splits[trace.path[0]], path, trace.balanced, machine.check_every)
     taken = replay(workload, planner, machine)
     return taken.total_s / clairvoyant(workload, machine).total_s - 1
 

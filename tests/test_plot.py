@@ -88,6 +88,15 @@ def test_a_rollout_without_bursts_or_switches_is_drawn_too(tmp_path: Path, axis)
     assert (tmp_path / "empty.png").exists()
 
 
+def test_the_path_begins_where_the_prompts_were_prefilled():
+    assert TRACE.path == ["dp2tp1", "dp1tp2"]
+    at_once = replace(SWITCH, step=0, live=32)
+    left = replace(TRACE, layout=("dp1tp2",) * 3, switches=(at_once,))
+    assert left.path == ["dp2tp1", "dp1tp2"]
+    assert replace(left, switches=()).path == ["dp1tp2"]
+    assert RolloutTrace((), (), (), (), 0.0, 0).path == []
+
+
 def test_a_trace_with_entries_missing_is_refused():
     with pytest.raises(ValueError, match="one entry for each burst"):
         replace(TRACE, live=(1, 2))

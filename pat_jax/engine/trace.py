@@ -75,6 +75,12 @@ class RolloutTrace:
         if len(lengths) > 1:
             raise ValueError(f"a trace needs one entry for each burst: got lengths {lengths}.")
 
+    @property
+    def path(self) -> list[str]:
+        """Layouts one after the other; the first may have been left before a token was decoded."""
+        first = [switch.source for switch in self.switches[:1]] or list(self.layout[:1])
+        return first + [switch.target for switch in self.switches]
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
