@@ -15,6 +15,7 @@ MOST_SEEN = 32  # switches remembered: older ones say little, and the fit stays 
 NOISE = 0.2  # one switch against the next like it, of the profile's cost
 FADING = 0.1  # by which what was seen gets noisier with each rollout
 OWN = 0.5  # what errors of one pair or one way of carrying measure, against common ones
+SHORTEST = 1e-6  # seconds: of what took less a host's clock says nothing
 LEAST = 0.2  # of the profile's cost: what is believed never falls below
 
 
@@ -122,6 +123,6 @@ class SwitchCosts:
         covariance = self._size**2 + np.outer(profile_s, profile_s)
         covariance += OWN**2 * same_pair * np.outer(reslice_s, reslice_s)
         covariance += OWN**2 * same_way * np.outer(kv_s, kv_s)
-        noise = NOISE * profile_s * (1 + FADING * np.array([one.age for one in seen]))
+        noise = NOISE * np.maximum(profile_s, SHORTEST) * (1 + FADING * np.array([one.age for one in seen]))
         excess = np.array([one.actual_s for one in seen]) - profile_s
         return np.linalg.solve(covariance + np.diag(noise**2), excess)

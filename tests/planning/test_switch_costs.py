@@ -103,3 +103,12 @@ def test_the_past_is_bounded_and_no_switch_is_free(seen):
     assert len(costs.seen) == 32 and costs.seen[-1] == seen[-1]
     assert (costs.reslice(SPLITS, PROFILE) >= LEAST * PROFILE).all()
     assert min(costs.kv("migrate"), costs.kv("recompute")) >= LEAST
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-12, 0.05]), min_size=1, max_size=6))
+def test_switches_that_the_profile_takes_for_free_are_no_division_by_zero(profile_s):
+    model = SwitchCosts()
+    for kv_s in profile_s:
+        model = model.observed(SeenSwitch(DP8, TP8, "migrate", 0.0, kv_s, actual_s=kv_s))
+    assert np.isfinite(model.reslice(SPLITS, PROFILE)).all()
+    assert model.kv("migrate") == pytest.approx(1.0) and np.isfinite(model.pages(0.05))
