@@ -123,6 +123,10 @@ class SwitchCosts:
         covariance = self._size**2 + np.outer(profile_s, profile_s)
         covariance += OWN**2 * same_pair * np.outer(reslice_s, reslice_s)
         covariance += OWN**2 * same_way * np.outer(kv_s, kv_s)
-        noise = NOISE * np.maximum(profile_s, SHORTEST) * (1 + FADING * np.array([one.age for one in seen]))
+        noise = (
+            NOISE
+            * np.maximum(profile_s, SHORTEST)
+            * (1 + FADING * np.array([one.age for one in seen]))
+        )
         excess = np.array([one.actual_s for one in seen]) - profile_s
         return np.linalg.solve(covariance + np.diag(noise**2), excess)
