@@ -6,7 +6,7 @@ comes out is the latency model that the planner reads, so warming up and profili
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import permutations, product
 from typing import Any
@@ -31,6 +31,7 @@ from pat_jax.profiling.recheck import describe, rescaled
 
 log = logging.getLogger(__name__)
 
+Move = Callable[[Pool], tuple[Pool, Traffic]]  # one round of pages
 ENOUGH_S = 1.0  # of timed runs of one program
 BURST_CHECKS = 4  # of a timed burst: what a burst does once counts for little, as in a rollout
 
@@ -79,8 +80,9 @@ class Warmup:
     def total(self) -> int:
         """Programs to run; a re-slice counts as one."""
         layouts = len(self.engine.layouts)
-        timed = ("decode", "prefill", "exchange", "shift")
-        return sum(len(list(self.programs.keys(name))) for name in timed) + layouts * (layouts - 1)
+        counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
+        programs = sum(len(list(self.programs.keys(name))) for name in counted)
+        return programs + layouts * (layouts - 1)
 
     @property
     def measured(self) -> LatencyModel:
@@ -230,33 +232,30 @@ class Warmup:
             pool = self.programs[Key("allocate", source.split)]()
             pool = self.programs[Key("view", source.split, target=target.split)](pool)
         migration = Migration(self.programs, source, target)
-        for size, kind in product(SIZES, (ALL, *range(num_groups))):
+        for size, kinds in product(SIZES, ((ALL,), range(num_groups))):
             pages = np.full((num_groups, size), NULL_PAGE)
-            shipment = Shipment(Round(kind, size), pages, pages, put=(0,))
-            is_timed = size == SIZES[0] and kind in (ALL, 0)
-            key = (source.split, target.split, ROUNDS[kind != ALL])
-            move = partial(migration.run, shipments=[shipment])
-            pool = self._round(key if is_timed else None, move, pool)
+            rounds = [Shipment(Round(kind, size), pages, pages, put=(0,)) for kind in kinds]
+            moves = [partial(migration.run, shipments=[one]) for one in rounds]
+            key = (source.split, target.split, ROUNDS[kinds[0] != ALL])
+            pool = self._rounds(key if size == SIZES[0] else None, moves, pool)
         _delete(pool)
 
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
         """Times a round between the groups of a layout; what the pool holds does not matter."""
         split, shifting = layout.split, Shifting(self.programs, layout)
-        for size, distance in product(SHIFT_SIZES, range(1, split.dp)):
+        for size in SHIFT_SIZES if split.dp > 1 else ():
             groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
-            moves = PageMoves(groups, pages, groups + distance, pages)
             # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
-            is_timed = size == SHIFT_SIZES[0] and distance == 1
-            key = (split, split, ROUNDS[0]) if is_timed else None
-            pool = self._round(key, partial(shifting.run, moves=moves), pool)
+            far = [PageMoves(groups, pages, groups + i, pages) for i in range(1, split.dp)]
+            moves = [partial(shifting.run, moves=one) for one in far]
+            key = (split, split, ROUNDS[0]) if size == SHIFT_SIZES[0] else None
+            pool = self._rounds(key, moves, pool)
         return pool
 
-    def _round(
-        self, key: tuple | None, move: Callable[[Pool], tuple[Pool, Traffic]], pool: Pool
-    ) -> Pool:
-        """Notes what one round of pages takes; without a `key` it just runs."""
+    def _rounds(self, key: tuple | None, moves: Sequence[Move], pool: Pool) -> Pool:
+        """Runs one program's rounds of pages; notes under `key`, if there is one, what the first takes."""
 
-        def once() -> float:
+        def once(move: Move) -> float:
             nonlocal pool
             start = time.perf_counter()
             pool, traffic = move(pool)
@@ -264,10 +263,12 @@ class Warmup:
             assert traffic.num_rounds == 1
             return time.perf_counter() - start
 
+        for move in (*moves[1:], *moves[1:]):
+            once(move)
         if key is not None:
-            self._note("migrate_table", key, once)
+            self._note("migrate_table", key, partial(once, moves[0]))
         else:
-            self._warm(once)
+            self._warm(partial(once, moves[0]))
         return pool
 
     def _reslice(

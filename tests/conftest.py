@@ -5,21 +5,28 @@ Runs before any test module is imported, and so before any backend starts.
 
 import gc
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-# LLVM's optimizations take a third of what compiling does; XLA's own, which tests look at, stay. The
-# slow tests run what users run: `XLA_FLAGS= python -m pytest -m slow`.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# LLVM's optimizations, and the emitters that write a program in MLIR first, take three quarters of what
+# compiling does here; XLA's own optimizations, which tests look at, stay. The slow tests run what users
+# run: `XLA_FLAGS= python -m pytest -m slow`.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
-# A cache for each worker of pytest-xdist: none reads an entry that another is still writing.
-CACHE = Path(__file__).parent.parent / ".cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "")
+# All processes of a run use it: what one is still writing another compiles (see `filterwarnings`).
+CACHE = Path(__file__).parent.parent / ".cache" / "jax"
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -31,8 +38,22 @@ settings.register_profile("pat_jax", deadline=None, max_examples=50, derandomize
 settings.load_profile("pat_jax")
 
 
+class FilesAndEngines(LoadFileScheduling):
+    """`--dist loadfile`, but that files which share engines (`fakes.subject`) go to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        source = (self.config.rootpath / file).read_text(encoding="utf-8")
+        return "engines" if re.search(r"^from fakes import .*\bsubject\b", source, re.M) else file
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndEngines | None:
+    return FilesAndEngines(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | None) -> None:
-    """Frees what a file, or a folder, has compiled for itself.
+    """Frees what a file has compiled for itself.
 
     XLA:CPU maps a program into memory in some twenty pieces; Linux allows a process 65,530 of them, and
     the one too many is a segmentation fault.
@@ -40,10 +61,6 @@ def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | N
     if nextitem is not None and nextitem.path == item.path:
         return
     _forget(item.module)
-    if nextitem is None or nextitem.path.parent != item.path.parent:
-        import fakes
-
-        _forget(fakes)
     jax.clear_caches()
     gc.collect()
 

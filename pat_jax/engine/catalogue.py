@@ -100,7 +100,7 @@ class Catalogue:
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
-        scalar: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
+        scalar = _scalar(layout)
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
                 seen = abstract_seen(self.functions.policy.config, layout, rows)
@@ -145,9 +145,7 @@ class Catalogue:
             picks, buffer = self._index(layout, size), self.buffer(layout, size)
             pack = Key("pack", split, size, target=split)
             table.declare(pack, pages.pack(layout, layout), pool, picks)
-            for distance in range(1, split.dp):
-                key = Key("shift", split, size, part=distance)
-                table.declare(key, pages.shift(layout, distance), buffer)
+            table.declare(Key("shift", split, size), pages.shift(layout), _scalar(layout), buffer)
 
     def buffer(self, layout: Layout, size: int) -> jax.ShapeDtypeStruct:
         """Staged pages of each group."""
@@ -176,8 +174,8 @@ class Catalogue:
             down = 1 if exchange.is_up else exchange.members.shape[1]
             key = Key("exchange", source.split, size, target=target.split)
             table.declare(key, exchange.all(), (packed,) * down)
-            for group in range(exchange.narrow.split.dp):
-                table.declare(key._replace(part=1 + group), exchange.one(group), (packed,))
+            key = key._replace(name="exchange_one")
+            table.declare(key, exchange.one(), _scalar(source), (packed,))
         if not self.reslice(source, target).is_on_host:
             self.declare_reslice(table, source, target)
 
@@ -274,3 +272,7 @@ def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
     """Of one page with all KV heads, in all layers."""
     tokens = 2 * config.num_layers * page_size
     return tokens * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+
+
+def _scalar(layout: Layout) -> Any:
+    return jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())

@@ -68,11 +68,12 @@ class Migration:
     def _send(self, shipment: Shipment, pool: Pool) -> tuple[Buffer, ...]:
         size, group = shipment.round.size, shipment.round.group
         pack = self.programs[Key("pack", self.source, size, target=self.target)]
-        part = 0 if group == ALL else 1 + group
-        exchange = self.programs[Key("exchange", self.source, size, target=self.target, part=part)]
         pages = self._by_buffer(shipment, shipment.old_page, is_wide=not self.exchange.is_up)
         # An empty slot sends what happens to be in the null page, and arrives nowhere.
-        arrived = exchange(tuple(pack(pool, _flat(one)) for one in pages))
+        packed = tuple(pack(pool, _flat(one)) for one in pages)
+        name = "exchange" if group == ALL else "exchange_one"
+        exchange = self.programs[Key(name, self.source, size, target=self.target)]
+        arrived = exchange(packed) if group == ALL else exchange(np.int32(group), packed)
         if self.waits:
             jax.block_until_ready(arrived)
         return arrived
@@ -124,7 +125,7 @@ class Shifting:
     def _ship(self, shift: Shift, pool: Pool) -> Pool:
         split, size = self.layout.split, shift.old_page.shape[1]
         packed = self.programs[Key("pack", split, size, target=split)](pool, _flat(shift.old_page))
-        arrived = self.programs[Key("shift", split, size, part=shift.distance)](packed)
+        arrived = self.programs[Key("shift", split, size)](np.int32(shift.distance), packed)
         if self.waits:
             jax.block_until_ready(arrived)
         return self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))

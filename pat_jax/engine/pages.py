@@ -117,11 +117,22 @@ class Exchange:
 
         return self._mapped(up if self.is_up else down)
 
-    def one(self, group: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
-        """A round in which one narrow group takes part and nobody else sends anything.
+    def one(self) -> Callable[[Int[Array, ""], tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """A round in which one narrow group, given when it runs, takes part: nobody else sends anything.
 
         What the others' buffers hold afterwards does not matter.
         """
+        # A program for each group would be one more for each device; a branch costs next to nothing.
+        # Only a GPU's host has to wait until the number of the group is read.
+        branches = [self._of(group) for group in range(self.narrow.split.dp)]
+
+        def run(group: Int[Array, ""], buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            return jax.lax.switch(group, branches, buffers)
+
+        return self._mapped(run, num_scalars=1)
+
+    def _of(self, group: int) -> Callable[[tuple[Buffer, ...]], tuple[Buffer, ...]]:
+        """What every device does in a round of `group`."""
         num_heads, dp_axes = self.num_heads, self.narrow.dp_axes
         members = next(row for row in self.members.tolist() if group in row)
         axes, place = _in_mesh_order(self.narrow)
@@ -146,14 +157,14 @@ class Exchange:
             parts = [sent(buffers[0], sender, group) for sender in senders]
             return (jnp.concatenate(parts, axis=1),)
 
-        return self._mapped(up if self.is_up else down)
+        return up if self.is_up else down
 
-    def _mapped(self, run: Callable) -> Callable:
+    def _mapped(self, run: Callable, num_scalars: int = 0) -> Callable:
         source, target = (self.narrow, self.wide) if self.is_up else (self.wide, self.narrow)
         return jax.shard_map(
             run,
             mesh=source.mesh,
-            in_specs=source.spec(*PAGE_AXES),
+            in_specs=(*[source.spec()] * num_scalars, source.spec(*PAGE_AXES)),
             out_specs=target.spec(*PAGE_AXES),
             check_vma=False,
         )
@@ -165,14 +176,23 @@ def part_bytes(layout: Layout, pool: Pool) -> int:
     return sum(math.prod(x.shape[1:]) // ways * x.dtype.itemsize for x in jax.tree.leaves(pool))
 
 
-def shift(layout: Layout, distance: int) -> Callable[[Buffer], Buffer]:
-    """Each group's buffer to the group `distance` further on, from the last on to the first."""
+def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
+    """Each group's buffer to the group so many further on, from the last on to the first.
+
+    The distance, 1 to groups - 1, is given when it runs.
+    """
     axes, place = _in_mesh_order(layout)
-    pairs = [(at, place[(group + distance) % len(place)]) for group, at in enumerate(place)]
+    groups = len(place)
+
+    def by(distance: int) -> Callable[[Buffer], Buffer]:
+        pairs = [(at, place[(group + distance) % groups]) for group, at in enumerate(place)]
+        return lambda buffer: jax.lax.ppermute(buffer, axes, pairs)
+
+    branches = [by(distance) for distance in range(1, groups)]
     return jax.shard_map(
-        lambda buffer: jax.lax.ppermute(buffer, axes, pairs),
+        lambda distance, buffer: jax.lax.switch(distance - 1, branches, buffer),
         mesh=layout.mesh,
-        in_specs=layout.spec(*PAGE_AXES),
+        in_specs=(layout.spec(), layout.spec(*PAGE_AXES)),
         out_specs=layout.spec(*PAGE_AXES),
         check_vma=False,
     )

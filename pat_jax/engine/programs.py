@@ -23,7 +23,7 @@ class Key(NamedTuple):
     rows: int = 0  # of a group, or pages where it moves some
     length: int = 0
     target: Split | None = None  # of a switch
-    part: int = 0  # of a re-slice in chunks, or which groups exchange, or how far they shift
+    part: int = 0  # of a re-slice in chunks
 
     @property
     def splits(self) -> set[Split]:

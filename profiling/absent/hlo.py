@@ -64,10 +64,10 @@ def called(line: str) -> list[tuple[str, str]]:
     return [*_CALLED.findall(line), *branches]
 
 
-def collectives(text: str) -> list[Collective]:
-    """Those of an HLO module, in the order of a walk from its entry."""
+def collectives(text: str, computation: str = "") -> list[Collective]:
+    """Those of an HLO module, in the order of a walk from its entry, or from another computation."""
     entry, bodies = computations(text)
-    return list(_walk(bodies, entry, 0))
+    return list(_walk(bodies, computation or entry, 0))
 
 
 def _walk(bodies: Bodies, name: str, depth: int) -> Iterator[Collective]:

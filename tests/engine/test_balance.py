@@ -172,7 +172,7 @@ class _Programs(dict):
         run = {
             "pack": lambda: pack(self.layout, self.layout),
             "unpack": lambda: unpack(self.layout),
-            "shift": lambda: shift(self.layout, key.part),
+            "shift": lambda: shift(self.layout),
         }[key.name]()
         self[key] = jax.jit(run, donate_argnums=0 if key.name == "unpack" else ())
         return self[key]

@@ -69,7 +69,7 @@ class _Programs(dict):
         else:
             assert key.target is not None
             exchange = Exchange.between(layout, self.layouts[key.target])
-            run = exchange.one(key.part - 1) if key.part else exchange.all()
+            run = exchange.all() if key.name == "exchange" else exchange.one()
         self[key] = jax.jit(run, donate_argnums=0 if key.name == "unpack" else ())
         return self[key]
 

@@ -15,7 +15,7 @@ from pat_jax.engine.pages import Exchange
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.profiling.absent.hlo import collectives
+from pat_jax.profiling.absent.hlo import called, collectives, computations
 
 PAIRS = list(permutations(SPLITS, 2))
 UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]
@@ -117,39 +117,52 @@ def part_bytes(name: str, key: Key) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_round_sends_its_pages_and_nothing_else(name):
-    """One all-to-all, an all-gather of copies; in a round of one group that one's pages alone."""
+def test_a_round_of_all_groups_sends_its_pages_and_nothing_else(name):
+    """One all-to-all, an all-gather of copies."""
     layouts = subject(name).engine.layouts
     for key in programs(name, "exchange"):
         assert key.target is not None
         exchange = Exchange.between(layouts[key.split], layouts[key.target])
         found = collectives(hlo(name, key))
-        if key.part:
-            assert {c.name for c in found} <= {"collective-permute"}
-            sent = sum(c.num_bytes * c.group for c in found)  # here: the pairs that talk
-        else:
-            expected = {"all-to-all"} if exchange.heads else set()
-            if exchange.copies and exchange.is_up:
-                expected.add("all-gather")
-            assert {c.name for c in found} == expected
-            sent = sum(c.received for c in found) * exchange.narrow.mesh.size
-            sent /= exchange.narrow.split.dp
-        assert sent == exchange.copies_sent * part_bytes(name, key)
+        expected = {"all-to-all"} if exchange.heads else set()
+        if exchange.copies and exchange.is_up:
+            expected.add("all-gather")
+        assert {c.name for c in found} == expected
+        sent = sum(c.received for c in found) * exchange.narrow.mesh.size
+        assert sent == exchange.narrow.split.dp * exchange.copies_sent * part_bytes(name, key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_round_of_one_group_sends_its_pages_alone(name):
+    """One branch for each group, of which one runs; from one device to another."""
+    layouts = subject(name).engine.layouts
+    for key in programs(name, "exchange_one"):
+        assert key.target is not None
+        exchange = Exchange.between(layouts[key.split], layouts[key.target])
+        text = hlo(name, key)
+        entry, bodies = computations(text)
+        (switch,) = (line for line in bodies[entry] if " conditional(" in line)
+        branches = [branch for role, branch in called(switch) if role == "branch"]
+        assert len(branches) == exchange.narrow.split.dp
+        for branch in branches:
+            sent = collectives(text, branch)
+            assert all((c.name, c.group) == ("collective-permute", 1) for c in sent)
+            assert sum(c.num_bytes for c in sent) == exchange.copies_sent * part_bytes(name, key)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_pages_go_to_another_group_in_one_permutation(name):
-    """Every device sends one buffer to one other device, and nothing else."""
+    """Every device sends one buffer to one other device, and nothing else; by each distance."""
     catalogue = subject(name).engine.catalogue
     keys = programs(name, "shift")
-    assert {(key.split, key.part) for key in keys} == {
-        (split, distance) for split in SPLITS for distance in range(1, split.dp)
-    }
+    assert {key.split for key in keys} == {split for split in SPLITS if split.dp > 1}
     for key in keys:
-        (one,) = collectives(hlo(name, key))
-        assert (one.name, one.depth, one.group) == ("collective-permute", 0, 8)
-        buffer = catalogue.buffer(catalogue.layouts[key.split], key.rows)
-        assert one.num_bytes == bytes_a_device([buffer])
+        found = collectives(hlo(name, key))
+        assert len(found) == key.split.dp - 1
+        buffer = bytes_a_device([catalogue.buffer(catalogue.layouts[key.split], key.rows)])
+        for one in found:
+            assert (one.name, one.depth, one.group) == ("collective-permute", 0, 8)
+            assert one.num_bytes == buffer
 
 
 @pytest.mark.parametrize("name", MODELS)
