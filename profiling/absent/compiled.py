@@ -29,7 +29,7 @@ class CompiledProgram:
     program's text, of matrix products alone and without kernels of attention (see `hlo_costs`).
     """
 
-    name: str  # decode, prefill, reslice, view, pack, exchange, unpack, grad, apply, transfer
+    name: str  # decode, prefill, reslice, view, pack, exchange, exchange_one, unpack, grad, …
     split: Split
     target: Split | None = None  # of a switch
     rows: int = 0  # of a group; pages where it moves some; of all groups in training

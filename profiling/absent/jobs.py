@@ -210,7 +210,8 @@ class Plant:
                 found.append([Key("unpack", split, size)])
         for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
             source, target = pair
-            found += [[Key(name, source, size, target=target)] for name in ("pack", "exchange")]
+            moving = ("pack", "exchange", "exchange_one")
+            found += [[Key(name, source, size, target=target)] for name in moving]
             found.append([Key("view", source, target=target)])
             runs = catalogue.reslice(layouts[source], layouts[target]).runs
             parts = range(len(runs))

@@ -17,7 +17,7 @@ KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),
     "re-slice": ("reslice",),
-    "migrate": ("pack", "exchange", "unpack", "view"),
+    "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
     "weights from training": ("transfer",),
     "training": ("grad", "apply"),  # in one layout, whatever the rollout is in
 }

@@ -235,7 +235,8 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
     found = compile_for(Target.parse(text), CONFIG, REAL, folder=tmp_path)
     assert [(str(program), program.error) for program in found.failed] == []
     names = {program.name for program in found.programs}
-    assert names >= {"decode", "prefill", "reslice", "pack", "exchange", "unpack", "view", "grad"}
+    moving = {"reslice", "view", "pack", "exchange", "exchange_one", "unpack"}
+    assert names >= {"decode", "prefill", "grad", *moving}
     for split in found.splits:
         decode = found.find("decode", split)
         held = found.memory.weights[split] + found.memory.pool(split)
@@ -247,6 +248,6 @@ def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there
         assert decode.flops > 0 and decode.bytes_accessed > 0
     for narrow, wide in zip(found.splits, found.splits[1:], strict=False):
         assert found.find("reslice", narrow, wide).collectives == ()
-        assert {sent.kind for sent in found.find("exchange", narrow, wide).collectives} == {
-            "all-to-all"
-        }
+        for name, kind in (("exchange", "all-to-all"), ("exchange_one", "collective-permute")):
+            sent = found.find(name, narrow, wide).collectives
+            assert {one.kind for one in sent} == {kind}
