@@ -87,7 +87,9 @@ class CostTables:
         bucket = self.lengths[:, None, None]
         over = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
         # The sum of (over[k] - over[k - 1]) · prefill[k], by parts: the differences of a small table.
-        seconds = np.einsum("kst,sk->st", over, -np.diff(self.prefill, append=0.0))
+        falls = self.prefill.copy()
+        falls[:, :-1] -= self.prefill[:, 1:]
+        seconds = np.einsum("kst,sk->st", over, falls)
         last, blocks = np.array(self.lengths[-1]), np.array(self.prefill_blocks)
         growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
         growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))

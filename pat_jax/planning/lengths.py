@@ -276,5 +276,6 @@ def _alike(
 
 def _level(value: np.ndarray, low: float, high: float) -> tuple[np.ndarray, int]:
     """Which step of 1 / STEPS_PER_SCORE each value falls on, and how many there are."""
-    step = np.rint((np.clip(value, low, high) - low) * STEPS_PER_SCORE).astype(np.int64)
+    within = np.minimum(np.maximum(value, low), high)
+    step = np.rint((within - low) * STEPS_PER_SCORE).astype(np.int64)
     return step, int((high - low) * STEPS_PER_SCORE) + 1

@@ -18,8 +18,9 @@ SHARE, SHARE_WEIGHT = 0.3, 10.0  # ρ before anything was seen, and the prompts 
 PERSISTENCE, PERSISTENCE_WEIGHT = 0.7, 5.0  # φ, and the prompts seen twice it is worth
 MAX_SHARE = 0.95
 MAX_PROMPTS = 16_384  # remembered; the first ones seen (see `PromptEffects.updated`)
-NEWTON_STEPS = 5
-COMMON_STEPS = 8
+NEWTON_STEPS = 5  # at most
+COMMON_STEPS = 8  # at most
+CLOSE = 1e-4  # scores; a step of Newton's that is shorter is the last: they are squared each time
 STRETCH_WEIGHT = 20.0  # responses that a rollout's scores having their usual spread is worth
 GRID = np.arange(-5, 5.01, 0.125)  # scores to which those of running sequences are rounded
 
@@ -65,13 +66,13 @@ class PromptEffects:
     def share(self) -> float:
         """ρ, the prompt's share of the variance: the correlation of two siblings."""
         products = SHARE_WEIGHT * SHARE + self.products
-        return float(np.clip(products / (SHARE_WEIGHT + self.squares), 0.0, MAX_SHARE))
+        return min(max(products / (SHARE_WEIGHT + self.squares), 0.0), MAX_SHARE)
 
     @property
     def persistence(self) -> float:
         """φ, the regression of θ on the last epoch's."""
         products = PERSISTENCE_WEIGHT * PERSISTENCE + self.products_past
-        return float(np.clip(products / (PERSISTENCE_WEIGHT + self.squares_past), 0.0, 1.0))
+        return min(max(products / (PERSISTENCE_WEIGHT + self.squares_past), 0.0), 1.0)
 
     def expected(self, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of θ before a response is seen, float64[prompts] each."""
@@ -186,12 +187,21 @@ def posterior(
     # The gradient is convex and falls, and here it is positive: Newton climbs and never overshoots.
     curvature = precision
     for _ in range(NEWTON_STEPS):
-        x = np.clip((mode[:, None] - threshold) / sigma, -35, 35)
+        x = _clip((mode[:, None] - threshold) / sigma)
         mills = np.exp(-(x**2) / 2) / (np.sqrt(2 * np.pi) * ndtr(x))
-        gradient = known - precision * mode + (open_count * mills).sum(axis=1) / sigma
-        curvature = precision + (open_count * mills * (mills + x)).sum(axis=1) / noise
-        mode = mode + gradient / curvature
+        pull = open_count * mills
+        gradient = known - precision * mode + pull.sum(axis=1) / sigma
+        curvature = precision + (pull * (mills + x)).sum(axis=1) / noise
+        step = gradient / curvature
+        mode = mode + step
+        if step.max() < CLOSE:
+            break
     return mode, 1 / curvature
+
+
+def _clip(x: np.ndarray, most: float = 35.0) -> np.ndarray:
+    """To within `most` of 0: of a score, where a normal density is still more than nothing."""
+    return np.minimum(np.maximum(x, -most), most)  # a third of what `np.clip` takes
 
 
 @dataclass(frozen=True)
@@ -232,9 +242,10 @@ def _common(
     usual = square = own + noise
     shift, curvature = 0.0, 1.0
     for _ in range(COMMON_STEPS):
-        x = np.clip((GRID - shift) / np.sqrt(square), -35, 35)
+        before, sigma = (shift, square), np.sqrt(square)
+        x = _clip((GRID - shift) / sigma)
         mills = np.exp(-(x**2) / 2) / (np.sqrt(2 * np.pi) * ndtr(-x))
-        pull = (opened @ mills) / np.sqrt(square)
+        pull = (opened @ mills) / sigma
         gradient = (total - count * shift) / square + pull - shift / shift_variance
         bend = opened @ (mills * (mills - x))
         curvature = (count + bend) / square + 1 / shift_variance
@@ -242,12 +253,14 @@ def _common(
         beyond = square * (opened @ (1 + x * mills))
         spread = squares - 2 * shift * total + count * shift**2 + beyond
         square = (STRETCH_WEIGHT * usual + spread) / (STRETCH_WEIGHT + weights)
+        if max(abs(shift - before[0]), abs(square - before[1])) < CLOSE:
+            break
     return Common(float(shift), float(1 / curvature), float(square / usual))
 
 
 def _on_grid(scores: np.ndarray) -> np.ndarray:
     """int[grid]: how many scores are nearest to each point of `GRID`."""
-    place = np.rint((np.clip(scores, GRID[0], GRID[-1]) - GRID[0]) / (GRID[1] - GRID[0]))
+    place = np.rint((_clip(scores, GRID[-1]) - GRID[0]) / (GRID[1] - GRID[0]))
     return np.bincount(place.astype(int), minlength=len(GRID))
 
 
@@ -276,7 +289,7 @@ def _moments(
 
     An open score counts as the mean of the standard normal beyond it.
     """
-    beyond = np.clip(evidence.open, -35, 35)
+    beyond = _clip(evidence.open)
     beyond = np.exp(-(beyond**2) / 2) / (np.sqrt(2 * np.pi) * ndtr(-beyond))
     scores = np.concatenate([evidence.ended, beyond])
     of = np.concatenate([evidence.ended_of, evidence.open_of])
