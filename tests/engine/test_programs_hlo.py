@@ -1,5 +1,6 @@
 """What the compiled programs send: nothing, or exactly what the design says."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import permutations
@@ -116,13 +117,18 @@ def part_bytes(name: str, key: Key) -> float:
     return 4 * 2 * config.num_layers * key.rows * catalogue.page_size * heads * config.head_dim
 
 
+def exchanges(name: str, kind: str) -> Iterator[tuple[Key, Exchange]]:
+    """The programs of a kind of round, and who talks to whom in each."""
+    layouts = subject(name).engine.layouts
+    for key in programs(name, kind):
+        assert key.target is not None
+        yield key, Exchange.between(layouts[key.split], layouts[key.target])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_round_of_all_groups_sends_its_pages_and_nothing_else(name):
     """One all-to-all, an all-gather of copies."""
-    layouts = subject(name).engine.layouts
-    for key in programs(name, "exchange"):
-        assert key.target is not None
-        exchange = Exchange.between(layouts[key.split], layouts[key.target])
+    for key, exchange in exchanges(name, "exchange"):
         found = collectives(hlo(name, key))
         expected = {"all-to-all"} if exchange.heads else set()
         if exchange.copies and exchange.is_up:
@@ -135,10 +141,7 @@ def test_a_round_of_all_groups_sends_its_pages_and_nothing_else(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_round_of_one_group_sends_its_pages_alone(name):
     """One branch for each group, of which one runs."""
-    layouts = subject(name).engine.layouts
-    for key in programs(name, "exchange_one"):
-        assert key.target is not None
-        exchange = Exchange.between(layouts[key.split], layouts[key.target])
+    for key, exchange in exchanges(name, "exchange_one"):
         text = hlo(name, key)
         if not exchange.copies_sent:  # whoever needs a page has it
             assert collectives(text) == []
