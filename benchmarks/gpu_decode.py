@@ -44,7 +44,7 @@ from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Request
-from pat_jax.engine.state import DecodeState, RowState, Until, seen_shape
+from pat_jax.engine.state import DecodeState, RowState, Stock, Until, seen_shape
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import to_hf_config
 from pat_jax.models.policy import Params, Policy
@@ -119,13 +119,19 @@ class Decoder:
         rows.position[:] = cell.context - 1
         rows.end[:] = cell.context + cell.new_tokens
         seen = np.zeros(seen_shape(cell.config, cell.rows), np.uint32)
-        rows, seen, tables = jax.device_put((rows, seen, tables), self.layout.sharding("batch"))
-        state = DecodeState(rows, seen, programs[Key("allocate", split)]())
+        nothing = np.zeros(split.dp, np.int32)
+        rows, seen, tables, drawn = jax.device_put(
+            (rows, seen, tables, nothing), self.layout.sharding("batch")
+        )
+        state = DecodeState(rows, seen, programs[Key("allocate", split)](), tables, drawn)
+        # Nobody draws from it: the tables are full.
+        ring = np.zeros((split.dp, self.engine.catalogue.stock_size(cell.rows)), np.int32)
+        stock = Stock(ring, nothing)
         jax.block_until_ready(state)
         until = Until(np.int32(cell.steps), np.int32(0))
         outputs, start = [], time.perf_counter()
         for _ in range(cell.bursts):
-            state, output = program(self.params, state, tables, until)
+            state, output = program(self.params, state, stock, until)
             outputs.append(output)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - start

@@ -23,7 +23,7 @@ from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
-from pat_jax.engine.state import DecodeState, Pool, RowState, Until, seen_shape
+from pat_jax.engine.state import DecodeState, Pool, RowState, Stock, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
@@ -201,16 +201,22 @@ class Warmup:
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
         until = Until(np.int32(steps), np.int32(0))
-        tables = self._tables(layout, rows, length)
+        tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
+        # Nobody draws from it: the tables are full.
+        ring = np.zeros((layout.split.dp, self.catalogue.stock_size(rows)), np.int32)
+        stock = Stock(ring, nothing)
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
 
         def once() -> float:
             # Positions go back to where they were: each run writes the same tokens.
             nonlocal pool
-            rows_on_device, seen = jax.device_put((state, unseen), layout.sharding("batch"))
-            carried = DecodeState(jax.block_until_ready(rows_on_device), seen, pool)
+            rows_on_device, seen, pages, none_drawn = jax.device_put(
+                (state, unseen, tables, nothing), layout.sharding("batch")
+            )
+            jax.block_until_ready(rows_on_device)
+            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn)
             start = time.perf_counter()
-            carried, _ = jax.block_until_ready(program(self.engine.params, carried, tables, until))
+            carried, _ = jax.block_until_ready(program(self.engine.params, carried, stock, until))
             pool = carried.pool
             return time.perf_counter() - start
 

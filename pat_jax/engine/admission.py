@@ -1,6 +1,6 @@
 """Who gets a row and pages, who waits for them, and who has to give them back.
 
-Before each burst: `grow`, then `admit`, or `reserve` where the burst before is not over; after it
+Before each burst: `grow`, then `admit`; after it `add`, for what rows drew during the burst, and
 `release_ended`. In a switch: `carry`; in between `balance`. All on the host. The devices do what a
 `Round` says before they decode.
 """
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.accounts import NO_ROW
+from pat_jax.engine.accounts import NO_ROW, NO_SEQUENCE
 from pat_jax.engine.balance import options
 from pat_jax.engine.due import Copies, PageMoves, Spans
-from pat_jax.engine.holdings import NO_GROUP, NO_PAGES, Holdings, Moved
-from pat_jax.engine.paging import NULL_PAGE, Admitted, num_pages_for
+from pat_jax.engine.holdings import NO_GROUP, Holdings, Moved
+from pat_jax.engine.paging import NO_PAGES, NULL_PAGE, Admitted
 from pat_jax.engine.places import Pools, placed
 from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
@@ -70,29 +70,48 @@ class Admission(Holdings):
                 num_preempted += 1
         return num_preempted
 
-    def reserve(self, steps: int) -> bool:
-        """As `grow`, but nobody gives way: where pages do not suffice for all, nobody gets any."""
-        short = self._short(steps)
-        needed = np.zeros(len(self.pools), np.int64)
-        for i, num_tokens in short:
-            needed[self._group[i]] += num_pages_for(num_tokens, self.page_size) - self._num_pages[i]
-        if any(n > pool.num_free for n, pool in zip(needed, self.pools, strict=True)):
-            return False
-        for i, num_tokens in short:
-            pages = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
-            assert pages is not None, "counted"
-            self._pages[i], self._num_pages[i] = pages, len(pages)
-        return True
+    def lacking(self, steps: int) -> np.ndarray:
+        """Pages that the live sequences of each group need besides their own for `steps` tokens."""
+        live, _, pages = self._wanted(steps)
+        more = np.maximum(pages - self._num_pages[live], 0)
+        return np.bincount(self._group[live], more, minlength=len(self.pools)).astype(np.int64)
+
+    def add(self, pages: np.ndarray) -> np.ndarray:
+        """Takes note of what rows drew during a burst; to be told before its results are.
+
+        Args:
+          pages: int32[rows, most], NULL_PAGE after the last. Who was ended meanwhile keeps none.
+
+        Returns:
+          int[groups], pages drawn by each.
+        """
+        occupants, drawn = self.scheduler.occupants, np.zeros(len(self.pools), np.int64)
+        counts = (pages != NULL_PAGE).sum(axis=1)
+        for row in np.flatnonzero(counts).tolist():
+            group, i = row // self.scheduler.rows_per_group, int(occupants[row])
+            new = pages[row, : counts[row]]
+            drawn[group] += len(new)
+            if i == NO_SEQUENCE:
+                self.pools[group].release(new)
+            else:
+                self._pages[i] = np.concatenate([self._pages[i], new])
+                self._num_pages[i] = len(self._pages[i])
+        return drawn
 
     def _short(self, steps: int) -> list[tuple[int, int]]:
         """(sequence, tokens to have pages for) of who has too few for `steps` more; oldest first."""
-        scheduler = self.scheduler
-        live = scheduler.live
-        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
-        is_short = -(-tokens // self.page_size) > self._num_pages[live]
+        live, tokens, pages = self._wanted(steps)
+        is_short = pages > self._num_pages[live]
         live, tokens = live[is_short], tokens[is_short]
         age = np.argsort(self._turn[live])
         return list(zip(live[age].tolist(), tokens[age].tolist(), strict=True))
+
+    def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Who is live, the tokens of each after `steps`, and the pages of these; int[live] each."""
+        scheduler = self.scheduler
+        live = scheduler.live
+        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
+        return live, tokens, -(-tokens // self.page_size)
 
     def _youngest(self, group: int) -> int:
         live = self.scheduler.live
@@ -104,11 +123,12 @@ class Admission(Holdings):
         self.scheduler.leave(np.array([sequence]))
         self._queue.appendleft(sequence)
 
-    def admit(self, rows_per_group: int, steps: int) -> Round:
+    def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> Round:
         """Fills free rows from the queue as long as there are pages for a burst of `steps`.
 
-        Groups are kept even, and samples of a prompt together as far as that allows. If anybody
-        waits, all rows are dealt out anew, `rows_per_group` to each group.
+        They keep those for their next tokens, `at_once`. Groups are kept even, and samples of a
+        prompt together as far as that allows. If anybody waits, all rows are dealt out anew,
+        `rows_per_group` to each group.
         """
         if not self._queue:
             return self._round([])
@@ -127,6 +147,10 @@ class Admission(Holdings):
         # A row that nobody else wants is not left empty for the sake of a shared prefix.
         late = [i for i in late if not filling.take(i, filling.open)]
         self._queue.extendleft(reversed(late))
+        for i, _ in filling.admitted:
+            tokens = int(min(scheduler.length[i] - 1 + at_once, scheduler.end[i] - 1))
+            self._pages[i] = self.pools[self._group[i]].shrink(self._pages[i], tokens)
+            self._num_pages[i] = len(self._pages[i])
         sequences = np.array([i for i, _ in filling.admitted], np.int64)
         scheduler.enter(sequences, self._group[sequences])
         return self._round(filling.admitted)
@@ -169,7 +193,7 @@ class Admission(Holdings):
         Args:
           num_pages: of each new pool.
           is_recomputed: bool[live], whose pages are left behind.
-          steps: of the next burst.
+          steps: who is computed anew has pages for so many tokens more.
 
         Returns:
           What is to be copied in the old pools, then moved, in this order, then computed.

@@ -20,6 +20,7 @@ from pat_jax.engine.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.state import (
     DecodeState,
     Pool,
+    Stock,
     Until,
     abstract_pool,
     abstract_rows,
@@ -98,18 +99,23 @@ class Catalogue:
         """Pages of a row of `length` tokens."""
         return num_pages_for(length, self.page_size)
 
+    def stock_size(self, rows: int) -> int:
+        """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
+        return rows * num_pages_for(2 * self.functions.burst_steps, self.page_size)
+
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
-        scalar = _scalar(layout)
+        scalar, each = _scalar(layout), self._index(layout, 1)
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
                 seen = abstract_seen(self.functions.policy.config, layout, rows)
+                tables = self._index(layout, rows, self.width(length))
                 table.declare(
                     Key("decode", split, rows, length),
                     self.functions.burst(layout),
                     params,
-                    DecodeState(abstract_rows(layout, rows), seen, pool),
-                    self._index(layout, rows, self.width(length)),
+                    DecodeState(abstract_rows(layout, rows), seen, pool, tables, each),
+                    Stock(self._index(layout, 1, self.stock_size(rows)), each),
                     Until(scalar, scalar),
                     donate_argnums=1,
                 )

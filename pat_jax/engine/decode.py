@@ -2,7 +2,7 @@
 
 Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
 compiled program is one that is written here or in the model: two sums a layer, one for the
-embedding, one gather of the logits, and once in `check_every` steps the count of live rows.
+embedding, one gather of the logits, and once in `check_every` steps how many rows are live.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,29 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pat_jax.engine.drawing import added, draw, lacking, num_held
 from pat_jax.engine.layout import Layout, ManualPartition
+from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.sampling import Seen, likeliest, remember, sample, uniform
-from pat_jax.engine.state import BurstOutput, DecodeState, LayerPages, Pool, RowState, Until
+from pat_jax.engine.state import (
+    BurstOutput,
+    DecodeState,
+    LayerPages,
+    Pool,
+    RowState,
+    Stock,
+    Until,
+)
 from pat_jax.engine.types import NO_TOKEN
 from pat_jax.models.burst_layer import BurstLayer
 from pat_jax.models.kv_cache import KV_AXES
-from pat_jax.models.paged_layer import PagedLayer
+from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.policy import Params, Policy
 
-Caches = tuple[PagedLayer | BurstLayer, ...]
+Caches = tuple[LayerPages | BurstLayer, ...]
 _Step = tuple[RowState, Seen, Caches, BurstOutput]
+# Tables of the rows' pages, how many of the stock are drawn, and what says whether to go on.
+_Carry = tuple[_Step, Array, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -39,8 +51,8 @@ class DecodeFunctions:
 
     def burst(
         self, layout: Layout
-    ) -> Callable[[Params, DecodeState, Array, Until], tuple[DecodeState, BurstOutput]]:
-        """Decodes until `until`, with the rows' pages in `tables[rows, width]`.
+    ) -> Callable[[Params, DecodeState, Stock, Until], tuple[DecodeState, BurstOutput]]:
+        """Decodes until `until`, or until the stock runs out; rows draw pages from it as they grow.
 
         The state is to be donated.
         """
@@ -48,12 +60,12 @@ class DecodeFunctions:
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        state = DecodeState(rows, rows, pool)
+        state = DecodeState(rows, rows, pool, rows, rows)
         return jax.shard_map(
             lambda *args: self._burst(layout, *args),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, rows, scalar),
-            out_specs=(state, BurstOutput(rows, rows, rows, rows, scalar, rows, rows)),
+            out_specs=(state, BurstOutput(rows, rows, rows, rows, scalar, rows, rows, rows)),
             check_vma=False,
         )
 
@@ -85,9 +97,10 @@ class DecodeFunctions:
         )
 
     def _burst(
-        self, layout: Layout, params: Params, state: DecodeState, tables: Array, until: Until
+        self, layout: Layout, params: Params, state: DecodeState, stock: Stock, until: Until
     ) -> tuple[DecodeState, BurstOutput]:
-        rows = state.rows.position.shape[0]
+        page_size, steps = state.pool[0].keys.shape[2], self.check_every
+        rows, most = state.rows.position.shape[0], num_pages_for(self.burst_steps, page_size)
         output = BurstOutput(
             tokens=jnp.zeros((rows, self.burst_steps), jnp.int32),
             logprobs=jnp.zeros((rows, self.burst_steps), jnp.float32),
@@ -96,57 +109,83 @@ class DecodeFunctions:
             steps=jnp.int32(0),
             top_tokens=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.int32),
             top_logprobs=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.float32),
+            pages=jnp.zeros((rows, most), jnp.int32),
         )
+        (ring,), (filled,) = stock.pages, stock.filled  # one group
 
-        def fullest_group(live: Bool[Array, " rows"]) -> Int[Array, ""]:
-            count = jnp.sum(live, dtype=jnp.int32)
-            return jax.lax.pmax(count, layout.dp_axes) if layout.dp_axes else count
+        def wanted(rows: RowState, tables: Array) -> Int[Array, " rows"]:
+            return lacking(rows, tables, steps=steps, page_size=page_size)
 
-        def keep_going(carry: tuple[_Step, Array]) -> Array:
-            (*_, output), live = carry
-            return (live > until.threshold) & (output.steps < until.steps)
+        def outlook(rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
+            """Live rows of the fullest group; 1 where some group's stock is too small, else 0."""
+            is_short = jnp.sum(wanted(rows, tables)) > filled - drawn
+            mine = jnp.stack([jnp.sum(rows.live, dtype=jnp.int32), is_short.astype(jnp.int32)])
+            return jax.lax.pmax(mine, layout.dp_axes) if layout.dp_axes else mine
 
-        def several_steps(carry: tuple[_Step, Array]) -> tuple[_Step, Array]:
+        def keep_going(carry: _Carry) -> Array:
+            (*_, output), _, _, (live, is_short) = carry
+            return (live > until.threshold) & (output.steps < until.steps) & (is_short == 0)
+
+        def several_steps(carry: _Carry) -> _Carry:
+            before, tables, drawn, _ = carry
+            more = wanted(before[0], tables)
+            tables, drawn = draw(tables, more, ring, drawn, most=num_pages_for(steps, page_size))
             # A fixed trip count: only this outer loop has a condition for the host side to wait on.
-            done = jax.lax.fori_loop(
-                0, self.check_every, lambda _, c: self._step(layout, params, numbers, *c), carry[0]
+            after = jax.lax.fori_loop(
+                0, steps, lambda _, c: self._step(layout, params, numbers, tables, *c), before
             )
-            return done, fullest_group(done[0].live)
+            return after, tables, drawn, outlook(after[0], tables, drawn)
 
         # The numbers of all steps at once: one by one they cost more than the rest of sampling.
         ahead = state.rows.position[None, :] + 1 + jnp.arange(self.burst_steps)[:, None]
         numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
-        pages = tuple(PagedLayer(*layer, tables) for layer in state.pool)
-        caches = self._begin(layout, pages, state.rows.position)
-        carry = (state.rows, state.seen, caches, output), fullest_group(state.rows.live)
-        (after, seen, caches, output), _ = jax.lax.while_loop(keep_going, several_steps, carry)
-        return DecodeState(after, seen, self._end(caches, pages, after.position)), output
+        # What a row that has ended had may be another one's by now.
+        tables = jnp.where(state.rows.live[:, None], state.tables, NULL_PAGE)
+        held, (drawn,) = num_held(tables), state.drawn
+        caches = self._begin(layout, state.pool, tables, state.rows.position)
+        carry = (
+            (state.rows, state.seen, caches, output),
+            tables,
+            drawn,
+            outlook(state.rows, tables, drawn),
+        )
+        done, tables, drawn, _ = jax.lax.while_loop(keep_going, several_steps, carry)
+        after, seen, caches, output = done
+        output = replace(output, pages=added(tables, held, most=most))
+        pool = self._end(caches, state.pool, tables, after.position)
+        return DecodeState(after, seen, pool, tables, drawn[None]), output
 
     def _begin(
-        self, layout: Layout, pages: tuple[PagedLayer, ...], start: Int[Array, " rows"]
+        self,
+        layout: Layout,
+        pool: Pool,
+        tables: Int[Array, "rows width"],
+        start: Int[Array, " rows"],
     ) -> Caches:
         """The caches to decode with: pages where a kernel reads them, else a copy in one piece."""
         if layout.mesh.devices.flat[0].platform == "cpu":
+            pages = (PagedLayer(*layer, tables) for layer in pool)
             return tuple(BurstLayer.begin(layer, start, self.burst_steps) for layer in pages)
-        return pages
+        return pool
 
     @staticmethod
     def _end(
-        caches: Caches,
-        pages: tuple[PagedLayer, ...],
-        stop: Int[Array, " rows"],
+        caches: Caches, pool: Pool, tables: Int[Array, "rows width"], stop: Int[Array, " rows"]
     ) -> Pool:
-        written = (
-            cache.end(layer, stop) if isinstance(cache, BurstLayer) else cache
-            for cache, layer in zip(caches, pages, strict=True)
-        )
-        return tuple(LayerPages(layer.keys, layer.values) for layer in written)
+        def end(cache: LayerPages | BurstLayer, before: LayerPages) -> LayerPages:
+            if isinstance(cache, LayerPages):
+                return cache
+            written = cache.end(PagedLayer(*before, tables), stop)
+            return LayerPages(written.keys, written.values)
+
+        return tuple(map(end, caches, pool))
 
     def _step(
         self,
         layout: Layout,
         params: Params,
         numbers: Float[Array, "steps rows"],
+        tables: Int[Array, "rows width"],
         rows: RowState,
         seen: Seen,
         caches: Caches,
@@ -156,7 +195,7 @@ class DecodeFunctions:
         hidden, written = model(
             rows.last_token[:, None],
             rows.position[:, None],
-            caches,
+            tuple(_with_tables(cache, tables) for cache in caches),
             partition=partition,
             dtype=self.dtype,
         )
@@ -185,15 +224,25 @@ class DecodeFunctions:
             steps=output.steps + 1,
             top_tokens=_put_column(output.top_tokens, top_tokens, output.steps),
             top_logprobs=_put_column(output.top_logprobs, top_logprobs, output.steps),
+            pages=output.pages,
         )
         seen = remember(seen, tokens, rows.live)
-        return after, seen, written, output
+        return after, seen, tuple(map(_without_tables, written)), output
 
     def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""
         eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
         eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
         return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
+
+
+def _with_tables(cache: LayerPages | BurstLayer, tables: Array) -> PagedLayer | BurstLayer:
+    return cache if isinstance(cache, BurstLayer) else PagedLayer(*cache, tables)
+
+
+def _without_tables(cache: PagedLayer | BurstLayer) -> LayerPages | BurstLayer:
+    """All layers have the same ones: a loop is to carry them once."""
+    return cache if isinstance(cache, BurstLayer) else LayerPages(cache.keys, cache.values)
 
 
 def _put_column(buffer: Any, column: Array, at: Any) -> Array:

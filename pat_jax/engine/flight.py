@@ -2,7 +2,8 @@
 
 A burst is dispatched by `launch` and its results are taken in by `collect`. In between the next one
 can be dispatched behind it, so that the devices go on while the host keeps the accounts: it works
-with the rows that the first leaves behind, on pages that the host has given out ahead.
+with the rows and pages that the first leaves behind. Rows draw pages from a stock that the host has
+laid out.
 
 Follows the host's accounts with device arrays. Decides nothing: `rollout.py` says when.
 """
@@ -24,7 +25,8 @@ from pat_jax.engine.layout import Layout
 from pat_jax.engine.migration import Traffic, must_wait
 from pat_jax.engine.programs import Key, ProgramTable
 from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.state import Burst, DecodeState, RowState, Until, seen_shape
+from pat_jax.engine.state import Burst, DecodeState, RowState, Shape, Until, seen_shape
+from pat_jax.engine.stock import Stocks
 from pat_jax.engine.trace import Balanced
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Balance, Split
@@ -73,6 +75,10 @@ class Flight:
         self.kv_slots, self.kv_unused = 0, 0  # tokens
         self._rows: RowState | None = None  # None: the host's copy is newer
         self._seen: jax.Array | None = None  # as old as the rows
+        # Of the bursts that are on their way: the rows' pages, the number drawn, what to draw from.
+        self._tables: tuple[jax.Array, jax.Array] | None = None
+        self._stocks: Stocks | None = None
+        self._num_running = 0
 
     @property
     def layout(self) -> Layout:
@@ -91,22 +97,27 @@ class Flight:
     def _burst_steps(self) -> int:
         return self.catalogue.functions.burst_steps
 
+    @property
+    def _check_every(self) -> int:
+        return self.catalogue.functions.check_every
+
     def admit(self, params: Params) -> None:
-        """Pages for the next burst, and waiting sequences into free rows, prefilled."""
+        """Pages for the next few steps, and waiting sequences into free rows, prefilled."""
         self._grow()
         if len(self.scheduler.waiting):
             most_rows = self.catalogue.buckets.rows[self.split][-1]
-            due = self.admission.admit(most_rows, self._burst_steps)
+            steps, at_once = self._burst_steps, self._check_every
+            due = self.admission.admit(most_rows, steps, at_once=at_once)
             self._rows = None
             self.compute(params, due)
 
     def _grow(self) -> None:
-        if count := self.admission.grow(self._burst_steps):
+        if count := self.admission.grow(self._check_every):
             self.num_preempted += count
             self._rows = None
 
     def fit(self) -> None:
-        """Pages for the next burst, and the smallest row bucket that holds the live sequences."""
+        """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
         self._grow()
         scheduler, buckets = self.scheduler, self.catalogue.buckets
         rows = buckets.rows_for(self.split, scheduler.fullest)
@@ -123,7 +134,14 @@ class Flight:
             rows = self.scheduler.row_state()
             self._rows = jax.device_put(rows, self.layout.sharding("batch"))
             self._seen = self._put_seen()
-        return self._launch(params, self._stop_at(threshold), steps_before=0)
+        shape, steps = self._next(steps_before=0)
+        *_, rows, length = shape
+        tables = self.admission.table(self.scheduler.occupants, self.catalogue.width(length))
+        none_drawn = np.zeros(self.split.dp, np.int32)
+        self._tables = jax.device_put((tables, none_drawn), self.layout.sharding("batch"))
+        self._stocks = Stocks(self.admission.pools, self.catalogue.stock_size(rows))
+        self._stocks.fill(self.admission.lacking(steps))
+        return self._launch(params, shape, steps, self._stop_at(threshold))
 
     def _stop_at(self, threshold: int) -> int:
         compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
@@ -150,42 +168,57 @@ class Flight:
         threshold = max(running.threshold, self._stop_at(threshold))
         if fullest <= threshold:
             return None
-        if not self.admission.reserve(running.max_steps + self._burst_steps):
+        shape, steps = self._next(running.max_steps)
+        needed = self.admission.lacking(running.max_steps + steps)
+        assert self._stocks is not None, "launched"
+        if shape != running.shape or not self._stocks.can_hold(needed):
             return None
+        self._stocks.fill(needed)
         if must_wait(self.layout):
             jax.block_until_ready(running.output)
-        return self._launch(params, threshold, steps_before=running.max_steps)
+        return self._launch(params, shape, steps, threshold)
 
-    def _launch(self, params: Params, threshold: int, steps_before: int) -> Burst:
-        """Behind a burst of up to `steps_before` steps."""
-        scheduler, catalogue = self.scheduler, self.catalogue
-        check_every = catalogue.functions.check_every
+    def _next(self, steps_before: int) -> tuple[Shape, int]:
+        """Shape and most steps of a burst, behind one of up to `steps_before` steps."""
+        scheduler, buckets, check_every = self.scheduler, self.catalogue.buckets, self._check_every
         context = scheduler.max_context + steps_before
         last_context = int(scheduler.end[scheduler.live].max()) - 1  # with all budgets used up
-        length = catalogue.buckets.length_for(min(last_context, context + check_every))
+        length = buckets.length_for(min(last_context, context + check_every))
         steps = self._burst_steps
         if length < last_context:
             steps = min(steps, length - context) // check_every * check_every
-        shape = self.split, self.num_rows, length
-        tables = self.admission.table(scheduler.occupants, catalogue.width(length))
+        return (self.split, self.num_rows, length), steps
+
+    def _launch(self, params: Params, shape: Shape, steps: int, threshold: int) -> Burst:
         assert self._rows is not None and self._seen is not None
-        state = DecodeState(self._rows, self._seen, self.pool.pages)
+        assert self._tables is not None and self._stocks is not None
         self._count_pages()
+        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables)
         until = Until(np.int32(steps), np.int32(threshold))
-        state, output = self.programs[Key("decode", *shape)](params, state, tables, until)
+        stock = self._stocks.laid_out()
+        state, output = self.programs[Key("decode", *shape)](params, state, stock, until)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
-        return Burst(shape, steps, threshold, steps_before > 0, output)
+        self._tables = state.tables, state.drawn
+        self._num_running += 1
+        return Burst(shape, steps, threshold, self._num_running > 1, output)
 
     def collect(self, burst: Burst) -> tuple[int, int]:
         """Waits for a burst; returns the decode steps run and the tokens sampled."""
         output = jax.device_get(burst.output)
+        assert self._stocks is not None, "launched"
+        self._stocks.note_drawn(self.admission.add(output.pages))
         tokens = self.scheduler.retire(output)
         self.pool.copy(self.admission.release_ended())
         self._count_pages()
+        self._num_running -= 1
+        if not self._num_running:
+            self._stocks.take_back()
         return int(output.steps), tokens
 
     def _count_pages(self) -> None:
-        self.kv_slots += self.admission.pages_held * self.admission.page_size
+        assert self._stocks is not None, "launched"
+        pages = self.admission.pages_held - int(self._stocks.left.sum())
+        self.kv_slots += pages * self.admission.page_size
         self.kv_unused += self.admission.unused
 
     def end(self, has_enough: Callable[[int, np.ndarray], bool]) -> None:
@@ -209,7 +242,7 @@ class Flight:
             split.dp,
             num_pages=self.catalogue.pages[split],
             is_recomputed=is_recomputed,
-            steps=self._burst_steps,
+            steps=self._check_every,
         )
         self.pool.copy(copies)
         self._rows, traffic = None, self.pool.migrate(target, shipments)

@@ -9,11 +9,10 @@ import numpy as np
 
 from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.due import PageMoves
-from pat_jax.engine.paging import NULL_PAGE, PagePool, num_pages_for
+from pat_jax.engine.paging import NO_PAGES, NULL_PAGE, PagePool, num_pages_for
 from pat_jax.engine.scheduler import Scheduler
 
 NO_GROUP = -1
-NO_PAGES = np.zeros(0, np.int32)
 # Where pages have come to in a pool, by (old group, new group).
 Moved = defaultdict[tuple[int, int], dict[int, int]]
 
@@ -48,7 +47,7 @@ class Holdings:
 
     @property
     def pages_held(self) -> int:
-        """Pages of all groups that sequences hold; a shared one counts once."""
+        """Pages of all groups that sequences hold, and that are laid out; a shared one counts once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
     @property

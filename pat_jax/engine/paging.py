@@ -11,6 +11,8 @@ import numpy as np
 
 from pat_jax.models.paged_layer import NULL_PAGE
 
+NO_PAGES = np.zeros(0, np.int32)
+
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
@@ -103,6 +105,12 @@ class PagePool:
             return pages
         taken = self._hold([], more)
         return None if taken is None else np.concatenate([pages, np.array(taken, np.int32)])
+
+    def shrink(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:
+        """Releases those `pages` of a sequence that its first `num_tokens` do not need, int[pages]."""
+        kept = num_pages_for(num_tokens, self.page_size)
+        self.release(pages[kept:])
+        return pages[:kept]
 
     def adopt(
         self, pages: np.ndarray, origin: "PagePool", moved: dict[int, int]

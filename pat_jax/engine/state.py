@@ -65,11 +65,22 @@ class DecodeState:
     rows: RowState
     seen: UInt32[Array, "rows 2 words"]  # see sampling.Seen
     pool: Pool
+    tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
+    drawn: Int[Array, " groups"]  # pages of the stock that rows have taken
+
+
+@pytree_dataclass
+class Stock:
+    """Pages of each group that rows draw from as they grow, in turn."""
+
+    pages: Int[Array | np.ndarray, "groups size"]  # rings: page n, counted from 0, is at n % size
+    filled: Int[Array | np.ndarray, " groups"]  # pages laid out so far, those drawn among them
 
 
 @pytree_dataclass
 class Until:
-    """When a burst ends: after `steps`, or when the fullest group has `threshold` live rows."""
+    """When a burst ends: after `steps`, when the fullest group has `threshold` live rows, or when the
+    stock of a group is too small for the steps up to the next test."""
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
@@ -86,15 +97,18 @@ class BurstOutput:
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
+    pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
+
+
+# Layout; row bucket of a group; tokens that a row's cache may come to hold.
+Shape = tuple[Split, int, int]
 
 
 @dataclass(frozen=True)
 class Burst:
     """A decode burst on its way."""
 
-    shape: tuple[
-        Split, int, int
-    ]  # row bucket of a group; tokens that a row's cache may come to hold
+    shape: Shape
     max_steps: int
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another

@@ -69,7 +69,7 @@ def reading_pages() -> RolloutEngine:
     """As on a GPU or TPU: decodes from the pages where they lie, and a row that has ended goes on
     writing to them until the burst on its way is over. Pages are scarce."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pages, start: pages)
+        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
         return engine.__wrapped__(kv_pages=26)
 
 
