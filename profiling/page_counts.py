@@ -62,14 +62,35 @@ class PageCounts:
                 num_preempted += 1
         return num_preempted
 
-    def reserve(self, steps: int) -> bool:
-        """As `grow`, but nobody gives way: where pages do not suffice for all, nobody gets any."""
+    def suffice(self, steps: int) -> bool:
+        """Whether there are pages for the next `steps` tokens of every live sequence."""
         live, wanted = self._wanted(steps)
         more = np.maximum(wanted - self.held[live], 0)
-        if (self._group_sums(live, more) > self.free).any():
-            return False
-        self._add(live, more)
-        return True
+        return bool((self._group_sums(live, more) <= self.free).all())
+
+    def draw(self, left: np.ndarray, steps: int, check_every: int) -> int:
+        """Pages that rows take during a burst, as they grow; it ends where a group has too few.
+
+        Args:
+          left: int[live], tokens that each sequence will still say.
+          steps: most decode steps; a multiple of `check_every`.
+
+        Returns:
+          The decode steps until then.
+        """
+        accounts = self.accounts
+        live = accounts.live
+
+        def more(steps: int) -> np.ndarray:
+            """Pages of each; who ends has drawn them up to the next test."""
+            run = np.minimum(steps, -(-left // check_every) * check_every)
+            tokens = np.minimum(accounts.length[live] - 1 + run, accounts.end[live] - 1)
+            return np.maximum(-(-tokens // self.page_size) - self.held[live], 0)
+
+        while steps and (self._group_sums(live, more(steps)) > self.free).any():
+            steps -= check_every
+        self._add(live, more(steps))
+        return steps
 
     def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
         accounts = self.accounts
@@ -102,10 +123,11 @@ class PageCounts:
     def release_ended(self) -> None:
         self._drop(np.flatnonzero(self.accounts.is_done & (self.held > 0)))
 
-    def admit(self, rows_per_group: int, steps: int) -> np.ndarray:
-        """Free rows and pages for a burst of `steps` to those that wait; returns who got them.
+    def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> np.ndarray:
+        """Free rows to those that wait, as long as there are pages for a burst of `steps`.
 
-        Groups are kept even, samples of a prompt together as far as that allows.
+        They keep those for their next tokens, `at_once`. Groups are kept even, samples of a prompt
+        together as far as that allows. Returns who got a row.
         """
         accounts = self.accounts
         even = -(-int((~accounts.is_done).sum()) // accounts.num_groups)
@@ -133,6 +155,8 @@ class PageCounts:
         late = [sequence for sequence in late if not take(sequence, np.flatnonzero(is_open))]
         self._queue.extendleft(reversed(late))
         seated = np.array(admitted, np.int64)
+        tokens = np.minimum(accounts.length[seated] - 1 + at_once, accounts.end[seated] - 1)
+        self._add(seated, -(-tokens // self.page_size) - self.held[seated])
         accounts.enter(seated, self._group[seated])
         return seated
 

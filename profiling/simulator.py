@@ -93,7 +93,8 @@ class _Flight:
         if self.pages is None:
             seated = accounts.deal()
         else:
-            seated = self.pages.admit(rows, self.machine.burst_steps)
+            steps, at_once = self.machine.burst_steps, self.machine.check_every
+            seated = self.pages.admit(rows, steps, at_once=at_once)
         if not len(seated):
             return
         longest = int(accounts.length[seated].max())
@@ -114,10 +115,10 @@ class _Flight:
 
     def _grow(self) -> None:
         if self.pages is not None:
-            self.num_preempted += self.pages.grow(self.machine.burst_steps)
+            self.num_preempted += self.pages.grow(self.machine.check_every)
 
     def fit(self) -> None:
-        """Pages for the next burst, and the smallest row bucket that holds the live sequences."""
+        """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
         self._grow()
         accounts = self.accounts
         rows = self.buckets.rows_for(self.split, accounts.fullest)
@@ -125,7 +126,8 @@ class _Flight:
             accounts.compact(rows)
 
     def launch(self, threshold: int) -> _Running:
-        return self._launch(self._stop_at(threshold), 0)
+        length, steps = self._next(steps_before=0)
+        return _Running(length, steps, self._stop_at(threshold))
 
     def _stop_at(self, threshold: int) -> int:
         compact_at = self.buckets.rows_below(self.split, self.accounts.rows_per_group)
@@ -141,12 +143,15 @@ class _Flight:
         threshold = max(running.threshold, self._stop_at(threshold))
         if int(np.bincount(accounts.group(goes_on), minlength=1).max()) <= threshold:
             return None
-        ahead = running.max_steps + self.machine.burst_steps
-        if self.pages is not None and not self.pages.reserve(ahead):
+        length, steps = self._next(running.max_steps)
+        if length != running.length:
             return None
-        return self._launch(threshold, running.max_steps)
+        if self.pages is not None and not self.pages.suffice(running.max_steps + steps):
+            return None
+        return _Running(length, steps, threshold)
 
-    def _launch(self, threshold: int, steps_before: int) -> _Running:
+    def _next(self, steps_before: int) -> tuple[int, int]:
+        """Length bucket and most steps of a burst, behind one of up to `steps_before` steps."""
         check_every, accounts = self.machine.check_every, self.accounts
         context = accounts.max_context + steps_before
         last_context = int(accounts.end[accounts.live].max()) - 1
@@ -154,13 +159,16 @@ class _Flight:
         steps = self.machine.burst_steps
         if length < last_context:
             steps = min(steps, length - context) // check_every * check_every
-        return _Running(length, steps, threshold)
+        return length, steps
 
     def collect(self, running: _Running) -> Burst | None:
         """None if it takes no step: the one before had reached the threshold."""
         accounts, live, check_every = self.accounts, self.accounts.live, self.machine.check_every
         until_threshold = self._steps_until(running.threshold)
         steps = min(running.max_steps, -(-until_threshold // check_every) * check_every)
+        left = self._left(live)
+        if self.pages is not None:
+            steps = self.pages.draw(left, steps, check_every)
         if not steps:
             return None
         rows, machine = accounts.rows_per_group, self.machine
@@ -169,7 +177,6 @@ class _Flight:
         burst = Burst(self.split, rows, running.length, len(live), steps, seconds)
         self.starts_s.append(self.clock_s)
         self.bursts.append(burst)
-        left = self._left(live)
         accounts.advance(np.minimum(left, steps), left > steps, steps)
         if self.pages is not None:
             self.pages.release_ended()
@@ -184,7 +191,7 @@ class _Flight:
         group = accounts.regroup(target.dp, is_recomputed)
         waits = np.zeros(load.live, bool)
         if self.pages is not None:
-            steps = self.machine.burst_steps
+            steps = self.machine.check_every
             is_recomputed, waits = self.pages.carry(target, group, is_recomputed, steps)
             accounts.leave(accounts.live[waits])
         seconds = truth.reslice(source, target)

@@ -12,7 +12,10 @@ def burst_output(
     """The likeliest tokens are made up from those sampled, three of each."""
     top = tokens[:, :, None] + np.arange(3)[None, None, :]
     steps = np.int32(tokens.shape[1])
-    return BurstOutput(tokens, logprobs, emitted, live, steps, top, -top.astype(np.float32))
+    none_drawn = np.zeros((len(tokens), 1), np.int32)
+    return BurstOutput(
+        tokens, logprobs, emitted, live, steps, top, -top.astype(np.float32), none_drawn
+    )
 
 
 def burst(

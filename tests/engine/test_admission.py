@@ -11,6 +11,7 @@ from pat_jax.engine.admission import Admission
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Request, Scheduler
+from pat_jax.engine.stock import Stocks
 
 BURST = 4
 
@@ -37,17 +38,17 @@ def arrivals(shipments: list[Shipment]) -> list[int]:
 
 def test_the_longest_expected_are_admitted_first():
     admission = make_admission(plain(6), expected=np.array([5, 9, 7, 9, 1, 8.0]))
-    admission.admit(4, BURST)
+    admission.admit(4, BURST, at_once=BURST)
     assert admission.scheduler.live.tolist() == [1, 2, 3, 5]
     in_order = make_admission(plain(6))
-    in_order.admit(4, BURST)
+    in_order.admit(4, BURST, at_once=BURST)
     assert in_order.scheduler.live.tolist() == [0, 1, 2, 3]
 
 
 def test_samples_of_a_prompt_go_to_one_group_and_are_prefilled_once():
     requests = [request for request in plain(4, prompt=11) for _ in range(3)]
     admission = make_admission(requests, num_groups=2)
-    round = admission.admit(6, BURST)
+    round = admission.admit(6, BURST, at_once=BURST)
     group = admission.scheduler.group(np.arange(12)).reshape(4, 3)
     assert (group == group[:, :1]).all() and sorted(group[:, 0]) == [0, 0, 1, 1]
     assert round.spans.sequence.tolist() == [0, 3, 6, 9]
@@ -57,7 +58,7 @@ def test_samples_of_a_prompt_go_to_one_group_and_are_prefilled_once():
 
 def test_rows_are_not_left_empty_for_the_sake_of_a_prefix():
     admission = make_admission([request for request in plain(1) for _ in range(6)], num_groups=2)
-    admission.admit(4, BURST)
+    admission.admit(4, BURST, at_once=BURST)
     assert np.bincount(admission.scheduler.group(np.arange(6))).tolist() == [3, 3]
 
 
@@ -67,7 +68,7 @@ def test_the_youngest_gives_way_and_comes_back_first():
     requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
     admission = make_admission(requests, num_pages=10)
     scheduler = admission.scheduler
-    admission.admit(3, steps=1)
+    admission.admit(3, 1, at_once=1)
     assert scheduler.live.tolist() == [0, 1, 2] and admission.pages_held == 1 + 1 + 5
     burst(scheduler, np.ones(3, int), np.ones(3, bool))
     assert admission.grow(steps=5) == 1  # two more, two more, one more; two are left
@@ -75,44 +76,70 @@ def test_the_youngest_gives_way_and_comes_back_first():
     assert scheduler.length[2] == 18 + 1  # what it said is kept
     assert admission.pages_held == 3 + 3
     # It does not fit, and 3, which would, does not overtake it.
-    assert len(admission.admit(3, steps=5).spans.sequence) == 0
+    assert len(admission.admit(3, 5, at_once=5).spans.sequence) == 0
     burst(scheduler, np.array([5, 5]), np.array([True, False]), steps=5)
     admission.release_ended()
     assert admission.grow(steps=1) == 0
-    round = admission.admit(2, steps=1)
+    round = admission.admit(2, 1, at_once=1)
     assert round.spans.sequence.tolist() == [2]  # 3 waits behind it
     assert round.spans.stop.tolist() == [18]
 
 
-def test_nobody_gives_way_for_what_is_only_reserved():
-    admission = make_admission(plain(2, prompt=5, most=20), num_pages=9)
-    admission.admit(2, steps=1)
-    assert admission.pages_held == 4
-    assert admission.unused == 2 * 8 - 2 * 4
-    assert admission.reserve(8) and admission.pages_held == 6  # 4 + 8 tokens each
-    assert not admission.reserve(13)  # two pages more each, and two are left
+def test_who_is_admitted_keeps_pages_for_its_next_few_tokens():
+    """There must be room for a burst of 9: four pages each, so that the third waits."""
+    admission = make_admission(plain(3, prompt=5, most=20), num_pages=12)
+    admission.admit(3, 9, at_once=2)
     assert admission.scheduler.live.tolist() == [0, 1]
-    assert admission.pages_held == 6 and admission.grow(12) == 0
+    assert admission.pages_held == 2 * 2 and admission.unused == 2 * (8 - 4)
+    assert admission.lacking(4).tolist() == [0]
+    assert admission.lacking(5).tolist() == [2]
+    assert admission.lacking(1000).tolist() == [2 * (6 - 2)], "24 tokens at most"
+
+
+def test_what_rows_drew_is_theirs_unless_they_were_ended_meanwhile():
+    admission = make_admission(plain(3, prompt=5, most=20), num_groups=2, num_pages=9)
+    scheduler = admission.scheduler
+    admission.admit(2, 4, at_once=4)
+    stocks = Stocks(admission.pools, size=8)
+    stocks.fill(np.array([8, 4]))
+    first, second = stocks.laid_out().pages
+    assert stocks.left.tolist() == [8 - 2 * 2, 4], "no more than there are"
+    rows = scheduler.row.copy()
+    pages = np.full((4, 3), NULL_PAGE, np.int32)
+    group = scheduler.group(np.arange(3))
+    assert group.tolist().count(0) == 2
+    (alone,), (one, ended) = np.flatnonzero(group == 1), np.flatnonzero(group == 0)
+    pages[rows[one], :2], pages[rows[ended], :1] = first[:2], first[2:3]
+    pages[rows[alone], :1] = second[:1]
+    scheduler.end_now(np.array([ended]))
+    admission.release_ended()
+    drawn = admission.add(pages)
+    assert drawn.tolist() == [3, 1]
+    stocks.note_drawn(drawn)
+    stocks.take_back()
+    assert admission.table(np.array([one]), 5)[0, 2:4].tolist() == first[:2].tolist()
+    assert admission.pages_held == (2 + 2) + (2 + 1)
+    assert [pool.num_free for pool in admission.pools] == [8 - 4, 8 - 3]
 
 
 def test_who_turns_out_to_be_done_is_not_admitted():
     admission = make_admission(plain(3))
     admission.scheduler.is_done[1] = True
-    assert admission.admit(3, BURST).spans.sequence.tolist() == [0, 2]
+    assert admission.admit(3, BURST, at_once=BURST).spans.sequence.tolist() == [0, 2]
 
 
 def test_nobody_overtakes_who_needs_more_pages():
     three = zip(plain(3, prompt=17), (9, 17, 2), strict=True)
     requests = [replace(request, tokens=request.tokens[:n]) for request, n in three]
     admission = make_admission(requests, num_pages=8)
-    admission.admit(3, BURST)
+    admission.admit(3, BURST, at_once=BURST)
     assert admission.scheduler.live.tolist() == [0]
 
 
 def test_pages_that_are_shared_move_once():
     requests = [*plain(1, prompt=13)] * 3
     admission = make_admission(requests, num_groups=1, num_pages=100)
-    admission.admit(3, BURST)
+    admission.admit(3, BURST, at_once=BURST)
     _, shipments, round = admission.carry(
         1, num_pages=50, is_recomputed=np.array([False, False, True]), steps=BURST
     )
@@ -124,7 +151,7 @@ def test_pages_that_are_shared_move_once():
 
 def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
     admission = make_admission(plain(5, prompt=8, most=5), num_groups=2, num_pages=100)
-    admission.admit(2, BURST)  # the fifth waits
+    admission.admit(2, BURST, at_once=BURST)  # the fifth waits
     _, shipments, _ = admission.carry(
         1, num_pages=6, is_recomputed=np.array([False, True, False, True]), steps=BURST
     )
@@ -134,14 +161,14 @@ def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
     assert admission.grow(5) == 1, "one more each, and one is left"
     admission.scheduler.is_done[0], admission.scheduler.row[0] = True, NO_ROW
     admission.release_ended()
-    assert admission.admit(5, 1).spans.sequence.tolist() == [1]
+    assert admission.admit(5, 1, at_once=1).spans.sequence.tolist() == [1]
     assert admission.scheduler.live.tolist() == [1, 2], "what 2 had was still there"
 
 
 @pytest.mark.parametrize("is_recomputed", [True, False])
 def test_in_a_switch_the_oldest_get_their_pages_first(is_recomputed):
     admission = make_admission(plain(3, prompt=8, most=5), expected=np.array([1.0, 3.0, 2.0]))
-    admission.admit(3, BURST)
+    admission.admit(3, BURST, at_once=BURST)
     admission.carry(1, num_pages=6, is_recomputed=np.full(3, is_recomputed), steps=1)
     assert admission.scheduler.live.tolist() == [1, 2]
 
@@ -150,7 +177,7 @@ def test_groups_get_alike_numbers_and_pages():
     long, short = plain(2, prompt=17), plain(2, prompt=17)
     requests = [*long, *(replace(request, tokens=request.tokens[:3]) for request in short)]
     admission = make_admission(requests, num_groups=2)
-    admission.admit(4, BURST)
+    admission.admit(4, BURST, at_once=BURST)
     group = admission.scheduler.group(np.arange(4))
     assert sorted(group[:2]) == sorted(group[2:]) == [0, 1]
 
@@ -159,7 +186,7 @@ def test_groups_that_merge_share_what_they_have_in_common():
     system = tuple(range(100, 108))
     requests = [Request((*system, i), np.zeros(2, np.uint32), 5) for i in range(2)]
     admission = make_admission(requests, num_groups=2, num_pages=100)
-    admission.admit(1, BURST)
+    admission.admit(1, BURST, at_once=BURST)
     assert admission.pages_held == 2 * 3
     _, shipments, _ = admission.carry(
         1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST
@@ -188,7 +215,7 @@ def test_ten_thousand_through_a_pool_that_holds_a_hundred():
     num_preempted, prefilled, held, filled = 0, 0, 0, 0
     while scheduler.has_work:
         num_preempted += admission.grow(16)
-        round = admission.admit(64, 16)
+        round = admission.admit(64, 16, at_once=16)
         prefilled += int((round.spans.stop - round.spans.start).sum())
         live = scheduler.live
         assert len(live) and (np.bincount(scheduler.group(live)) <= 64).all()

@@ -120,7 +120,7 @@ class TestPages:
         prompt = Request(tuple(range(100, 113)), np.zeros(2, np.uint32), 9)
         scheduler = Scheduler([prompt] * 4, num_groups=1, rows_per_group=4)
         admission = Admission(scheduler, num_pages=50, page_size=4)
-        admission.admit(4, 4)
+        admission.admit(4, 4, at_once=4)
         # All in one group, then a second pool beside it.
         admission.pools.append(admission._new_pools(1, 50)[0])
         scheduler.num_groups = 2

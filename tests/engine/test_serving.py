@@ -2,6 +2,7 @@
 
 import numpy as np
 from bursts import burst
+from devices_draw import draw_in_a_burst
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -11,8 +12,9 @@ from pat_jax.engine.due import Copies, PageMoves, prefill_calls
 from pat_jax.engine.paging import NULL_PAGE
 from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Request, Scheduler
+from pat_jax.engine.stock import Stocks
 
-BURST = 4
+BURST, CHECK = 6, 2
 NO_TOKEN = -7
 GROUPS = (1, 2, 4)
 SYSTEM = (1, 2, 1)
@@ -139,23 +141,39 @@ class Serving(RuleBasedStateMachine):
     def step(self, data):
         scheduler, admission = self.scheduler, self.admission
         before = len(scheduler.live)
-        preempted = admission.grow(BURST)
+        preempted = admission.grow(CHECK)
         assert len(scheduler.live) == before - preempted
-        self.devices.prefill(admission.admit(self.rows, BURST))
+        self.devices.prefill(admission.admit(self.rows, BURST, at_once=CHECK))
         live = scheduler.live
         assert len(live), "somebody always gets on"
         for i, group in zip(live.tolist(), scheduler.group(live).tolist(), strict=True):
             self.devices.check(i, group, int(scheduler.length[i]) - 1)
         left = scheduler.end[live] - scheduler.length[live]
         draw = np.array(data.draw(st.lists(st.integers(1, BURST), min_size=len(live))))[: len(live)]
-        emitted = np.minimum(draw, left)
-        goes_on = (emitted < left) & (draw > 1)
+        goes_on = draw > 1
+        says = np.minimum(np.where(goes_on, BURST, draw), left)
+        steps = self.draw(says)
+        emitted = np.minimum(says, steps)
+        goes_on = (emitted < left) & (goes_on | (says > steps))
         first, group = scheduler.length[live] - 1, scheduler.group(live)
-        burst(scheduler, emitted, goes_on, tokens=draw)
+        burst(scheduler, emitted, goes_on, tokens=draw, steps=BURST)
         self.ended += live[~goes_on].tolist()
         for i, g, start, count in zip(live.tolist(), group.tolist(), first, emitted, strict=True):
             self.devices.write(i, g, int(start), int(start + count))
         admission.release_ended()
+
+    def draw(self, says: np.ndarray) -> int:
+        """Rows draw pages as they grow; returns the steps that the stock lasts, some at least."""
+        admission = self.admission
+        stocks = Stocks(admission.pools, self.scheduler.rows_per_group * BURST)
+        stocks.fill(admission.lacking(BURST))
+        pages, steps = draw_in_a_burst(
+            admission, stocks.laid_out(), says, steps=BURST, check_every=CHECK
+        )
+        assert steps >= CHECK
+        stocks.note_drawn(admission.add(pages))
+        stocks.take_back()
+        return steps
 
     @has_work
     @rule(data=st.data(), num_groups=st.sampled_from(GROUPS), fewer=st.integers(0, 8))
@@ -172,7 +190,7 @@ class Serving(RuleBasedStateMachine):
             num_groups,
             num_pages=self.num_pages,
             is_recomputed=np.array(data.draw(flags)),
-            steps=BURST,
+            steps=CHECK,
         )
         self.rows = max(self.rows, scheduler.rows_per_group)
         self.devices.copy(copies)

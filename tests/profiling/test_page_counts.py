@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
+from devices_draw import draw_in_a_burst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.engine.accounts import Accounts
 from pat_jax.engine.admission import Admission
 from pat_jax.engine.scheduler import Request, Scheduler
+from pat_jax.engine.stock import Stocks
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.page_counts import PageCounts
 
-PAGE = 4
+PAGE, CHECK = 4, 3
 SPLITS = (Split(4, 1), Split(2, 2), Split(1, 4))
 KEY = np.zeros(2, np.uint32)
 
@@ -60,15 +62,30 @@ class Both:
     def admit(self, rows: int, steps: int) -> None:
         if self.admission._queue:
             self.accounts.compact(rows)
-            self.counts.admit(rows, steps)
-        self.admission.admit(rows, steps)
+            self.counts.admit(rows, steps, at_once=CHECK)
+        self.admission.admit(rows, steps, at_once=CHECK)
+
+    def draw(self, left: np.ndarray, steps: int) -> int:
+        """The steps that the pages last."""
+        stocks = Stocks(self.admission.pools, len(self.accounts.length) * steps)
+        stocks.fill(self.admission.lacking(steps))
+        pages, run = draw_in_a_burst(
+            self.admission, stocks.laid_out(), left, steps=steps, check_every=CHECK
+        )
+        stocks.note_drawn(self.admission.add(pages))
+        stocks.take_back()
+        # Steps in which nobody says anything are no matter of pages.
+        last = -(-int(left.max(initial=0)) // CHECK) * CHECK
+        assert min(self.counts.draw(left, steps, CHECK), last) == run
+        return run
 
     def advance(self, emitted: np.ndarray, steps: int) -> None:
+        """A burst of `steps` in which each sequence, int[sequences], would say so many tokens."""
         for accounts in (self.accounts, self.scheduler):
             live = accounts.live
             left = accounts.end[live] - accounts.length[live]
-            said = np.minimum(emitted[live], left)
-            accounts.advance(said, (said == steps) & (left > steps), steps)
+            says = np.minimum(emitted[live], left)
+            accounts.advance(np.minimum(says, steps), says > steps, steps)
         self.counts.release_ended()
         self.admission.release_ended()
 
@@ -115,16 +132,28 @@ def test_it_does_what_the_engine_does(seed, size, pages, moves):
     both.same()
     for move in moves:
         if move == "burst":
-            steps = int(rng.integers(1, 9))
-            assert both.admission.grow(steps) == both.counts.grow(steps)
+            steps = CHECK * int(rng.integers(1, 6))
+            assert both.admission.grow(CHECK) == both.counts.grow(CHECK)
             both.admit(size, steps)
             both.same()
-            assert both.admission.reserve(steps + 3) == both.counts.reserve(steps + 3)
-            both.advance(np.where(rng.random(size) < 0.1, rng.integers(0, steps), steps), steps)
+            live = both.accounts.live
+            free = [pool.num_free for pool in both.admission.pools]
+            suffice = bool((both.admission.lacking(steps) <= free).all())
+            assert both.counts.suffice(steps) == suffice
+            ends = rng.random(size) < 0.2
+            said = np.where(ends, rng.integers(1, steps + 1), 100)
+            left = both.accounts.end[live] - both.accounts.length[live]
+            run = both.draw(np.minimum(said[live], left), steps)
+            assert (
+                not suffice
+                or run == steps
+                or run >= min(said[live].max(initial=0), left.max(initial=0))
+            )
+            both.advance(said, run)
         elif move == "switch":
             target = SPLITS[int(rng.integers(0, 3))]
             if target != both.split:
-                both.switch(target, below=int(rng.integers(0, 20)), steps=4)
+                both.switch(target, below=int(rng.integers(0, 20)), steps=CHECK)
         else:
             both.balance(rng)
         both.same()

@@ -1,0 +1,81 @@
+"""What devices draw from a stock during a burst, in plain Python."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pat_jax.engine.admission import Admission
+from pat_jax.engine.paging import NULL_PAGE
+from pat_jax.engine.state import Stock
+
+
+def drawn_in_a_burst(
+    held: Sequence[int],
+    tokens: Sequence[int],
+    end: Sequence[int],
+    said: Sequence[int],
+    stock: Stock,
+    drawn: Sequence[int],
+    *,
+    steps: int,
+    check_every: int,
+    page_size: int,
+) -> tuple[list[list[int]], int]:
+    """New pages of each row, and the steps run.
+
+    Args:
+      held: pages of each row; 0 in empty ones.
+      tokens: in the cache of each.
+      end: tokens that each may have, with the one that is not in the cache.
+      said: tokens that each would say, 0 in empty rows.
+      drawn: of each group, before.
+    """
+    groups, size = stock.pages.shape
+    new, drawn, done = [[] for _ in held], list(drawn), 0
+    while done < steps and max(said, default=0) > done:
+        wishes = [[] for _ in range(groups)]
+        for row in range(len(held)):
+            if said[row] > done:
+                filled = min(tokens[row] + done + check_every, end[row] - 1)
+                lacking = -(-filled // page_size) - held[row] - len(new[row])
+                wishes[row * groups // len(held)] += [row] * max(lacking, 0)
+        if any(drawn[g] + len(wishes[g]) > stock.filled[g] for g in range(groups)):
+            break
+        for g, rows in enumerate(wishes):
+            for row in rows:
+                new[row].append(int(stock.pages[g, drawn[g] % size]))
+                drawn[g] += 1
+        done += check_every
+    return new, done
+
+
+def draw_in_a_burst(
+    admission: Admission, stock: Stock, said: np.ndarray, *, steps: int, check_every: int
+) -> tuple[np.ndarray, int]:
+    """Pages that the rows of an admission's live sequences draw, int32[rows, most], and the steps run.
+
+    Args:
+      said: int[live], tokens that each sequence would say.
+    """
+    scheduler = admission.scheduler
+    live, rows = scheduler.live, scheduler.num_groups * scheduler.rows_per_group
+    held, tokens, end, says = (np.zeros(rows, int) for _ in range(4))
+    at = scheduler.row[live]
+    held[at], tokens[at] = admission._num_pages[live], scheduler.length[live] - 1
+    end[at], says[at] = scheduler.end[live], said
+    size = admission.page_size
+    new, done = drawn_in_a_burst(
+        held,
+        tokens,
+        end,
+        says,
+        stock,
+        [0] * len(stock.filled),
+        steps=steps,
+        check_every=check_every,
+        page_size=size,
+    )
+    pages = np.full((rows, -(-steps // size)), NULL_PAGE, np.int32)
+    for row, mine in enumerate(new):
+        pages[row, : len(mine)] = mine
+    return pages, done
