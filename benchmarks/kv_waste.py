@@ -1,27 +1,44 @@
-"""KV memory that is held and not used, on real response lengths; host accounts alone, no device.
+"""KV memory that is held and not used, on real response lengths; no device computes anything.
 
     python -m benchmarks.kv_waste --data ../shared/data --out benchmarks/results/kv_waste.json
 
 A rollout of `--sequences` responses, eight to a prompt, in eight data-parallel groups. Who holds which
-page is decided by the engine's own admission; what the devices would do is counted. A page is held
-for the tokens of the next burst as well: before a burst these have no tokens yet, after it only the end
-of each sequence's last page and what sequences that ended early left over are unused. Both are
-reported, averaged over the bursts, as parts of all pages held; a page of several samples counts once.
+page is decided by the engine's own admission, and rows draw pages by the function that devices run
+(`engine/drawing.py`). Two ways, in pools that hold everything at once and in pools that hold a tenth:
+
+  drawn    pages for the steps up to the device's next test, as in the engine
+  whole    pages for a whole burst when it begins
+
+Reported are parts of all tokens that the pages held have room for, a page of several samples counted
+once: room of live sequences without a token when a burst begins, averaged over all decode steps, and
+when a burst ends; and, when a burst ends, pages of sequences that ended in it. Beside them decode steps
+of the rollout, how often a sequence gave way, and tokens prefilled.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.workloads import read
 from pat_jax.config import RolloutConfig
 from pat_jax.engine.admission import Admission
+from pat_jax.engine.drawing import added, draw, lacking, num_held
+from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.scheduler import Request, Scheduler
+from pat_jax.engine.stock import Stocks
 
 SAMPLES, GROUPS = 8, 8
+CONFIG = RolloutConfig()
+PAGE, CHECK, BURST = CONFIG.page_size, CONFIG.check_every, CONFIG.burst_steps
+WAYS = {"drawn": CHECK, "whole": BURST}  # tokens to have pages for when a burst begins
+POOLS = {"all": 1.0, "tenth": 0.1}  # parts of the pages that all sequences have at their ends
 
 
 def requests(prompts: np.ndarray, cap: int) -> list[Request]:
@@ -31,30 +48,94 @@ def requests(prompts: np.ndarray, cap: int) -> list[Request]:
     return [Request(text, none, cap) for text in texts for _ in range(SAMPLES)]
 
 
-def waste(prompts: np.ndarray, responses: np.ndarray, cap: int, config: RolloutConfig) -> dict:
-    """Parts of what is held: before bursts and after them."""
-    scheduler = Scheduler(requests(prompts, cap), num_groups=GROUPS, rows_per_group=1)
-    most = len(responses) // GROUPS
-    longest = -(-int(prompts.max() + cap) // config.page_size)
-    pages = most * longest + 1
-    admission = Admission(scheduler, num_pages=pages, page_size=config.page_size)
-    steps, before, after, held_before, held_after = config.burst_steps, 0, 0, 0, 0
-    admission.admit(most, steps)
-    while scheduler.has_work:
-        admission.grow(steps)
-        before, held_before = before + admission.unused, held_before + admission.pages_held
-        live = scheduler.live
-        left = responses[live] - (scheduler.length - scheduler.prompt_length)[live]
+def _by_group(function: Callable) -> Callable:
+    """Of arrays whose first dimension is the rows of all groups, or the groups."""
+
+    def split(x: jax.Array) -> jax.Array:
+        return jnp.reshape(x, (GROUPS, -1, *x.shape[1:]))
+
+    def run(rows, tables, pages, drawn):
+        outs = jax.vmap(function)(jax.tree.map(split, rows), split(tables), pages, drawn)
+        return [jnp.reshape(x, (-1, *x.shape[2:])) if x.ndim > 1 else x for x in outs]
+
+    return jax.jit(run)
+
+
+@_by_group
+def take(rows, tables, ring, drawn):
+    """Tables after the draw, the number drawn then, and tokens that live rows hold and do not use,
+    averaged over the steps up to the next test."""
+    more = lacking(rows, tables, steps=CHECK, page_size=PAGE)
+    tables, drawn = draw(tables, more, ring, drawn, most=num_pages_for(CHECK, PAGE))
+    filled = jnp.minimum(rows.position + (CHECK - 1) / 2, rows.end - 1)
+    unused = jnp.where(rows.live, num_held(tables) * PAGE - filled, 0)
+    return tables, drawn, jnp.sum(unused)
+
+
+class Rollout:
+    """Bursts of sequences whose lengths are known."""
+
+    def __init__(self, prompts: np.ndarray, responses: np.ndarray, cap: int, share: float):
+        self.responses, self.longest = responses, num_pages_for(int(prompts.max()) + cap, PAGE)
+        self.scheduler = Scheduler(requests(prompts, cap), num_groups=GROUPS, rows_per_group=1)
+        needed = -(-(np.repeat(prompts, SAMPLES) + responses) // PAGE)
+        pages = max(int(share * needed.sum() / GROUPS), self.longest) + 1
+        self.admission = Admission(self.scheduler, num_pages=pages, page_size=PAGE)
+        self.held = dict.fromkeys(("begin", "within", "end"), 0)
+        self.unused, self.ended = dict.fromkeys(self.held, 0.0), 0
+        self.num_preempted = self.prefilled = 0
+
+    def run(self, at_once: int) -> dict:
+        scheduler, admission = self.scheduler, self.admission
+        while scheduler.has_work:
+            self.num_preempted += admission.grow(at_once)
+            if len(scheduler.waiting):
+                most = len(self.responses) // GROUPS
+                spans = admission.admit(most, BURST, at_once=at_once).spans
+                self.prefilled += int((spans.stop - spans.start).sum())
+            self._note("begin", admission.pages_held, admission.unused)
+            self._burst()
+        parts = {f"unused_{when}": self.unused[when] / (n * PAGE) for when, n in self.held.items()}
+        return parts | {
+            "ended_end": self.ended / self.held["end"],
+            "steps": scheduler.num_steps,
+            "preempted": self.num_preempted,
+            "prefilled": self.prefilled,
+        }
+
+    def _note(self, when: str, pages: int, unused: float) -> None:
+        self.held[when] += pages
+        self.unused[when] += unused
+
+    def _burst(self) -> None:
+        scheduler, admission = self.scheduler, self.admission
+        stocks = Stocks(admission.pools, scheduler.rows_per_group * num_pages_for(BURST, PAGE))
+        stocks.fill(admission.lacking(BURST))
+        live, stock = scheduler.live, stocks.laid_out()
+        left = self.responses[live] - (scheduler.length - scheduler.prompt_length)[live]
+        rows = scheduler.row_state()
+        start, says = rows.position.copy(), np.zeros(len(rows.position), int)
+        says[scheduler.row[live]] = left
+        tables = before = admission.table(scheduler.occupants, self.longest)
+        drawn, steps, live_at = np.zeros(GROUPS, np.int32), 0, scheduler.group(live)
+        held = admission.pages_held - int(stocks.left.sum())
+        threshold = scheduler.refill_at
+        while steps < BURST and np.bincount(live_at[left > steps], minlength=1).max() > threshold:
+            rows.position[:], rows.live[:] = start + np.minimum(steps, says), says > steps
+            after, now, unused = take(rows, tables, stock.pages, drawn)
+            if (np.asarray(now) > stock.filled).any():
+                break
+            tables, drawn, steps = after, now, steps + CHECK
+            self._note("within", held + int(np.sum(drawn)), float(np.sum(unused)))
+        most = num_pages_for(BURST, PAGE)
+        new = added(jnp.asarray(tables), num_held(jnp.asarray(before)), most=most)
+        stocks.note_drawn(admission.add(np.asarray(new)))
+        stocks.take_back()
         scheduler.advance(np.minimum(left, steps), left > steps, steps)
+        held = admission.pages_held
         admission.release_ended()
-        after, held_after = after + admission.unused, held_after + admission.pages_held
-    return {
-        "before_bursts": before / (held_before * config.page_size),
-        "after_bursts": after / (held_after * config.page_size),
-        "mean": (before + after) / ((held_before + held_after) * config.page_size),
-        "mean_response": float(responses.mean()),
-        "longest_response": int(responses.max()),
-    }
+        self._note("end", held, admission.unused)
+        self.ended += held - admission.pages_held
 
 
 def main() -> None:
@@ -63,18 +144,26 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    config, found = RolloutConfig(), {}
+    found = {}
     for name, lengths in read(args.data).items():
         rng = np.random.default_rng(0)
         prompts = rng.choice(lengths.prompts, args.sequences // SAMPLES)
         chance = lengths.weights / lengths.weights.sum()
         responses = rng.choice(lengths.responses, args.sequences, p=chance)
         responses = np.clip(responses, 1, lengths.cap).astype(int)
-        found[name] = waste(prompts, responses, lengths.cap, config)
-        print(name, {key: round(value, 4) for key, value in found[name].items()})
+        rollout = partial(Rollout, prompts, responses, lengths.cap)
+        found[name] = {
+            "mean_response": float(responses.mean()),
+            "longest_response": int(responses.max()),
+        }
+        for pool, share in POOLS.items():
+            for way, at_once in WAYS.items():
+                found[name][f"{pool}, {way}"] = rollout(share).run(at_once)
+                figures = {key: round(x, 4) for key, x in found[name][f"{pool}, {way}"].items()}
+                print(name, pool, way, figures, flush=True)
     if args.out:
         command = "python -m benchmarks.kv_waste " + " ".join(sys.argv[1:])
-        shapes = {"burst_steps": config.burst_steps, "page_size": config.page_size}
+        shapes = {"burst_steps": BURST, "check_every": CHECK, "page_size": PAGE}
         args.out.write_text(json.dumps({"command": command, **shapes, "lengths": found}, indent=1))
 
 

@@ -131,7 +131,8 @@ class _Flight:
 
     def _stop_at(self, threshold: int) -> int:
         compact_at = self.buckets.rows_below(self.split, self.accounts.rows_per_group)
-        return min(max(compact_at, threshold), self.accounts.fullest - 1)
+        stop_at = max(compact_at, threshold, self.accounts.refill_at)
+        return min(stop_at, self.accounts.fullest - 1)
 
     def launch_next(self, running: _Running, threshold: int) -> _Running | None:
         accounts = self.accounts

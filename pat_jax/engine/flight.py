@@ -128,7 +128,8 @@ class Flight:
     def launch(self, params: Params, threshold: int) -> Burst:
         """Dispatches a burst of the live sequences; `fit` comes before.
 
-        It ends when the planner's `threshold` is reached, or where rows can be compacted.
+        It ends when the planner's `threshold` is reached, where rows can be compacted, or when there
+        are rows for those that wait.
         """
         if self._rows is None or self._seen is None:
             rows = self.scheduler.row_state()
@@ -145,7 +146,8 @@ class Flight:
 
     def _stop_at(self, threshold: int) -> int:
         compact_at = self.catalogue.buckets.rows_below(self.split, self.num_rows)
-        return min(max(compact_at, threshold), self.scheduler.fullest - 1)
+        stop_at = max(compact_at, threshold, self.scheduler.refill_at)
+        return min(stop_at, self.scheduler.fullest - 1)
 
     def launch_next(self, params: Params, running: Burst, threshold: int) -> Burst | None:
         """Dispatches the burst after `running`, whose results are not known yet.

@@ -20,6 +20,7 @@ from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.state import Burst
 from pat_jax.engine.types import Sampling
 from pat_jax.models.policy import Params
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
@@ -212,28 +213,65 @@ def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahea
 def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
     """Burst for burst: layouts, buckets, live sequences and steps."""
     monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
+    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
+    check_simulator(engine(), planner, seed, has_pools=False)
+
+
+@pytest.mark.slow  # compiles an engine of its own
+@pytest.mark.parametrize("seed", range(6))
+def test_the_simulator_goes_the_same_way_where_rows_and_pages_are_scarce(seed):
+    """Who waits, and bursts that end because pages run out, or for those that wait."""
+    small = engine(kv_pages=10, capacity=4)
+    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4))) if seed % 2 else FixedLayout(DP2)
+    report = check_simulator(small, planner, seed, has_pools=True)
+    assert report.preempted > 0 or report.switches, "pages that are scarce"
+
+
+def check_simulator(
+    engine: RolloutEngine, planner: Planner, seed: int, *, has_pools: bool
+) -> RolloutReport:
     rng = np.random.default_rng(seed)
     prompts = rng.integers(1, 12, 16)
     requests = [
         Request(tuple(rng.integers(3, 61, n).tolist()), sequence_key(seed, i), max_new_tokens=40)
         for i, n in enumerate(prompts.tolist())
     ]
-    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
-    found, report = generate(engine(), requests, planner)
+    found, report = generate(engine, requests, planner)
     responses = np.array([len(done.tokens) for done in found])
-    buckets = engine().catalogue.buckets
-    splits = tuple(engine().layouts)
+    catalogue, splits = engine.catalogue, tuple(engine.layouts)
     truth = made_up_latency(
         dict.fromkeys(splits, 1.0),
         dict.fromkeys(splits, 0.0),
         reslice=0.0,
         migrate_per_token=0.0,
         max_rows=16,
-        lengths=buckets.lengths,
+        lengths=catalogue.buckets.lengths,
     )
-    machine = Machine(truth, splits, buckets, 8, 4, runs_ahead=runs_ahead)
+    memory = MemoryModel(
+        limit=1e9,
+        resident=0,
+        weights=dict.fromkeys(splits, 1),
+        page=dict.fromkeys(splits, 1),
+        pages=catalogue.pages,
+        page_size=catalogue.page_size,
+        chunk=1,
+        staging=1,
+        ahead=4,
+    )
+    machine = Machine(
+        truth,
+        splits,
+        catalogue.buckets,
+        catalogue.functions.burst_steps,
+        catalogue.functions.check_every,
+        memory,
+        runs_ahead=engine.runs_ahead,
+        has_pools=has_pools,
+    )
     simulated = replay(Workload(prompts, responses, 40), planner, machine)
     assert [(b.split, b.rows) for b in simulated.bursts] == [b[:2] for b in report.bursts]
     assert [b.live for b in simulated.bursts] == report.live
     assert simulated.trace.steps == tuple(report.steps)
     assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]
+    assert simulated.num_preempted == report.preempted
+    return report

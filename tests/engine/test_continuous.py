@@ -90,6 +90,19 @@ def test_many_times_more_sequences_than_rows_all_come_out_in_order():
     assert len(report.done_after) == 200
 
 
+def test_free_rows_do_not_wait_for_the_end_of_a_burst():
+    """Three responses of 13 tokens, and short ones one after the other in the fourth row."""
+    functions = engine().catalogue.functions
+    most = [13, 13, 13, 1, 1, 1, 1, 1]
+    requests = [
+        Request((3, 4, 5), sequence_key(11, i), n, ignore_eos=True) for i, n in enumerate(most)
+    ]
+    found, report = run(requests, FixedLayout(TP2))
+    assert [len(done.tokens) for done in found] == most
+    assert functions.burst_steps == 2 * functions.check_every == 4
+    assert report.done_after[:5] == [1, 3, 5, 7, 9]
+
+
 def test_a_prompt_is_computed_once_for_its_samples():
     """Whole pages are shared, a part page copied: once in each group, whatever the number of samples."""
     rng = np.random.default_rng(3)

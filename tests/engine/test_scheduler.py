@@ -192,6 +192,15 @@ def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
     assert scheduler.deal().tolist() == [] and scheduler.load().step == 1
 
 
+def test_a_burst_ends_for_those_that_wait_when_an_eighth_of_the_fullest_group_is_free():
+    scheduler = make_scheduler(20, num_groups=2, rows=8)
+    assert scheduler.refill_at == 8 - 1
+    scheduler.end_now(np.arange(15))
+    assert scheduler.fullest == 1 and scheduler.refill_at == 0
+    assert make_scheduler(20, num_groups=2, rows=9).refill_at == 9 - 2
+    assert make_scheduler(16, num_groups=2, rows=8).refill_at == 0, "nobody waits"
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 def test_too_many_sequences_are_refused(rows):
     scheduler = make_scheduler(9, num_groups=4, rows=3)
