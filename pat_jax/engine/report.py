@@ -21,8 +21,7 @@ class RolloutReport:
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_padding: float = 0.0  # part of the computed tokens that were none
-    # Part of the pages held that has no token, averaged over beginnings and ends of bursts: what is
-    # reserved for the steps of a burst, two of them where bursts are dispatched ahead, is in it.
+    # Part of the pages held that has no token, averaged over beginnings and ends of bursts.
     kv_waste: float = 0.0
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     seconds: dict[str, float] = field(default_factory=dict)
