@@ -81,8 +81,9 @@ class Rollout:
         needed = -(-(np.repeat(prompts, SAMPLES) + responses) // PAGE)
         pages = max(int(share * needed.sum() / GROUPS), self.longest) + 1
         self.admission = Admission(self.scheduler, num_pages=pages, page_size=PAGE)
-        self.held = dict.fromkeys(("begin", "within", "end"), 0)
-        self.unused, self.ended = dict.fromkeys(self.held, 0.0), 0
+        self.held: dict[str, int] = dict.fromkeys(("begin", "within", "end"), 0)
+        self.unused: dict[str, float] = dict.fromkeys(self.held, 0.0)
+        self.ended = 0
         self.num_preempted = self.prefilled = 0
 
     def run(self, at_once: int) -> dict:

@@ -1,7 +1,5 @@
 """What devices draw from a stock during a burst, in plain Python."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pat_jax.engine.admission import Admission
@@ -10,12 +8,12 @@ from pat_jax.engine.state import Stock
 
 
 def drawn_in_a_burst(
-    held: Sequence[int],
-    tokens: Sequence[int],
-    end: Sequence[int],
-    said: Sequence[int],
+    held: np.ndarray,
+    tokens: np.ndarray,
+    end: np.ndarray,
+    said: np.ndarray,
     stock: Stock,
-    drawn: Sequence[int],
+    drawn: list[int],
     *,
     steps: int,
     check_every: int,
@@ -32,7 +30,7 @@ def drawn_in_a_burst(
     """
     groups, size = stock.pages.shape
     new, drawn, done = [[] for _ in held], list(drawn), 0
-    while done < steps and max(said, default=0) > done:
+    while done < steps and said.max(initial=0) > done:
         wishes = [[] for _ in range(groups)]
         for row in range(len(held)):
             if said[row] > done:

@@ -105,17 +105,19 @@ class Catalogue:
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
-        scalar, each = _scalar(layout), self._index(layout, 1)
+        scalar: Any = _scalar(layout)
+        each: Any = self._index(layout, 1)
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
                 seen = abstract_seen(self.functions.policy.config, layout, rows)
-                tables = self._index(layout, rows, self.width(length))
+                tables: Any = self._index(layout, rows, self.width(length))
+                ring: Any = self._index(layout, 1, self.stock_size(rows))
                 table.declare(
                     Key("decode", split, rows, length),
                     self.functions.burst(layout),
                     params,
                     DecodeState(abstract_rows(layout, rows), seen, pool, tables, each),
-                    Stock(self._index(layout, 1, self.stock_size(rows)), each),
+                    Stock(ring, each),
                     Until(scalar, scalar),
                     donate_argnums=1,
                 )
