@@ -124,9 +124,9 @@ class Decoder:
             (rows, seen, tables, nothing), self.layout.sharding("batch")
         )
         state = DecodeState(rows, seen, programs[Key("allocate", split)](), tables, drawn)
-        # Nobody draws from it: the tables are full.
+        # It never runs out: the tables are full, and rows may run past their ends.
         ring = np.zeros((split.dp, self.engine.catalogue.stock_size(cell.rows)), np.int32)
-        stock = Stock(ring, nothing)
+        stock = Stock(ring, np.full(split.dp, 2**30, np.int32))
         jax.block_until_ready(state)
         until = Until(np.int32(cell.steps), np.int32(0))
         outputs, start = [], time.perf_counter()

@@ -12,23 +12,23 @@ page is decided by the engine's own admission, and rows draw pages by the functi
 Reported are parts of all tokens that the pages held have room for, a page of several samples counted
 once: room of live sequences without a token when a burst begins, averaged over all decode steps, and
 when a burst ends; and, when a burst ends, pages of sequences that ended in it. Beside them decode steps
-of the rollout, how often a sequence gave way, and tokens prefilled.
+and bursts of the rollout, how often a sequence gave way, and tokens prefilled. All are means over
+`--draws` draws of the responses, which the order of the long ones needs.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.workloads import read
+from benchmarks.workloads import LengthData, read
 from pat_jax.config import RolloutConfig
-from pat_jax.engine.admission import Admission
+from pat_jax.engine.admission import Admission, steps_with_room
 from pat_jax.engine.drawing import added, draw, lacking, num_held
 from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.scheduler import Request, Scheduler
@@ -84,22 +84,25 @@ class Rollout:
         self.held: dict[str, int] = dict.fromkeys(("begin", "within", "end"), 0)
         self.unused: dict[str, float] = dict.fromkeys(self.held, 0.0)
         self.ended = 0
-        self.num_preempted = self.prefilled = 0
+        self.num_preempted = self.prefilled = self.bursts = 0
 
     def run(self, at_once: int) -> dict:
         scheduler, admission = self.scheduler, self.admission
         while scheduler.has_work:
-            self.num_preempted += admission.grow(at_once)
+            room = max(at_once, steps_with_room(BURST, CHECK))
+            self.num_preempted += admission.grow(room, at_once=at_once)
             if len(scheduler.waiting):
                 most = len(self.responses) // GROUPS
                 spans = admission.admit(most, BURST, at_once=at_once).spans
                 self.prefilled += int((spans.stop - spans.start).sum())
             self._note("begin", admission.pages_held, admission.unused)
             self._burst()
+            self.bursts += 1
         parts = {f"unused_{when}": self.unused[when] / (n * PAGE) for when, n in self.held.items()}
         return parts | {
             "ended_end": self.ended / self.held["end"],
             "steps": scheduler.num_steps,
+            "bursts": self.bursts,
             "preempted": self.num_preempted,
             "prefilled": self.prefilled,
         }
@@ -139,28 +142,34 @@ class Rollout:
         self.ended += held - admission.pages_held
 
 
+def rollout(lengths: LengthData, size: int, seed: int, share: float, at_once: int) -> dict:
+    rng = np.random.default_rng(seed)
+    prompts = rng.choice(lengths.prompts, size // SAMPLES)
+    chance = lengths.weights / lengths.weights.sum()
+    responses = rng.choice(lengths.responses, size, p=chance)
+    responses = np.clip(responses, 1, lengths.cap).astype(int)
+    done = Rollout(prompts, responses, lengths.cap, share).run(at_once)
+    return done | {"mean_response": responses.mean()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sequences", type=int, default=512)
+    parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found = {}
     for name, lengths in read(args.data).items():
-        rng = np.random.default_rng(0)
-        prompts = rng.choice(lengths.prompts, args.sequences // SAMPLES)
-        chance = lengths.weights / lengths.weights.sum()
-        responses = rng.choice(lengths.responses, args.sequences, p=chance)
-        responses = np.clip(responses, 1, lengths.cap).astype(int)
-        rollout = partial(Rollout, prompts, responses, lengths.cap)
-        found[name] = {
-            "mean_response": float(responses.mean()),
-            "longest_response": int(responses.max()),
-        }
+        found[name] = {}
         for pool, share in POOLS.items():
             for way, at_once in WAYS.items():
-                found[name][f"{pool}, {way}"] = rollout(share).run(at_once)
-                figures = {key: round(x, 4) for key, x in found[name][f"{pool}, {way}"].items()}
+                runs = [
+                    rollout(lengths, args.sequences, n, share, at_once) for n in range(args.draws)
+                ]
+                means = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+                found[name][f"{pool}, {way}"] = means
+                figures = {key: round(x, 4) for key, x in means.items()}
                 print(name, pool, way, figures, flush=True)
     if args.out:
         command = "python -m benchmarks.kv_waste " + " ".join(sys.argv[1:])

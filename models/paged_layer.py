@@ -2,7 +2,7 @@
 
 A page holds `page_size` consecutive tokens of one sequence. Entry w of a row's table is the page of
 its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to nobody: entries beyond
-a row's tokens name it, and empty rows read and write it.
+a row's tokens name it, and empty rows read and write it; it stays zero.
 
 The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
 over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, kernels read the pages where they
@@ -84,16 +84,18 @@ class PagedLayer(NamedTuple):
     ) -> "PagedLayer":
         """Puts tokens start … start + chunk - 1 of each row into the page that holds them.
 
-        What lies behind the row's table, of rows that have ended within a burst, goes to NULL_PAGE.
+        What lies behind the row's table, of rows that have ended, goes to NULL_PAGE as zeros: there
+        a NaN would reach every row, which multiplies what it does not see by zero.
         """
         index = (start // self.page_size)[:, None]
         pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)[
             :, 0
         ]
         offsets = start % self.page_size
+        is_nobodys = (pages == NULL_PAGE)[:, None, None, None]
 
         def put(pool: Array, chunk: Array) -> Array:
-            rows = jnp.swapaxes(chunk, 1, 2).astype(pool.dtype)
+            rows = jnp.where(is_nobodys, 0, jnp.swapaxes(chunk, 1, 2).astype(pool.dtype))
             return jax.lax.platform_dependent(
                 pool, rows, pages, offsets, cpu=_write_in_turn, default=_write_at_once
             )

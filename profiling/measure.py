@@ -202,9 +202,9 @@ class Warmup:
         state.position[:], state.end[:] = max(0, length - steps), length + steps
         until = Until(np.int32(steps), np.int32(0))
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
-        # Nobody draws from it: the tables are full.
+        # It never runs out: the tables are full, and rows may run past their ends.
         ring = np.zeros((layout.split.dp, self.catalogue.stock_size(rows)), np.int32)
-        stock = Stock(ring, nothing)
+        stock = Stock(ring, np.full(layout.split.dp, 2**30, np.int32))
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
 
         def once() -> float:

@@ -8,7 +8,7 @@ from collections import deque
 
 import numpy as np
 
-from pat_jax.engine.accounts import NO_ROW, Accounts
+from pat_jax.engine.accounts import Accounts
 from pat_jax.engine.holdings import NO_GROUP
 from pat_jax.engine.paging import num_pages_for
 from pat_jax.planning.memory import MemoryModel
@@ -43,30 +43,28 @@ class PageCounts:
             )
         return np.full(split.dp, capacity, np.int64)
 
-    def grow(self, steps: int) -> int:
-        """Pages for the next `steps` tokens of every live sequence; returns how many gave way."""
-        accounts = self.accounts
-        live, wanted = self._wanted(steps)
-        more = np.maximum(wanted - self.held[live], 0)
-        lacking = self._group_sums(live, more) > self.free
-        easy = ~lacking[self._group[live]]
-        self._add(live[easy], more[easy])
-        num_preempted, short = 0, np.flatnonzero(~easy & (more > 0))
-        for k in short[np.argsort(self._turn[live[short]])].tolist():
-            sequence, group = int(live[k]), int(self._group[live[k]])
-            while accounts.row[sequence] != NO_ROW:
-                if more[k] <= self.free[group]:
-                    self._add(live[k : k + 1], more[k : k + 1])
-                    break
+    def grow(self, steps: int, *, at_once: int) -> int:
+        """Room for the next `steps` tokens of every live sequence, and pages for those `at_once`.
+
+        Returns how many gave way.
+        """
+        num_preempted, lacking = 0, self._lacking(steps)
+        for group in range(len(self.free)):
+            while lacking[group] > self.free[group]:
                 self._preempt(self._youngest(group))
-                num_preempted += 1
+                num_preempted, lacking = num_preempted + 1, self._lacking(steps)
+        live, wanted = self._wanted(at_once)
+        self._add(live, np.maximum(wanted - self.held[live], 0))
         return num_preempted
+
+    def _lacking(self, steps: int) -> np.ndarray:
+        """Pages that the live sequences of each group need besides their own for `steps` tokens."""
+        live, wanted = self._wanted(steps)
+        return self._group_sums(live, np.maximum(wanted - self.held[live], 0))
 
     def suffice(self, steps: int) -> bool:
         """Whether there are pages for the next `steps` tokens of every live sequence."""
-        live, wanted = self._wanted(steps)
-        more = np.maximum(wanted - self.held[live], 0)
-        return bool((self._group_sums(live, more) <= self.free).all())
+        return bool((self._lacking(steps) <= self.free).all())
 
     def draw(self, left: np.ndarray, steps: int, check_every: int) -> int:
         """Pages that rows take during a burst, as they grow; it ends where a group has too few.
@@ -124,9 +122,9 @@ class PageCounts:
         self._drop(np.flatnonzero(self.accounts.is_done & (self.held > 0)))
 
     def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> np.ndarray:
-        """Free rows to those that wait, as long as there are pages for a burst of `steps`.
+        """Free rows to those that wait, as long as all that are live then have pages for `steps`.
 
-        They keep those for their next tokens, `at_once`. Groups are kept even, samples of a prompt
+        Given are those for the next tokens, `at_once`. Groups are kept even, samples of a prompt
         together as far as that allows. Returns who got a row.
         """
         accounts = self.accounts
@@ -134,13 +132,18 @@ class PageCounts:
         most = min(rows_per_group, even)
         count = np.bincount(accounts.group(accounts.live), minlength=accounts.num_groups)
         is_open, admitted, late = count < most, [], []
+        needed = self._lacking(steps)  # of each group, pages that are to be free
 
         def take(sequence: int, groups: np.ndarray) -> bool:
             """In the group with most pages left; nobody overtakes who needs more."""
-            for group in groups[np.argsort(-self.free[groups], kind="stable")].tolist():
-                if not self._admit_one(sequence, group, steps):
+            later = self._pages(sequence, steps) - self._pages(sequence, at_once)
+            left = self.free - needed
+            for group in groups[np.argsort(-left[groups], kind="stable")].tolist():
+                leaving = int(needed[group]) + later
+                if not self._admit_one(sequence, group, at_once, leaving=leaving):
                     is_open[group] = False
                     continue
+                needed[group] += later
                 admitted.append(sequence)
                 count[group] += 1
                 is_open[group] = count[group] < most
@@ -155,16 +158,18 @@ class PageCounts:
         late = [sequence for sequence in late if not take(sequence, np.flatnonzero(is_open))]
         self._queue.extendleft(reversed(late))
         seated = np.array(admitted, np.int64)
-        tokens = np.minimum(accounts.length[seated] - 1 + at_once, accounts.end[seated] - 1)
-        self._add(seated, -(-tokens // self.page_size) - self.held[seated])
         accounts.enter(seated, self._group[seated])
         return seated
 
-    def _admit_one(self, sequence: int, group: int, steps: int) -> bool:
+    def _pages(self, sequence: int, steps: int) -> int:
+        """Of what a sequence has said and `steps` more."""
         accounts = self.accounts
         room = min(steps, int(accounts.end[sequence] - accounts.length[sequence]))
-        pages = num_pages_for(int(accounts.length[sequence]) - 1 + room, self.page_size)
-        if pages > self.free[group]:
+        return num_pages_for(int(accounts.length[sequence]) - 1 + room, self.page_size)
+
+    def _admit_one(self, sequence: int, group: int, steps: int, leaving: int = 0) -> bool:
+        pages = self._pages(sequence, steps)
+        if pages + leaving > self.free[group]:
             return False
         self._take(sequence, group, pages)
         self._turn[sequence] = self._num_admitted = self._num_admitted + 1

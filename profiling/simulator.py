@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.engine.accounts import Accounts
+from pat_jax.engine.admission import steps_with_room
 from pat_jax.engine.balance import options
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.balance import balance_seconds
@@ -115,7 +116,9 @@ class _Flight:
 
     def _grow(self) -> None:
         if self.pages is not None:
-            self.num_preempted += self.pages.grow(self.machine.check_every)
+            check_every = self.machine.check_every
+            room = steps_with_room(self.machine.burst_steps, check_every)
+            self.num_preempted += self.pages.grow(room, at_once=check_every)
 
     def fit(self) -> None:
         """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""

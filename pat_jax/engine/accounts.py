@@ -9,7 +9,7 @@ from pat_jax.planning.types import Load, Siblings
 
 NO_ROW = -1
 NO_SEQUENCE = -1
-REFILL_PART = 8  # of the rows
+REFILL_PART = 8
 
 
 class Accounts:
@@ -84,8 +84,8 @@ class Accounts:
     def refill_at(self) -> int:
         """Live sequences of the fullest group at which a burst is to end for those that wait, else 0.
 
-        An eighth of the rows is free then: on real lengths bursts of 64 steps that end there take up
-        to 40 % fewer steps in all, and never cost more, at two steps for each burst.
+        An eighth of them has ended then: on real lengths that takes fewer decode steps than bursts of
+        64, and no more where each burst costs another two (`python -m benchmarks.refill`).
         """
         return self.fullest - -(-self.fullest // REFILL_PART) if len(self.waiting) else 0
 

@@ -11,14 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.accounts import NO_ROW, NO_SEQUENCE
+from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.balance import options
 from pat_jax.engine.due import Copies, PageMoves, Spans
 from pat_jax.engine.holdings import NO_GROUP, Holdings, Moved
-from pat_jax.engine.paging import NO_PAGES, NULL_PAGE, Admitted
+from pat_jax.engine.paging import NO_PAGES, NULL_PAGE, Admitted, num_pages_for
 from pat_jax.engine.places import Pools, placed
 from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
+
+
+def steps_with_room(burst_steps: int, check_every: int) -> int:
+    """Those of a burst for which there must be pages when it begins: half of them.
+
+    Bursts that end because pages run out cost round-trips to the host, and pages kept for whole bursts
+    are those of fewer sequences (`python -m benchmarks.kv_waste`).
+    """
+    return max(check_every, burst_steps // 2)
 
 
 class Round(NamedTuple):
@@ -54,20 +63,23 @@ class Admission(Holdings):
         self._turn = np.zeros(count, np.int64)  # largest for who was admitted last
         self._num_admitted = 0
 
-    def grow(self, steps: int) -> int:
-        """Pages for the next `steps` tokens of every live sequence; returns how many had to give way.
+    def grow(self, steps: int, *, at_once: int) -> int:
+        """Room for the next `steps` tokens of every live sequence, and pages for those `at_once`.
 
-        Where pages run out, the youngest of the group gives up its own and its row, and waits.
+        Where pages are too few, the youngest of the group give up their own and their rows, and wait.
+        Returns how many.
         """
-        scheduler, num_preempted = self.scheduler, 0
-        for i, num_tokens in self._short(steps):
-            while scheduler.row[i] != NO_ROW:
-                pages = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
-                if pages is not None:
-                    self._pages[i], self._num_pages[i] = pages, len(pages)
-                    break
-                self._preempt(self._youngest(int(self._group[i])))
-                num_preempted += 1
+        num_preempted, lacking = 0, self.lacking(steps)
+        for group, pool in enumerate(self.pools):
+            while lacking[group] > pool.num_free:
+                self._preempt(self._youngest(group))
+                num_preempted, lacking = num_preempted + 1, self.lacking(steps)
+        live, tokens, pages = self._wanted(at_once)
+        is_short = pages > self._num_pages[live]
+        for i, num_tokens in zip(live[is_short].tolist(), tokens[is_short].tolist(), strict=True):
+            more = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
+            assert more is not None, "there is room for more"
+            self._pages[i], self._num_pages[i] = more, len(more)
         return num_preempted
 
     def lacking(self, steps: int) -> np.ndarray:
@@ -98,14 +110,6 @@ class Admission(Holdings):
                 self._num_pages[i] = len(self._pages[i])
         return drawn
 
-    def _short(self, steps: int) -> list[tuple[int, int]]:
-        """(sequence, tokens to have pages for) of who has too few for `steps` more; oldest first."""
-        live, tokens, pages = self._wanted(steps)
-        is_short = pages > self._num_pages[live]
-        live, tokens = live[is_short], tokens[is_short]
-        age = np.argsort(self._turn[live])
-        return list(zip(live[age].tolist(), tokens[age].tolist(), strict=True))
-
     def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Who is live, the tokens of each after `steps`, and the pages of these; int[live] each."""
         scheduler = self.scheduler
@@ -124,10 +128,10 @@ class Admission(Holdings):
         self._queue.appendleft(sequence)
 
     def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> Round:
-        """Fills free rows from the queue as long as there are pages for a burst of `steps`.
+        """Fills free rows from the queue as long as all that are live then have pages for `steps`.
 
-        They keep those for their next tokens, `at_once`. Groups are kept even, and samples of a
-        prompt together as far as that allows. If anybody waits, all rows are dealt out anew,
+        Given are those for the next tokens, `at_once`. Groups are kept even, and samples of a prompt
+        together as far as that allows. If anybody waits, all rows are dealt out anew,
         `rows_per_group` to each group.
         """
         if not self._queue:
@@ -135,7 +139,7 @@ class Admission(Holdings):
         scheduler = self.scheduler
         scheduler.compact(rows_per_group)
         even = -(-int((~scheduler.is_done).sum()) // scheduler.num_groups)
-        filling = _Filling(self, min(rows_per_group, even), steps)
+        filling = _Filling(self, min(rows_per_group, even), steps, at_once)
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
@@ -147,23 +151,34 @@ class Admission(Holdings):
         # A row that nobody else wants is not left empty for the sake of a shared prefix.
         late = [i for i in late if not filling.take(i, filling.open)]
         self._queue.extendleft(reversed(late))
-        for i, _ in filling.admitted:
-            tokens = int(min(scheduler.length[i] - 1 + at_once, scheduler.end[i] - 1))
-            self._pages[i] = self.pools[self._group[i]].shrink(self._pages[i], tokens)
-            self._num_pages[i] = len(self._pages[i])
         sequences = np.array([i for i, _ in filling.admitted], np.int64)
         scheduler.enter(sequences, self._group[sequences])
         return self._round(filling.admitted)
 
-    def admit_one(self, sequence: int, group: int, steps: int) -> Admitted | None:
-        """Pages for what is known of a sequence and `steps` more; None if there are too few."""
+    def admit_one(
+        self, sequence: int, group: int, steps: int, *, leaving: int = 0
+    ) -> Admitted | None:
+        """Pages for what is known of a sequence and `steps` more; None if there are too few.
+
+        Args:
+          leaving: pages that are to be free then.
+        """
         scheduler, i = self.scheduler, sequence
-        room = min(steps, int(scheduler.end[i] - scheduler.length[i]))
-        admitted = self.pools[group].admit(scheduler.tokens[i, : scheduler.length[i]], room)
+        known, room = scheduler.tokens[i, : scheduler.length[i]], self._room(i, steps)
+        admitted = self.pools[group].admit(known, room, leaving=leaving)
         if admitted is not None:
             self._take(i, group, admitted.pages)
             self._turn[i] = self._num_admitted = self._num_admitted + 1
         return admitted
+
+    def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
+        """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
+        cached = int(self.scheduler.length[sequence]) - 1
+        now, then = (cached + self._room(sequence, n) for n in (after, steps))
+        return num_pages_for(then, self.page_size) - num_pages_for(now, self.page_size)
+
+    def _room(self, sequence: int, steps: int) -> int:
+        return min(steps, int(self.scheduler.end[sequence] - self.scheduler.length[sequence]))
 
     def release_ended(self) -> Copies:
         """The pages of sequences that are done are free again.
@@ -181,6 +196,12 @@ class Admission(Holdings):
             else:
                 self._release(i)
         return Copies(*np.array(spoilt, np.int32).reshape(-1, 3).T)
+
+    def wipe(self, group: int) -> Copies:
+        """All free pages of a group are to be written over: there may be a NaN in any of them."""
+        self.pools[group].forget_prefixes()
+        pages = self.pools[group].blank
+        return Copies(np.full_like(pages, group), np.full_like(pages, NULL_PAGE), pages)
 
     def carry(
         self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
@@ -230,9 +251,15 @@ class Admission(Holdings):
         scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
         return arrivals.copies, arrivals.shipments, self._round(admitted)
 
-    def balance_options(self, row_buckets: Sequence[int]) -> list[np.ndarray]:
-        """The groups in which the live sequences could be, int[live] each: see `balance.options`."""
-        free = np.array([pool.num_free for pool in self.pools])
+    def balance_options(
+        self, row_buckets: Sequence[int], laid_out: np.ndarray | int
+    ) -> list[np.ndarray]:
+        """The groups in which the live sequences could be, int[live] each: see `balance.options`.
+
+        Args:
+          laid_out: pages of each group that will be free as well, int[groups].
+        """
+        free = np.array([pool.num_free for pool in self.pools]) + laid_out
         pages = self._num_pages[self.scheduler.live]
         return options(self.scheduler, pages, free, row_buckets)
 
@@ -274,25 +301,29 @@ class Admission(Holdings):
 class _Filling:
     """One round of admissions: which groups have room left, and who was admitted."""
 
-    def __init__(self, admission: Admission, most: int, steps: int):
-        """At most `most` live sequences to a group."""
+    def __init__(self, admission: Admission, most: int, steps: int, at_once: int):
+        """At most `most` live sequences to a group; `steps` and `at_once` as in `Admission.admit`."""
         scheduler = admission.scheduler
         live = scheduler.group(scheduler.live)
-        self.admission, self.most, self.steps = admission, most, steps
+        self.admission, self.most, self.steps, self.at_once = admission, most, steps, at_once
+        self.needed = admission.lacking(steps)  # of each group, pages that are to be free
         self.count = np.bincount(live, minlength=scheduler.num_groups).tolist()
         self.open = {g for g, count in enumerate(self.count) if count < most}
         self.admitted: list[tuple[int, Admitted]] = []
 
     def take(self, sequence: int, groups: set[int]) -> bool:
         """Admits it to the one of some open groups that has most pages left, if it has enough."""
-        pools = self.admission.pools
-        for group in sorted(groups, key=lambda g: -pools[g].num_free):
-            given = self.admission.admit_one(sequence, group, self.steps)
+        pools, needed = self.admission.pools, self.needed
+        later = self.admission.more_pages(sequence, self.steps, after=self.at_once)
+        for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
+            leaving = int(needed[group]) + later
+            given = self.admission.admit_one(sequence, group, self.at_once, leaving=leaving)
             if given is None:
                 # Nobody overtakes who needs more pages.
                 self.open.discard(group)
                 continue
             self.admitted.append((sequence, given))
+            needed[group] = leaving
             self.count[group] += 1
             if self.count[group] == self.most:
                 self.open.discard(group)

@@ -2,7 +2,8 @@
 
 Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
 compiled program is one that is written here or in the model: two sums a layer, one for the
-embedding, one gather of the logits, and once in `check_every` steps how many rows are live.
+embedding, one gather of the logits, and once in `check_every` steps how many rows are live and
+whether there are pages for more.
 """
 
 from collections.abc import Callable

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pat_jax.engine.accounts import NO_ROW
-from pat_jax.engine.admission import Admission, Round
+from pat_jax.engine.admission import Admission, Round, steps_with_room
 from pat_jax.engine.catalogue import Catalogue
 from pat_jax.engine.device_pool import DevicePool
 from pat_jax.engine.due import PrefillCall, prefill_calls
@@ -112,7 +112,8 @@ class Flight:
             self.compute(params, due)
 
     def _grow(self) -> None:
-        if count := self.admission.grow(self._check_every):
+        room = steps_with_room(self._burst_steps, self._check_every)
+        if count := self.admission.grow(room, at_once=self._check_every):
             self.num_preempted += count
             self._rows = None
 
@@ -209,12 +210,15 @@ class Flight:
         output = jax.device_get(burst.output)
         assert self._stocks is not None, "launched"
         self._stocks.note_drawn(self.admission.add(output.pages))
+        spoilt = self.scheduler.failed_unheard(output)
         tokens = self.scheduler.retire(output)
         self.pool.copy(self.admission.release_ended())
         self._count_pages()
         self._num_running -= 1
         if not self._num_running:
             self._stocks.take_back()
+            for group in spoilt:
+                self.pool.copy(self.admission.wipe(group))
         return int(output.steps), tokens
 
     def _count_pages(self) -> None:
@@ -254,8 +258,12 @@ class Flight:
         return Carried(int(anew.sum()), due, traffic)
 
     def balance_options(self) -> list[np.ndarray]:
-        """Groups in which the live sequences could be; see `balance.options`."""
-        return self.admission.balance_options(self.catalogue.buckets.rows[self.split])
+        """Groups in which the live sequences could be; see `balance.options`.
+
+        What is laid out for bursts on their way is free again before any of them move.
+        """
+        laid_out = self._stocks.left if self._stocks is not None else 0
+        return self.admission.balance_options(self.catalogue.buckets.rows[self.split], laid_out)
 
     def balance(self, plan: Balance) -> Balanced:
         """Moves live sequences to the groups that `plan` gives them, and waits for their pages."""

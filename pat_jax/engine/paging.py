@@ -63,12 +63,18 @@ class PagePool:
         """Pages that could be had now, those included that can still be found."""
         return len(self._blank) + len(self._idle)
 
-    def admit(self, tokens: np.ndarray, room: int) -> Admitted | None:
+    @property
+    def blank(self) -> np.ndarray:
+        """Pages that hold nothing of use, int32[pages]."""
+        return np.array(self._blank, np.int32)
+
+    def admit(self, tokens: np.ndarray, room: int, *, leaving: int = 0) -> Admitted | None:
         """Pages for a sequence that is to be prefilled.
 
         Args:
           tokens: int[known], at least one; the newest is left to the first decode step.
           room: tokens to come, the newest known one among them.
+          leaving: pages that are to be free then.
 
         Returns:
           Pages for `known - 1 + room` tokens; None, and nothing is changed, if there are too few.
@@ -87,7 +93,7 @@ class PagePool:
             if self._holders[found[-1]]:
                 source = found.pop()
         has_all = source is not None or len(found) > num_shared
-        pages = self._hold(found, num_pages_for(cached + room, self.page_size))
+        pages = self._hold(found, num_pages_for(cached + room, self.page_size), leaving)
         if pages is None:
             return None
         num_cached = cached if has_all else num_shared * self.page_size
@@ -105,12 +111,6 @@ class PagePool:
             return pages
         taken = self._hold([], more)
         return None if taken is None else np.concatenate([pages, np.array(taken, np.int32)])
-
-    def shrink(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:
-        """Releases those `pages` of a sequence that its first `num_tokens` do not need, int[pages]."""
-        kept = num_pages_for(num_tokens, self.page_size)
-        self.release(pages[kept:])
-        return pages[:kept]
 
     def adopt(
         self, pages: np.ndarray, origin: "PagePool", moved: dict[int, int]
@@ -214,10 +214,10 @@ class PagePool:
             self._index[key], self._key[page] = page, key
             before = page
 
-    def _hold(self, found: list[int], total: int) -> list[int] | None:
-        """One more holder for the `found` pages and for others, `total` in all."""
+    def _hold(self, found: list[int], total: int, leaving: int = 0) -> list[int] | None:
+        """One more holder for the `found` pages and for others, `total` in all, if enough are left."""
         was_idle = [page for page in found if not self._holders[page]]
-        if total - len(found) > self.num_free - len(was_idle):
+        if total - len(found) + leaving > self.num_free - len(was_idle):
             return None
         for page in was_idle:
             del self._idle[page]

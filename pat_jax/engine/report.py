@@ -21,7 +21,8 @@ class RolloutReport:
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_padding: float = 0.0  # part of the computed tokens that were none
-    # Part of the pages held that has no token, averaged over beginnings and ends of bursts.
+    # Room without a token, as part of what live sequences' pages have room for, averaged over the
+    # beginnings and ends of bursts. Pages laid out to be drawn are free.
     kv_waste: float = 0.0
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     seconds: dict[str, float] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.accounts import Accounts
+from pat_jax.engine.accounts import NO_SEQUENCE, Accounts
 from pat_jax.engine.state import BurstOutput, RowState
 from pat_jax.engine.types import PLAIN, Sampling, token_set
 
@@ -108,6 +108,12 @@ class Scheduler(Accounts):
                 )
         self.advance(emitted, np.asarray(output.live)[self.row[live]], int(output.steps))
         return int(emitted.sum())
+
+    def failed_unheard(self, output: BurstOutput) -> list[int]:
+        """Groups with a row that drew from logits that are no numbers after it had been given up."""
+        rows = np.flatnonzero((self.occupants == NO_SEQUENCE) & (np.asarray(output.emitted) > 0))
+        is_spoilt = [np.isnan(output.logprobs[row, : output.emitted[row]]).any() for row in rows]
+        return np.unique(rows[np.array(is_spoilt, bool)] // self.rows_per_group).tolist()
 
     def response(self, i: int) -> np.ndarray:
         """What sequence i has said so far, int32[tokens]; not a copy."""

@@ -65,6 +65,7 @@ class DecodeState:
     rows: RowState
     seen: UInt32[Array, "rows 2 words"]  # see sampling.Seen
     pool: Pool
+    # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
     drawn: Int[Array, " groups"]  # pages of the stock that rows have taken
 

@@ -11,7 +11,8 @@ from pat_jax.models.paged_layer import NULL_PAGE
 
 
 class Stocks:
-    """One of each group, from its pool. While it lasts nothing else takes pages but to add to it."""
+    """One of each group. From the first burst that is dispatched to the last one collected, pages leave
+    the pools for nothing else."""
 
     def __init__(self, pools: list[PagePool], size: int):
         """

@@ -71,7 +71,7 @@ def test_the_youngest_gives_way_and_comes_back_first():
     admission.admit(3, 1, at_once=1)
     assert scheduler.live.tolist() == [0, 1, 2] and admission.pages_held == 1 + 1 + 5
     burst(scheduler, np.ones(3, int), np.ones(3, bool))
-    assert admission.grow(steps=5) == 1  # two more, two more, one more; two are left
+    assert admission.grow(5, at_once=5) == 1  # two more, two more, one more; two are left
     assert scheduler.live.tolist() == [0, 1]
     assert scheduler.length[2] == 18 + 1  # what it said is kept
     assert admission.pages_held == 3 + 3
@@ -79,7 +79,7 @@ def test_the_youngest_gives_way_and_comes_back_first():
     assert len(admission.admit(3, 5, at_once=5).spans.sequence) == 0
     burst(scheduler, np.array([5, 5]), np.array([True, False]), steps=5)
     admission.release_ended()
-    assert admission.grow(steps=1) == 0
+    assert admission.grow(1, at_once=1) == 0
     round = admission.admit(2, 1, at_once=1)
     assert round.spans.sequence.tolist() == [2]  # 3 waits behind it
     assert round.spans.stop.tolist() == [18]
@@ -158,7 +158,7 @@ def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
     assert admission.scheduler.live.tolist() == [0, 2] and len(arrivals(shipments)) == 4
     assert (admission.table(np.arange(4), 2)[[1, 3]] == NULL_PAGE).all()
     assert admission.most_pages == 2
-    assert admission.grow(5) == 1, "one more each, and one is left"
+    assert admission.grow(5, at_once=5) == 1, "one more each, and one is left"
     admission.scheduler.is_done[0], admission.scheduler.row[0] = True, NO_ROW
     admission.release_ended()
     assert admission.admit(5, 1, at_once=1).spans.sequence.tolist() == [1]
@@ -214,7 +214,7 @@ def test_ten_thousand_through_a_pool_that_holds_a_hundred():
     times_ended = np.zeros(10_000, int)
     num_preempted, prefilled, held, filled = 0, 0, 0, 0
     while scheduler.has_work:
-        num_preempted += admission.grow(16)
+        num_preempted += admission.grow(16, at_once=16)
         round = admission.admit(64, 16, at_once=16)
         prefilled += int((round.spans.stop - round.spans.start).sum())
         live = scheduler.live

@@ -28,6 +28,7 @@ from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request, Scheduler
+from pat_jax.engine.stock import Stocks
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout
 from pat_jax.planning.types import Balance, Load, Plan, Split
@@ -115,6 +116,22 @@ class TestWhoGoesWhere:
 
 
 class TestPages:
+    def test_pages_laid_out_for_bursts_on_their_way_count_as_free(self):
+        """Three in one group, one long in the other, which two fit only when its stock is back."""
+        known = [tuple(range(10, 50)), (1, 2, 3), (4, 5, 6), (7, 8, 9)]
+        requests = [Request(text, np.zeros(2, np.uint32), 9) for text in known]
+        scheduler = Scheduler(requests, num_groups=2, rows_per_group=4)
+        admission = Admission(scheduler, num_pages=16, page_size=4)
+        for i, group in enumerate([0, 1, 1, 1]):
+            assert admission.admit_one(i, group, 1) is not None
+        scheduler.enter(np.arange(4), np.array([0, 1, 1, 1]))
+        before = admission.balance_options((1, 2, 4), 0)
+        assert [int(np.bincount(new).max()) for new in before] == [2]
+        stocks = Stocks(admission.pools, size=8)
+        stocks.fill(np.array([5, 5]))
+        assert admission.balance_options((1, 2, 4), 0) == []
+        np.testing.assert_array_equal(admission.balance_options((1, 2, 4), stocks.left), before)
+
     def test_shared_pages_move_once_and_stay_shared(self):
         """Two of three samples of a prompt go to the same group; the third keeps what it has."""
         prompt = Request(tuple(range(100, 113)), np.zeros(2, np.uint32), 9)

@@ -14,7 +14,7 @@ from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.stock import Stocks
 
-BURST, CHECK = 6, 2
+BURST, ROOM, CHECK = 6, 4, 2
 NO_TOKEN = -7
 GROUPS = (1, 2, 4)
 SYSTEM = (1, 2, 1)
@@ -141,7 +141,7 @@ class Serving(RuleBasedStateMachine):
     def step(self, data):
         scheduler, admission = self.scheduler, self.admission
         before = len(scheduler.live)
-        preempted = admission.grow(CHECK)
+        preempted = admission.grow(ROOM, at_once=CHECK)
         assert len(scheduler.live) == before - preempted
         self.devices.prefill(admission.admit(self.rows, BURST, at_once=CHECK))
         live = scheduler.live
@@ -170,7 +170,7 @@ class Serving(RuleBasedStateMachine):
         pages, steps = draw_in_a_burst(
             admission, stocks.laid_out(), says, steps=BURST, check_every=CHECK
         )
-        assert steps >= CHECK
+        assert steps >= min(ROOM, -(-int(says.max()) // CHECK) * CHECK)
         stocks.note_drawn(admission.add(pages))
         stocks.take_back()
         return steps
