@@ -148,10 +148,10 @@ class Decoder:
         while flight.scheduler.has_work:
             flight.fit()
             start = clock()
-            burst = flight.launch(self.weights, threshold=0)
+            burst = flight.bursts.launch(self.weights, threshold=0)
             jax.block_until_ready(burst.output)
             seconds += clock() - start
-            flight.collect(burst)
+            flight.bursts.collect(burst)
         flight.release()
         return seconds
 

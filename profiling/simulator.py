@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.engine.accounts import Accounts
-from pat_jax.engine.admission import steps_with_room
 from pat_jax.engine.balance import options
+from pat_jax.engine.stock import steps_with_room
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.balance import balance_seconds
 from pat_jax.planning.carry import carried_seconds

@@ -16,6 +16,7 @@ ENGINE_TYPES = ("pat_jax.engine.types", "pat_jax.engine.state", "pat_jax.engine.
 HOST_SIDE = (
     "accounts",
     "paging",
+    "stock",
     "due",
     "rounds",
     "places",

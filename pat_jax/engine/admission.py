@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.accounts import NO_SEQUENCE
 from pat_jax.engine.balance import options
 from pat_jax.engine.due import Copies, PageMoves, Spans
 from pat_jax.engine.holdings import NO_GROUP, Holdings, Moved
@@ -19,15 +18,6 @@ from pat_jax.engine.paging import NO_PAGES, NULL_PAGE, Admitted, num_pages_for
 from pat_jax.engine.places import Pools, placed
 from pat_jax.engine.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
-
-
-def steps_with_room(burst_steps: int, check_every: int) -> int:
-    """Those of a burst for which there must be pages when it begins: half of them.
-
-    Bursts that end because pages run out cost round-trips to the host, and pages kept for whole bursts
-    are those of fewer sequences (`python -m benchmarks.kv_waste`).
-    """
-    return max(check_every, burst_steps // 2)
 
 
 class Round(NamedTuple):
@@ -81,41 +71,6 @@ class Admission(Holdings):
             assert more is not None, "there is room for more"
             self._pages[i], self._num_pages[i] = more, len(more)
         return num_preempted
-
-    def lacking(self, steps: int) -> np.ndarray:
-        """Pages that the live sequences of each group need besides their own for `steps` tokens."""
-        live, _, pages = self._wanted(steps)
-        more = np.maximum(pages - self._num_pages[live], 0)
-        return np.bincount(self._group[live], more, minlength=len(self.pools)).astype(np.int64)
-
-    def add(self, pages: np.ndarray) -> np.ndarray:
-        """Takes note of what rows drew during a burst; to be told before its results are.
-
-        Args:
-          pages: int32[rows, most], NULL_PAGE after the last. Who was ended meanwhile keeps none.
-
-        Returns:
-          int[groups], pages drawn by each.
-        """
-        occupants, drawn = self.scheduler.occupants, np.zeros(len(self.pools), np.int64)
-        counts = (pages != NULL_PAGE).sum(axis=1)
-        for row in np.flatnonzero(counts).tolist():
-            group, i = row // self.scheduler.rows_per_group, int(occupants[row])
-            new = pages[row, : counts[row]]
-            drawn[group] += len(new)
-            if i == NO_SEQUENCE:
-                self.pools[group].release(new)
-            else:
-                self._pages[i] = np.concatenate([self._pages[i], new])
-                self._num_pages[i] = len(self._pages[i])
-        return drawn
-
-    def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Who is live, the tokens of each after `steps`, and the pages of these; int[live] each."""
-        scheduler = self.scheduler
-        live = scheduler.live
-        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
-        return live, tokens, -(-tokens // self.page_size)
 
     def _youngest(self, group: int) -> int:
         live = self.scheduler.live

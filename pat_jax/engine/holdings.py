@@ -71,6 +71,41 @@ class Holdings:
                 table[row, : len(pages)] = pages
         return table
 
+    def lacking(self, steps: int) -> np.ndarray:
+        """Pages that the live sequences of each group need besides their own for `steps` tokens."""
+        live, _, pages = self._wanted(steps)
+        more = np.maximum(pages - self._num_pages[live], 0)
+        return np.bincount(self._group[live], more, minlength=len(self.pools)).astype(np.int64)
+
+    def add(self, pages: np.ndarray) -> np.ndarray:
+        """Takes note of what rows drew during a burst; to be told before its results are.
+
+        Args:
+          pages: int32[rows, most], NULL_PAGE after the last. Who was ended meanwhile keeps none.
+
+        Returns:
+          int[groups], pages drawn by each.
+        """
+        occupants, drawn = self.scheduler.occupants, np.zeros(len(self.pools), np.int64)
+        counts = (pages != NULL_PAGE).sum(axis=1)
+        for row in np.flatnonzero(counts).tolist():
+            group, i = row // self.scheduler.rows_per_group, int(occupants[row])
+            new = pages[row, : counts[row]]
+            drawn[group] += len(new)
+            if i == NO_SEQUENCE:
+                self.pools[group].release(new)
+            else:
+                self._pages[i] = np.concatenate([self._pages[i], new])
+                self._num_pages[i] = len(self._pages[i])
+        return drawn
+
+    def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Who is live, the tokens of each after `steps`, and the pages of these; int[live] each."""
+        scheduler = self.scheduler
+        live = scheduler.live
+        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
+        return live, tokens, -(-tokens // self.page_size)
+
     def _take(self, sequence: int, group: int, pages: np.ndarray) -> None:
         self._pages[sequence], self._num_pages[sequence] = pages, len(pages)
         self._group[sequence] = self._home[self._prompt[sequence]] = group

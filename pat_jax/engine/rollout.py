@@ -193,11 +193,13 @@ class RolloutEngine:
                     plan, stays = self._prepare(flight, planner, report, clock), True
                     began = clock.elapsed
                     with clock("decode"):
-                        running = flight.launch(self._weights[0], plan.threshold)
+                        running = flight.bursts.launch(self._weights[0], plan.threshold)
                 following = None
                 if self.runs_ahead and stays:
                     with clock("schedule"):
-                        following = flight.launch_next(self._weights[0], running, plan.threshold)
+                        following = flight.bursts.launch_next(
+                            self._weights[0], running, plan.threshold
+                        )
                 live = flight.scheduler.live
                 if self._collect(flight, running, began, report, clock):
                     planner.observe(*report.bursts[-1])
@@ -213,7 +215,7 @@ class RolloutEngine:
             flight.release()
         report.preempted, report.prefill_tokens = flight.num_preempted, flight.prefill_tokens
         report.prefill_padding = 1 - flight.prefill_tokens / max(1, flight.prefill_slots)
-        report.kv_waste = flight.kv_unused / max(1, flight.kv_slots)
+        report.kv_waste = flight.bursts.kv_unused / max(1, flight.bursts.kv_slots)
         report.total_s, report.seconds = clock.elapsed, clock.seconds
         for done in report.switches:
             log.info("%s", describe_switch(done, report.total_s))
@@ -268,7 +270,7 @@ class RolloutEngine:
         """
         num_live, was_over = len(flight.scheduler.live), burst.is_over
         with clock("decode"):
-            steps, tokens = flight.collect(burst)
+            steps, tokens = flight.bursts.collect(burst)
         if not steps:
             return False
         seconds = clock.elapsed - began

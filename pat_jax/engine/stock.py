@@ -10,6 +10,15 @@ from pat_jax.engine.state import Stock
 from pat_jax.models.paged_layer import NULL_PAGE
 
 
+def steps_with_room(burst_steps: int, check_every: int) -> int:
+    """Those of a burst for which there must be pages when it begins: half of them.
+
+    Bursts that end because pages run out cost round-trips to the host, and pages kept for whole bursts
+    are those of fewer sequences (`python -m benchmarks.kv_waste`).
+    """
+    return max(check_every, burst_steps // 2)
+
+
 class Stocks:
     """One of each group. From the first burst that is dispatched to the last one collected, pages leave
     the pools for nothing else."""

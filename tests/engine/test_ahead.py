@@ -11,6 +11,7 @@ from fakes import SETTINGS, made_up_latency, static_run, subject
 
 from benchmarks.lossless import EOS_IDS
 from benchmarks.near_ties import Tally, compare
+from pat_jax.engine.bursts import Bursts
 from pat_jax.engine.decode import DecodeFunctions
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.report import RolloutReport
@@ -48,7 +49,7 @@ def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
 @pytest.fixture
 def ahead(monkeypatch) -> list[str]:
     """What the host did in which order: bursts dispatched, results taken in."""
-    done, launch_next, collect = [], Flight.launch_next, Flight.collect
+    done, launch_next, collect = [], Bursts.launch_next, Bursts.collect
 
     def noted_launch(self, params, running: Burst, threshold: int) -> Burst | None:
         burst = launch_next(self, params, running, threshold)
@@ -60,8 +61,8 @@ def ahead(monkeypatch) -> list[str]:
         done.append("collect" if steps else "collect nothing")
         return steps, tokens
 
-    monkeypatch.setattr(Flight, "launch_next", noted_launch)
-    monkeypatch.setattr(Flight, "collect", noted_collect)
+    monkeypatch.setattr(Bursts, "launch_next", noted_launch)
+    monkeypatch.setattr(Bursts, "collect", noted_collect)
     return done
 
 
@@ -70,7 +71,7 @@ def every_page_is_free_at_the_end(monkeypatch):
     release = Flight.release
 
     def checked(self: Flight) -> None:
-        if not (self.scheduler.has_work or self._num_running):
+        if not (self.scheduler.has_work or self.bursts.num_running):
             assert self.admission.pages_held == 0
         release(self)
 
