@@ -140,9 +140,8 @@ class DecodeFunctions:
         # The numbers of all steps at once: one by one they cost more than the rest of sampling.
         ahead = state.rows.position[None, :] + 1 + jnp.arange(self.burst_steps)[:, None]
         numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
-        # What a row that has ended had may be another one's by now.
-        tables = jnp.where(state.rows.live[:, None], state.tables, NULL_PAGE)
-        held, (drawn,) = num_held(tables), state.drawn
+        tables, (drawn,) = state.tables, state.drawn
+        held = num_held(tables)
         caches = self._begin(layout, state.pool, tables, state.rows.position)
         carry = (
             (state.rows, state.seen, caches, output),
@@ -193,10 +192,12 @@ class DecodeFunctions:
         output: BurstOutput,
     ) -> _Step:
         model, partition = self.policy.bind(params), ManualPartition(layout)
+        # What a row that has ended had may be another one's by now.
+        own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
         hidden, written = model(
             rows.last_token[:, None],
             rows.position[:, None],
-            tuple(_with_tables(cache, tables) for cache in caches),
+            tuple(_with_tables(cache, own) for cache in caches),
             partition=partition,
             dtype=self.dtype,
         )
@@ -256,9 +257,9 @@ def _advance(
     stopped: Bool[Array, " rows"],
     failed: Bool[Array, " rows"],
 ) -> RowState:
-    """Rows that are not live stand still: they decode, but nothing reads what they write.
+    """Rows that are not live stand still: they decode, but nothing reads what comes of it.
 
-    Those that failed stand in their own page: where they went on to, NaNs might be read by others.
+    Those that failed do not go on to the token after, so that no NaN counts as one of theirs.
     """
     position = rows.position + (rows.live & ~failed)
     return replace(

@@ -67,12 +67,13 @@ def ahead(monkeypatch) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def every_page_is_free_at_the_end(monkeypatch):
+def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
     release = Flight.release
 
     def checked(self: Flight) -> None:
         if not (self.scheduler.has_work or self.bursts.num_running):
             assert self.admission.pages_held == 0
+            assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.pool.pages))
         release(self)
 
     monkeypatch.setattr(Flight, "release", checked)
@@ -270,7 +271,7 @@ def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
         (
             (i, token)
             for i, text in enumerate(texts)
-            for token in text[3 + 8 : 3 + 14]
+            for token in text[3 + 8 : 3 + 15]
             if text.index(token) >= 3 + 8
         ),
         key=lambda which: sum(which[1] in text for text in texts),
