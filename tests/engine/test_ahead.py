@@ -247,7 +247,7 @@ def test_a_row_that_has_ended_writes_to_no_page_that_another_has_drawn(ahead):
     """A quarter ends early, too few for smaller rows: bursts follow one another, and the others need
     the pages of the ended."""
     requests = [
-        Request((3, 4, 5 + i), sequence_key(13, i), 3 if i < 4 else 26, ignore_eos=True)
+        Request((3, 4, 5 + i), sequence_key(13, i), 7 if i < 4 else 30, ignore_eos=True)
         for i in range(16)
     ]
     expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
