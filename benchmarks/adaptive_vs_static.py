@@ -33,7 +33,6 @@ import numpy as np
 
 from benchmarks.kernel_tables import add_data_option
 from benchmarks.workloads import LengthData, read
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device, configure
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
@@ -47,6 +46,7 @@ from pat_jax.planning.scripts import FixedLayout
 from pat_jax.planning.types import Load, Split
 from pat_jax.plot import plot_rollout
 from pat_jax.profiling.measure import Warmup
+from pat_jax.rollout_config import RolloutConfig
 
 VOCAB_SIZE = 512
 System = Callable[[Sequence[Request]], RolloutReport]

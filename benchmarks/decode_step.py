@@ -33,7 +33,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.programs import Key
@@ -44,6 +43,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.rollout_config import RolloutConfig
 
 SMALL = ModelConfig(
     architecture="qwen3",

@@ -29,7 +29,6 @@ import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine, median_interval
 from benchmarks.decode_step import SMALL
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
@@ -38,6 +37,7 @@ from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.scripts import FixedLayout
+from pat_jax.rollout_config import RolloutConfig
 
 PEERS = Path(__file__).parent / "peers"
 

@@ -37,7 +37,6 @@ import numpy as np
 from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.decode_step import SMALL, Case
 from benchmarks.engine_vs_peers import Peer, draw
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device, configure
 from pat_jax.engine.catalogue import page_bytes
 from pat_jax.engine.programs import Key
@@ -51,6 +50,7 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.scripts import FixedLayout
 from pat_jax.planning.types import Split
+from pat_jax.rollout_config import RolloutConfig
 
 DTYPE = jnp.bfloat16
 ALONE = Split(1, 1)

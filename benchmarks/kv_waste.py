@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.workloads import LengthData, read
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.admission import Admission
 from pat_jax.engine.drawing import added, draw, lacking, num_held
 from pat_jax.engine.paging import num_pages_for
 from pat_jax.engine.scheduler import Request, Scheduler
 from pat_jax.engine.stock import Stocks, steps_with_room
+from pat_jax.rollout_config import RolloutConfig
 
 SAMPLES, GROUPS = 8, 8
 CONFIG = RolloutConfig()

@@ -36,7 +36,6 @@ import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device, configure
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.programs import Key, ProgramTable
@@ -50,6 +49,7 @@ from pat_jax.profiling.costs.composer import Composer
 from pat_jax.profiling.costs.kernel_files import NoData
 from pat_jax.profiling.costs.kernels import Kernels
 from pat_jax.profiling.measure import Warmup
+from pat_jax.rollout_config import RolloutConfig
 
 Points = Mapping[tuple[int, int], float]  # {(rows, length): seconds} of one layout
 

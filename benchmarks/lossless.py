@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.near_ties import Judge, Tally, compare
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.report import RolloutReport
@@ -36,6 +35,7 @@ from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Carry, Load, Plan, Split
+from pat_jax.rollout_config import RolloutConfig
 
 _BASE = ModelConfig(
     architecture="qwen3",

@@ -8,15 +8,15 @@ from statistics import NormalDist
 import numpy as np
 
 from benchmarks.kernel_tables import SPLITS
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.costs.composer import SWITCH_S, Composer
+from pat_jax.profiling.costs.composer import SWITCH_S, Composer, Unlisted
 from pat_jax.profiling.costs.links import Sums
 from pat_jax.profiling.costs.sources import kernels_for
 from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.rollout_config import RolloutConfig
 
 LONG, BEYOND_LONG, AT_CAP = 8192, 0.1085, 2.8 / 128
 PROMPTS = (64, 256)  # tokens
@@ -47,7 +47,7 @@ class Setting:
     cap: int  # tokens of a response
     responses: int = 128
     sums: Sums = "one-shot"
-    host_s_per_row: float | None = None  # None: as composed
+    unlisted: Unlisted | None = None  # None: as composed
     switch_s: float = SWITCH_S
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Setting:
 
     def composer(self, data: Path | None) -> Composer:
         kernels = kernels_for(Target.parse(self.target), data, sums=self.sums)
-        return Composer(kernels, preset(self.model), self.switch_s, self.host_s_per_row)
+        return Composer(kernels, preset(self.model), self.switch_s, self.unlisted)
 
     def machine(self, data: Path | None) -> Machine:
         config = replace(
@@ -104,7 +104,7 @@ PAPER = {
 def varied(setting: Setting) -> dict[str, Setting]:
     """The same with one assumption changed."""
     changed = {
-        "no host time": replace(setting, host_s_per_row=0.0),
+        "no time outside kernels": replace(setting, unlisted=Unlisted()),
         "a switch takes 5.5 s more": replace(setting, switch_s=setting.switch_s + 5.5),
     }
     if setting.target.startswith("h100"):

@@ -10,7 +10,6 @@ import numpy as np
 from benchmarks.kernel_tables import SPLITS, measured_kernels
 from benchmarks.naive import NaiveThreshold
 from benchmarks.workloads import LengthData, read
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency import TABLES, LatencyModel
@@ -22,6 +21,7 @@ from pat_jax.profiling.hindsight import clairvoyant
 from pat_jax.profiling.machine import Machine, Workload
 from pat_jax.profiling.recheck import rescaled
 from pat_jax.profiling.simulator import replay
+from pat_jax.rollout_config import RolloutConfig
 
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"

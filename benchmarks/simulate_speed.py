@@ -39,7 +39,7 @@ TARGET, MODEL = "h100:8", "llama-3.1-8b"
 
 def machine_of(sequences: int, cap: int) -> Machine:
     target = Target.parse(TARGET)
-    config = PlanConfig(model=MODEL, target=TARGET, responses=sequences, max_response=cap)
+    config = PlanConfig(model=MODEL, target=TARGET, responses=sequences, max_completion_length=cap)
     run: RunConfig = config.run(target)
     plant = on_paper(Order.of(target, run, preset(MODEL), (2, 4)))
     costs = costs_of(plant, None, Path("no tables"), "one-shot")

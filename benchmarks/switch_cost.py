@@ -25,7 +25,6 @@ from benchmarks.adaptive_vs_static import Lengths, Rig, describe_machine, reques
 from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import SIZES, TAILED, Cell, right
 from benchmarks.workloads import read
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import configure
 from pat_jax.engine.rounds import rounds
 from pat_jax.models.presets import preset
@@ -34,6 +33,7 @@ from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
 from pat_jax.profiling.costs.composer import PAGE_SIZE, ROUND_TOKENS, Composer
 from pat_jax.profiling.costs.kernel_files import NoData
 from pat_jax.profiling.simulator import replay
+from pat_jax.rollout_config import RolloutConfig
 
 WAYS = ("migrate", "mixed", "recompute")
 
@@ -66,9 +66,11 @@ def measured(rig: Rig, live: int, way: str, tokens: int, repeats: int) -> Iterat
         batch = [replace(r, max_new_tokens=tokens) for r in requests(repeat, live, forced)]
         report = rig.run(rig.together, BackAndForth(tuple(rig.together.layouts), way), batch)
         for switch, burst in zip(report.switches, report.bursts, strict=False):
-            found.setdefault(f"{switch.source} to {switch.target}", []).append((switch, burst[3]))
+            found.setdefault(f"{switch.source} to {switch.target}", []).append(
+                (switch, burst.step_s)
+            )
     for pair, switches in found.items():
-        kv_bytes = sum(switch.bytes_moved for switch, _ in switches)
+        kv_bytes = sum(switch.bytes_moved or 0 for switch, _ in switches)
         yield {
             "live": live,
             "way": way,

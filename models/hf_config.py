@@ -4,7 +4,6 @@ Knows which fields the supported architectures have. Does not know any tensor.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pat_jax.errors import UserError
+from pat_jax.errors import UserError, shown
+from pat_jax.json_text import JsonError, parse_json
 from pat_jax.models.config import ModelConfig, RopeScaling
 
 CONFIG_FILE = "config.json"
+MOST = 2**31 - 1  # of any size
+MOST_LAYERS = 1000
+LARGEST_NUMBER = 1e30
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class _Fields:
     prefix: str = ""
 
     def error(self, name: str, expected: str, advice: str) -> UserError:
-        got = f"is {self.values[name]!r}" if name in self.values else "is missing"
+        got = f"is {shown(self.values[name])}" if name in self.values else "is missing"
         return UserError(
             f"{self.path}: field '{self.prefix}{name}' {got}, expected {expected}; {advice}."
         )
@@ -59,18 +62,20 @@ class _Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, most: int = MOST) -> int:
         value = self.values[name] if self.has(name) else default
-        if type(value) is not int or value < 1:
-            raise self.error(name, "a positive integer", "check the checkpoint's config.json")
+        if type(value) is not int or not 1 <= value <= most:
+            expected = f"a positive integer up to {most:,}"
+            raise self.error(name, expected, "check the checkpoint's config.json")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values[name] if self.has(name) else default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a number", "check the checkpoint's config.json")
-        if not 0 < value < math.inf:
-            raise self.error(name, "a positive number", "check the checkpoint's config.json")
+        if not 0 < value <= LARGEST_NUMBER:
+            expected = f"a positive number up to {LARGEST_NUMBER:g}"
+            raise self.error(name, expected, "check the checkpoint's config.json")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -89,12 +94,14 @@ class _Fields:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The one object of a JSON file; a file that is not one is a UserError naming the line."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except JsonError as error:
         raise UserError(
-            f"{path}: line {error.lineno} is not valid JSON ({error.msg} at column {error.colno}), "
-            f"expected one JSON object; repair the file or download it again."
+            f"{path}{error.at()}: {error}, expected one JSON object; repair the file or download it "
+            "again."
         ) from error
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: byte {error.start} is not UTF-8 text, expected one JSON object; download the file again."
@@ -129,7 +136,7 @@ def read_config(directory: str | Path) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         embed_dim=fields.integer("hidden_size"),
         mlp_dim=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.integer("num_hidden_layers", most=MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -191,7 +191,7 @@ def _weight_map(index_path: Path) -> dict[str, str]:
 
 
 def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and value == Path(value).name != ""
+    return isinstance(value, str) and value.isprintable() and value == Path(value).name != ""
 
 
 def _shard_header(index_path: Path, name: str) -> dict[str, StoredTensor]:

@@ -13,6 +13,7 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.weight_formats import QuantizedWeight
 
 QUERY_BLOCK = 512  # queries attended at once: bounds the score matrix of long sequences
+QUERY_TILE = 8  # of which a block is a multiple: rows of an accelerator's tiles
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 FEW_TOKENS = 64  # up to here a product with weights reads them faster than it computes
 BLOCK = 2**16  # values of a quantized weight that a CPU converts at once; seen best of 2^15 … 2^17
@@ -177,21 +178,27 @@ def attend(
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Softmax attention; the query at position p sees the keys 0 … p.
 
-    Scores are float32 and at most QUERY_BLOCK queries wide; the backward pass recomputes them.
+    Scores are float32 and at most QUERY_BLOCK queries wide, whatever the length; the backward pass
+    recomputes them.
     """
     length = queries.shape[1]
-    if length <= QUERY_BLOCK or length % QUERY_BLOCK:
+    if length <= QUERY_BLOCK:
         return _attend_block(queries, keys, values, positions)
+    # As even as whole tiles allow: what fills up the last block is computed for nothing.
+    num_blocks = -(-length // QUERY_BLOCK)
+    size = -(-length // (num_blocks * QUERY_TILE)) * QUERY_TILE
 
     def to_blocks(x: Array) -> Array:
-        blocks = jnp.reshape(x, (x.shape[0], length // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]))
+        filling = ((0, 0), (0, num_blocks * size - length)) + ((0, 0),) * (x.ndim - 2)
+        blocks = jnp.reshape(jnp.pad(x, filling), (x.shape[0], num_blocks, size, *x.shape[2:]))
         return jnp.swapaxes(blocks, 0, 1)
 
     def one_block(block: tuple[Array, Array]) -> Array:
         return _attend_block(block[0], keys, values, block[1])
 
     blocks = jax.lax.map(jax.checkpoint(one_block), (to_blocks(queries), to_blocks(positions)))
-    return jnp.reshape(jnp.swapaxes(blocks, 0, 1), queries.shape)
+    attended = jnp.swapaxes(blocks, 0, 1)
+    return jnp.reshape(attended, (queries.shape[0], -1, *queries.shape[2:]))[:, :length]
 
 
 def _attend_block(queries: Array, keys: Array, values: Array, positions: Array) -> Array:

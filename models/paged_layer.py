@@ -27,6 +27,12 @@ from pat_jax.models.prefill_kernels import (
 NULL_PAGE = 0  # of every pool: empty rows read and write it
 
 
+def reads_what_rows_hold(platform: str, page_size: int, head_dim: int) -> bool:
+    """Whether a decode step there reads the tokens of each row, and not its whole table's room."""
+    fits = {"gpu": fits_gpu, "cuda": fits_gpu, "tpu": fits_tpu}.get(platform)
+    return fits is not None and fits(page_size, head_dim)
+
+
 class PagedLayer(NamedTuple):
     keys: Float[Array, "pages kv_heads page_size head_dim"]
     values: Float[Array, "pages kv_heads page_size head_dim"]
@@ -64,13 +70,18 @@ class PagedLayer(NamedTuple):
         attended = jax.lax.platform_dependent(
             queries[:, 0],
             *cache,
-            # A row that has ended within a burst may stand behind its last page.
-            jnp.minimum(start + 1, self.table.shape[1] * self.page_size),
+            self._to_read(start),
             cuda=attend_on_gpu if fits_gpu(*shape) else _attend_to_one,
             tpu=attend_on_tpu if fits_tpu(*shape) else _attend_to_one,
             default=_attend_to_one,
         )
         return attended[:, None], cache
+
+    def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
+        """Tokens that each row attends to; nothing reads what comes of a row that has no pages."""
+        # A row that has ended within a burst may stand behind its last page.
+        most = self.table.shape[1] * self.page_size
+        return jnp.where(self.table[:, 0] == NULL_PAGE, 1, jnp.minimum(position + 1, most))
 
     def gather(self) -> tuple[Float[Array, "rows kv_heads length head_dim"], Array]:
         """Every row's keys and values in one piece; the length is width * page_size."""

@@ -1,8 +1,9 @@
 """Prefill attention that reads pages where they lie: many blocks of queries, each within one page.
 
 Flash attention (arXiv 2307.08691) with a block table, since no kernel that JAX maintains fits. On a GPU
-none reads pages for several queries. The one for a TPU, `ragged_paged_attention`, wants a pool as
-[pages, page_size, 2 * kv_heads, head_dim] with keys and values by turns, which ours cannot be seen as.
+none reads pages; there the keys of a row may be split over programs, as decoding wants them. The one for
+a TPU, `ragged_paged_attention`, wants a pool as [pages, page_size, 2 * kv_heads, head_dim] with keys and
+values by turns, which ours cannot be seen as.
 """
 
 import functools
@@ -17,6 +18,7 @@ from pat_jax.models.layers import MASKED
 
 GPU_QUERIES = 64  # of one program: what its registers hold
 GPU_KEYS = 64  # at once
+GPU_WARP_KEYS = 16  # of them
 TPU_KEYS = 128
 LEAST_SIDE = 16  # of a product on tensor cores, and rows of a bfloat16 register of a TPU
 TPU_LANES = 128  # numbers of a row of a register
@@ -32,7 +34,7 @@ def fits_tpu(page_size: int, head_dim: int) -> bool:
     return page_size % LEAST_SIDE == head_dim % TPU_LANES == 0
 
 
-@functools.partial(jax.jit, static_argnames="interpret")
+@functools.partial(jax.jit, static_argnames=("parts", "keys_at_once", "interpret"))
 def attend_blocks_on_gpu(
     queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
     keys: Float[Array, "pages kv_heads page_size head_dim"],
@@ -40,20 +42,23 @@ def attend_blocks_on_gpu(
     table: Int[Array, "rows width"],
     start: Int[Array, " rows"],
     *,
+    parts: int = 1,
+    keys_at_once: int = GPU_KEYS,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Row r's queries are at positions `start[r]` … + length - 1; each sees the keys up to its own.
 
-    One program for each row, KV head and `GPU_QUERIES` of the queries that share its keys.
+    One program for each row, KV head, `GPU_QUERIES` of the queries that share its keys, and part of
+    the row's keys.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
     flat = _by_head(queries, tile)
-    table = _whole_turns(table, at_once := max(GPU_KEYS // keys.shape[2], 1))
-    tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth: (row, head, nth, 0))
-    out = pl.pallas_call(
-        functools.partial(_attend_on_gpu, length=length, at_once=at_once),
-        grid=(rows, heads, flat.shape[2] // tile),
+    table = _whole_turns(table, at_once := max(keys_at_once // keys.shape[2], 1))
+    tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
+    out, logsumexp = pl.pallas_call(
+        functools.partial(_attend_on_gpu, length=length, at_once=at_once, parts=parts),
+        grid=(rows, heads, flat.shape[2] // tile, parts),
         in_specs=[
             pl.BlockSpec((1,), lambda row, *_: (row,)),
             pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0)),
@@ -61,19 +66,28 @@ def attend_blocks_on_gpu(
             pl.BlockSpec(keys.shape, lambda *_: (0, 0, 0, 0)),
             pl.BlockSpec(values.shape, lambda *_: (0, 0, 0, 0)),
         ],
-        out_specs=tiles,
-        out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        out_specs=[
+            pl.BlockSpec((None, None, None, tile, dim), lambda *at: (at[3], *at[:3], 0)),
+            pl.BlockSpec((None, None, None, tile), lambda *at: (at[3], *at[:3])),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((parts, *flat.shape), queries.dtype),
+            jax.ShapeDtypeStruct((parts, *flat.shape[:3]), jnp.float32),
+        ],
+        compiler_params=triton.CompilerParams(
+            num_warps=keys_at_once // GPU_WARP_KEYS, num_stages=2
+        ),
         interpret=interpret,
         name="attend_blocks",
     )(start, table, flat, keys, values)
-    return _by_token(out, length, group)
+    return _by_token(_joined(out, logsumexp), length, group)
 
 
 def _attend_on_gpu(
-    start_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref, *, length: int, at_once: int
-):
-    head, nth = pl.program_id(1), pl.program_id(2)
+    start_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref, logsumexp_ref,
+    *, length: int, at_once: int, parts: int,
+):  # fmt: skip
+    head, nth, part = (pl.program_id(axis) for axis in (1, 2, 3))
     queries, page_size = queries_ref[...], keys_ref.shape[2]
     tile, dim = queries.shape
     position = start_ref[0] + (nth * tile + jnp.arange(tile)) % length
@@ -96,8 +110,23 @@ def _attend_on_gpu(
 
     nothing = jnp.zeros((tile, dim)), jnp.full(tile, MASKED), jnp.zeros(tile)
     turns = pl.cdiv(start_ref[0] + length, at_once * page_size)
-    out, _, total = jax.lax.fori_loop(0, turns, over_pages, nothing)
-    out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
+    each = pl.cdiv(turns, parts)
+    stop = jnp.minimum((part + 1) * each, turns)
+    out, largest, total = jax.lax.fori_loop(part * each, stop, over_pages, nothing)
+    # The largest weight is one: the total is less only where the part has no turn.
+    out_ref[...] = (out / jnp.maximum(total, 1)[:, None]).astype(out_ref.dtype)
+    logsumexp_ref[...] = largest + jnp.log(total)
+
+
+def _joined(
+    out: Float[Array, "parts rows kv_heads queries head_dim"],
+    logsumexp: Float[Array, "parts rows kv_heads queries"],
+) -> Float[Array, "rows kv_heads queries head_dim"]:
+    """Attention over all keys from that over each part of them."""
+    if len(out) == 1:
+        return out[0]
+    weights = jax.nn.softmax(logsumexp, axis=0)
+    return jnp.sum(out * weights[..., None], axis=0).astype(out.dtype)
 
 
 @jax.jit

@@ -16,7 +16,8 @@ from typing import Any, TypeGuard
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.errors import UserError
+from pat_jax.errors import UserError, shown
+from pat_jax.json_text import JsonError, parse_json
 
 DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(jnp.bfloat16),
@@ -74,8 +75,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _parse_header(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
     try:
-        header = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        header = parse_json(text.decode("utf-8"))
+    except (JsonError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path}: the header is not JSON, expected a safetensors file; {_ADVICE}."
         ) from error
@@ -87,10 +88,24 @@ def _parse_header(path: Path, text: bytes) -> dict[str, dict[str, Any]]:
     for name, entry in header.items():
         if not _is_sound(entry):
             raise UserError(
-                f"{path}: the header's entry of tensor '{name}' is {json.dumps(entry)}, expected a dtype, a shape "
+                f"{path}: the header's entry of tensor '{name}' is {shown(entry)}, expected a dtype, a shape "
                 f"and data_offsets that agree; {_ADVICE}."
             )
+    _check_places(path, header)
     return header
+
+
+def _check_places(path: Path, header: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tensors lie back to back: one that begins inside another would be read as its numbers."""
+    end, former = 0, "the header"
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, next_end = entry["data_offsets"]
+        if begin != end:
+            raise UserError(
+                f"{path}: tensor '{name}' begins at byte {shown(begin)} of the data, expected {shown(end)}, "
+                f"where {former} ends; {_ADVICE}."
+            )
+        end, former = next_end, f"tensor '{name}'"
 
 
 def _is_sound(entry: object) -> bool:

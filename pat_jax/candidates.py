@@ -18,7 +18,7 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner import Planner
 from pat_jax.planning.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split, recompute_below
-from pat_jax.rules import check_context
+from pat_jax.rules import check, check_context
 
 
 def check_lengths(config: RunConfig, model: ModelConfig) -> None:
@@ -26,6 +26,15 @@ def check_lengths(config: RunConfig, model: ModelConfig) -> None:
     names = ("max_prompt_length", "max_completion_length")
     lengths = {f"rollout.{name}": getattr(config.rollout, name) for name in names}
     check_context(lengths, model.max_position, config.model)
+
+
+def check_vocabulary_options(config: RunConfig, model: ModelConfig) -> None:
+    """Raises OptionError where more of the likeliest tokens are asked for than the model has."""
+    at_most = (
+        lambda x: x <= model.vocab_size,
+        f"at most the {model.vocab_size:,} tokens of the model",
+    )
+    check(config.rollout, "top_k max_logprobs", at_most, "rollout.")
 
 
 def check_batch(config: RunConfig, layouts: dict[Split, Layout]) -> None:

@@ -44,7 +44,8 @@ def configure(num_devices: int) -> Sequence[Device]:
     # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
     # leave a single device all cores.
     os.environ.setdefault("NPROC", str(num_cpu))
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    # Flags only: XLA stops reading at the first word that is none.
+    flags = "--xla_cpu_multi_thread_eigen=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -91,8 +92,12 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, -1)  # never
 
 
+def num_cores() -> int:
+    """Of those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _cpu_devices() -> int:
-    cores = min(
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8
-    )
-    return 1 << (cores.bit_length() - 1)
+    return 1 << (min(num_cores(), 8).bit_length() - 1)

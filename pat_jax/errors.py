@@ -1,4 +1,4 @@
-"""The one exception whose message is meant for the person who ran the command."""
+"""The one exception whose message is meant for the person who ran the command, and its words."""
 
 
 class UserError(Exception):
@@ -6,3 +6,18 @@ class UserError(Exception):
 
     Commands print it after `error:` and exit with code 2; nothing has been written by then.
     """
+
+
+def shown(value: object) -> str:
+    """As much of a value as a sentence can hold."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a deeply nested {type(value).__name__}"
+    except ValueError:  # Python writes no integer of so many digits
+        return "an integer of thousands of digits"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:160]}... ({len(text):,} characters)"

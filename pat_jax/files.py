@@ -1,6 +1,11 @@
-"""Files that a killed run must not leave half written."""
+"""Files that survive what happens to a run: a kill in the middle of a write, a full disk."""
 
+import logging
+import os
 from pathlib import Path
+from typing import Self
+
+log = logging.getLogger(__name__)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -8,3 +13,50 @@ def replace_text(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def open_lines(path: Path) -> "PatientFile":
+    """To append lines to: where a killed run has left half of one, ours is not glued to it."""
+    file = PatientFile(path)
+    with path.open("rb") as before:
+        if before.seek(0, os.SEEK_END):
+            before.seek(-1, os.SEEK_END)
+            file.write(b"" if before.read(1) == b"\n" else b"\n")
+    return file
+
+
+class PatientFile:
+    """Appends to a file. What a full disk does not take is kept, and written once it does."""
+
+    def __init__(self, path: str | Path):
+        self._path = Path(path)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 closed by close()
+        self._pending = b""
+        self._is_stuck = False
+
+    def write(self, data: bytes) -> None:
+        """On its way to the disk with the next flush."""
+        self._pending += data
+
+    def flush(self) -> None:
+        try:
+            while self._pending:
+                written = self._file.write(self._pending)  # fewer than asked for, at times
+                self._pending = self._pending[written:]
+            self._is_stuck = False
+        except OSError as error:
+            if not self._is_stuck:
+                log.warning("%s waits in memory: %s", self._path, error)
+            self._is_stuck = True
+
+    def close(self) -> None:
+        self.flush()
+        if self._pending:
+            log.error("%s lacks its last %d bytes", self._path, len(self._pending))
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.layout import Layout
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
@@ -18,7 +18,9 @@ from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rollout_config import RolloutConfig
 from pat_jax.trainer import Trainer
+from pat_jax.transfer import logprob_gap
 
 TRAIN, EVAL = 0, 1  # streams of sampling keys
 
@@ -36,10 +38,16 @@ class Generator:
     seed: int
     lengths: LengthModel
 
-    def load(self, params: Params) -> None:
-        """Takes over the policy: the next rollout samples it."""
+    def load(self, params: Params) -> float:
+        """Takes over the policy: the next rollout samples it.
+
+        Returns:
+          How far the rollout's log-probability of one token is from the trainer's, in nats.
+        """
         layout = self._first_layout()
         self.engine.set_weights(self.trainer.transfer(params, layout), layout)
+        score, rows = partial(self.trainer["score"], params), self.trainer.layout.split.dp
+        return logprob_gap(self.engine, score, rows)
 
     def _first_layout(self) -> Layout:
         """Where a full rollout begins."""
@@ -155,20 +163,18 @@ def _rollout(prompt: Prompt, sample: int, done: Completion) -> Rollout:
         tokens=done.tokens,
         logprobs=done.logprobs,
         finish=FinishReason.LENGTH if done.is_truncated else FinishReason.STOP,
+        unfiltered_logprobs=done.unfiltered_logprobs,
     )
 
 
 def describe_rollouts(
-    groups: Sequence[RolloutGroup], rewards: np.ndarray, report: RolloutReport
+    groups: Sequence[RolloutGroup], report: RolloutReport
 ) -> dict[str, float | str]:
     """The metrics of a rollout, under the names of the logs."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
     return {
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std()),
-        "reward/groups_without_signal": float(np.mean(rewards.std(axis=1) == 0)),
         "rollout/length_mean": float(lengths.mean()),
         "rollout/length_p50": float(np.median(lengths)),
         "rollout/length_max": float(lengths.max()),

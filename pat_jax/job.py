@@ -90,8 +90,8 @@ class Job:
     def _requests(self) -> Iterator[Request]:
         """Of the lines whose results are not written yet; what is wrong with a line is its result."""
         place = 0
-        for number, text in read_lines(self.path):
-            for entry, error in self._entries(number, text):
+        for number, line in read_lines(self.path):
+            for entry, error in self._entries(number, line):
                 if place < len(self.results.done):
                     self.results.check(place, entry.line, entry.sample)
                     self.bar.update(entry.is_last)
@@ -109,10 +109,10 @@ class Job:
                 f"{place}: expected the prompts that they are of; choose another --out."
             )
 
-    def _entries(self, number: int, text: str) -> Iterator[tuple[Entry, str]]:
+    def _entries(self, number: int, line: bytes) -> Iterator[tuple[Entry, str]]:
         given: dict[str, Any] = {}
         try:
-            given = parse_object(text)
+            given = parse_object(line)
             with self.tokenizing:
                 ask = parse_ask(
                     given,

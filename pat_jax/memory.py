@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine.buckets import largest_length
 from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, unsplit_pages
@@ -26,6 +25,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.pytree import with_sharding
+from pat_jax.rollout_config import RolloutConfig
 
 log = logging.getLogger(__name__)
 
@@ -174,10 +174,10 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
     best = min(starts, key=memory.held)
     if memory.held(best) > memory.usable:
         raise UserError(
-            f"{options}: {best} needs {_gib(memory.held(best))} of a device (weights "
-            f"{_gib(memory.weights[best])}, training state {_gib(memory.resident)}, KV cache "
-            f"{_gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
-            f"tokens), but {_gib(memory.usable)} of its {_gib(memory.limit)} can be used; allow "
+            f"{options}: {best} needs {gib(memory.held(best))} of a device (weights "
+            f"{gib(memory.weights[best])}, training state {gib(memory.resident)}, KV cache "
+            f"{gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
+            f"tokens), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
             "shorter prompts and responses (the longest sequence has to fit alone), fewer "
             "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
             "or use more devices."
@@ -198,9 +198,9 @@ def without_room(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]
     fitting = [split for split in begin if memory.held(split) <= memory.usable]
     kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
     return {
-        split: f"its weights take {_gib(memory.weights[split])} of a device, "
-        f"{_gib(max(need, memory.held(split)))} with the training state and the smallest KV cache; "
-        f"{_gib(memory.usable)} can be used"
+        split: f"its weights take {gib(memory.weights[split])} of a device, "
+        f"{gib(max(need, memory.held(split)))} with the training state and the smallest KV cache; "
+        f"{gib(memory.usable)} can be used"
         for split, need in begin.items()
         if split not in kept
     }
@@ -213,15 +213,15 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
         "memory: this backend names no limit, so every layout is taken to fit "
         "(--rollout.device_memory_gib sets one)"
         if math.isinf(memory.limit)
-        else f"memory of a device: {_gib(memory.limit)}, {USABLE:.0%} of it to be used, training "
-        f"state {_gib(memory.resident)}"
+        else f"memory of a device: {gib(memory.limit)}, {USABLE:.0%} of it to be used, training "
+        f"state {gib(memory.resident)}"
     ]
     longest = np.array(config.max_prompt_length + config.max_completion_length - 1)
     for split, weights in memory.weights.items():
         pages = split.dp * (memory.pages[split] - 1)
         whole = int(pages // memory.needed(np.array(1), longest))
         lines.append(
-            f"memory in {split}: weights {_gib(weights)}, KV cache {_gib(memory.pool(split))} "
+            f"memory in {split}: weights {gib(weights)}, KV cache {gib(memory.pool(split))} "
             f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
             "sequences at full length)"
         )
@@ -230,18 +230,23 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
     return lines
 
 
-def describe_peak(memory: MemoryModel, devices: Iterable[Device]) -> str:
-    """What a run's log says of memory when it has ended."""
+def describe_peak(memory: MemoryModel, devices: Iterable[Device], update: str) -> str:
+    """What a run's log says of memory when it has ended.
+
+    Args:
+      update: what was predicted of it.
+    """
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     known = [peak for peak in peaks if peak is not None]
     if not known:
         return "memory: this backend names no peak"
     split = max(memory.weights, key=memory.held)
     return (
-        f"memory: at most {_gib(max(known))} of a device were in use; weights, KV cache and training "
-        f"state take {_gib(memory.held(split))} in {split}, the largest"
+        f"memory: at most {gib(max(known))} of a device were in use; predicted were "
+        f"{gib(memory.held(split))} for weights, KV cache and training state in {split}, the largest, "
+        f"and for {update}"
     )
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
     return f"{size / GIB:.3g} GiB"

@@ -13,8 +13,26 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensorboardX import SummaryWriter
+from tensorboardX.record_writer import register_writer_factory
+
+from pat_jax.files import PatientFile, open_lines
 
 METRICS_FILE = "metrics.jsonl"
+
+_PATIENT = "patient"  # the prefix of paths that TensorBoard's writer is to open as patient files
+
+
+class _PatientRecords:
+    """Without it a full disk ends the writer's thread, and the run with it where its queue is full."""
+
+    def open(self, path: str) -> PatientFile:
+        return PatientFile(path.removeprefix(f"{_PATIENT}:"))
+
+    def directory_check(self, path: str) -> None:
+        Path(path.removeprefix(f"{_PATIENT}:")).mkdir(parents=True, exist_ok=True)
+
+
+register_writer_factory(_PATIENT, _PatientRecords())
 
 
 class MetricsWriter:
@@ -30,12 +48,9 @@ class MetricsWriter:
     def __init__(self, run_dir: str | Path, *, resume_step: int | None = None):
         folder = Path(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / METRICS_FILE
-        is_torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 closed by close()
-        if is_torn:  # a killed run left half a line; ours must not be glued to it
-            self._file.write("\n")
-        self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step)
+        self._file = open_lines(folder / METRICS_FILE)
+        events = f"{_PATIENT}:{folder / 'tensorboard'}"
+        self._tensorboard = SummaryWriter(events, purge_step=resume_step)
         if resume_step is not None:
             self.event("resume", step=resume_step)
 
@@ -66,7 +81,7 @@ class MetricsWriter:
         self.close()
 
     def _append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.write(f"{json.dumps(row, allow_nan=False)}\n".encode())
         self._file.flush()
 
 
@@ -74,18 +89,20 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a metrics file in the order of their steps, one for each step.
 
     A later value of the same step and name supersedes an earlier one, a resumed run supersedes all
-    steps from where it resumed, and a last line that was cut off is left out. What was not finite
-    comes back as NaN.
+    steps from where it resumed, and a line that was cut off or damaged is left out. What was not
+    finite comes back as NaN.
     """
     rows: dict[int, dict[str, Any]] = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    for line in Path(path).read_bytes().split(b"\n"):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = json.loads(line)  # not UTF-8: a ValueError as well
+        except ValueError:
+            continue
+        if not isinstance(row, dict) or not isinstance(row.get("step", 0), int):
             continue
         if row.get("event") == "resume":
             rows = {step: kept for step, kept in rows.items() if step < row["step"]}
-        elif "event" not in row:
+        elif "event" not in row and "step" in row:
             read = {name: math.nan if value is None else value for name, value in row.items()}
             rows[row["step"]] = rows.get(row["step"], {}) | read
     return [rows[step] for step in sorted(rows)]

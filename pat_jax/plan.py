@@ -1,6 +1,6 @@
 """`python -m pat_jax.plan`: what adaptive TP would give on machines that are not there.
 
-    python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --max-response 24576
+    python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --max_completion_length 24576
 
 Compiles the engine's own programs with the target's own compiler, counts what they hold and send,
 predicts what steps take, and replays rollouts with the planner that ships. Leaves a table here, and a
@@ -37,13 +37,17 @@ from pat_jax.profiling.plan.report import PlanReport
 from pat_jax.profiling.plan.text import plan_text
 from pat_jax.profiling.response_lengths import CORRELATION, Draw
 from pat_jax.rules import (
-    COUNT,
-    COUNT_OR_ZERO,
     GIVEN,
-    NOT_NEGATIVE,
-    POSITIVE,
+    MEMORY_GIB,
+    MOST_REPLAYED,
+    RESPONSES,
+    ROLLOUTS,
+    SEED,
+    TOKENS,
     check,
     check_context,
+    count,
+    positive,
     require,
 )
 from pat_jax.run_folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
@@ -53,7 +57,11 @@ REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """One plan by `python -m pat_jax.plan`."""
+    """Predicts rollouts on machines that are not there: which layouts fit, what a step takes, what
+    adapting gains. Compiles the engine's own programs with the compiler of the target.
+
+        python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024
+    """
 
     model: str = "llama-3.1-8b"
     """A Hugging Face checkpoint directory, or the name of a built-in shape such as llama-3.1-8b."""
@@ -61,20 +69,20 @@ class PlanConfig:
     """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2."""
     responses: int = 1024
     """Responses of one rollout."""
-    max_response: int = 24_576
+    max_completion_length: int = 24_576
     """The cap in tokens at which a response is cut; with the longest prompt at most the model's context."""
-    max_prompt: int = 1024
+    max_prompt_length: int = 1024
     """Longest prompt in tokens."""
     lengths: str = "reasoning"
     """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
     length_scale: float = 1.0
     """Times that responses are longer than the file or the distribution says."""
-    samples_per_prompt: int = 8
+    num_generations: int = 8
     """Responses to one prompt, whose lengths are alike."""
     correlation: float = CORRELATION
     """Of the normal scores of two responses to one prompt; 0 makes them strangers."""
     prompt_tokens: int = 256
-    """Length of every prompt, where the file of lengths has none; at most max_prompt."""
+    """Length of every prompt, where the file of lengths has none; at most max_prompt_length."""
     rollouts: int = 3
     """Rollouts that are replayed."""
     train: bool = True
@@ -117,29 +125,44 @@ class PlanConfig:
 
     def __post_init__(self):
         check(self, "model target lengths", GIVEN)
-        check(self, "responses max_response max_prompt samples_per_prompt prompt_tokens", COUNT)
-        check(self, "rollouts page_size min_rows min_length burst_steps check_every", COUNT)
+        check(self, "responses", count(1, MOST_REPLAYED))
+        check(self, "num_generations min_rows", RESPONSES)
+        check(self, "max_completion_length max_prompt_length prompt_tokens", TOKENS)
+        check(self, "page_size min_length burst_steps check_every", TOKENS)
+        check(self, "rollouts", ROLLOUTS)
         check(self, "correlation", (lambda x: 0 <= x < 1, "a number in [0, 1)"))
-        check(self, "length_scale", POSITIVE)
-        check(self, "device_memory_gib", NOT_NEGATIVE)
-        check(self, "seed", COUNT_OR_ZERO)
+        check(self, "length_scale", positive(1000))
+        check(self, "device_memory_gib", MEMORY_GIB)
+        check(self, "seed", SEED)
         require(
-            self.responses % self.samples_per_prompt == 0,
+            self.responses % self.num_generations == 0,
             "responses",
             self.responses,
-            f"a multiple of --samples_per_prompt ({self.samples_per_prompt})",
+            f"a multiple of --num_generations ({self.num_generations})",
         )
         require(
-            self.prompt_tokens <= self.max_prompt,
+            self.compile or self.layers == "few",
+            "layers",
+            self.layers,
+            "few with --compile false, which compiles nothing",
+        )
+        require(
+            not self.profile or self.sums == "one-shot",
+            "sums",
+            self.sums,
+            "one-shot with --profile, which has the times of its own sums",
+        )
+        require(
+            self.prompt_tokens <= self.max_prompt_length,
             "prompt_tokens",
             self.prompt_tokens,
-            f"at most --max_prompt ({self.max_prompt})",
+            f"at most --max_prompt_length ({self.max_prompt_length})",
         )
 
     def run(self, target: Target) -> RunConfig:
         """The run that is planned."""
-        prompts = self.responses // self.samples_per_prompt
-        longest = self.max_prompt + self.max_response
+        prompts = self.responses // self.num_generations
+        longest = self.max_prompt_length + self.max_completion_length
         whole = -(-longest // self.min_length) * self.min_length
         return RunConfig(
             model=self.model,
@@ -148,9 +171,9 @@ class PlanConfig:
             run_dir=self.run_dir,
             rollout=RolloutConfig(
                 prompts_per_step=prompts,
-                num_generations=self.samples_per_prompt,
-                max_prompt_length=self.max_prompt,
-                max_completion_length=self.max_response,
+                num_generations=self.num_generations,
+                max_prompt_length=self.max_prompt_length,
+                max_completion_length=self.max_completion_length,
                 weights=self.weights,
                 check_every=self.check_every,
                 burst_steps=self.burst_steps,
@@ -193,7 +216,10 @@ def question_of(config: PlanConfig, command: str) -> Question:
       UserError: whatever is wrong with what was asked; nothing has been written or compiled.
     """
     target, model = Target.parse(config.target), model_of(config.model)
-    lengths_asked = {"max-prompt": config.max_prompt, "max-response": config.max_response}
+    lengths_asked = {
+        "max_prompt_length": config.max_prompt_length,
+        "max_completion_length": config.max_completion_length,
+    }
     check_context(lengths_asked, model.max_position, config.model)
     lengths = find_lengths(config.lengths)
     order = Order.of(target, config.run(target), model, DEPTHS)
@@ -213,8 +239,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
 def draw(config: PlanConfig) -> Draw:
     return Draw(
         config.responses,
-        config.max_response,
-        config.samples_per_prompt,
+        config.max_completion_length,
+        config.num_generations,
         config.correlation,
         config.length_scale,
         config.prompt_tokens,

@@ -14,9 +14,13 @@ from pat_jax.engine.trace import RolloutTrace, Switch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _INK, _GREY = "#1f2933", "#6b7785"
 _BANDS = ("#d6e6fb", "#fce6c0", "#d3eed9", "#f2d9ee", "#e2e0f7", "#fad9d3")
+
+HEADROOM = 1.3  # of the curve, for the names of the layouts
+MOST_TOLD = 12  # switches that are told under the picture; the file has all
 
 Axis = Literal["time", "step"]
 
@@ -29,27 +33,32 @@ def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") 
       path: where the picture goes; its folder is made when missing.
       axis: what runs to the right, seconds or decode steps.
     """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_rollout(trace, axis).savefig(path)
+    path.with_suffix(".json").write_text(trace.to_json() + "\n", encoding="utf-8")
+
+
+def draw_rollout(trace: RolloutTrace, axis: Axis) -> "Figure":
     # A figure without pyplot leaves the backend and the open figures of a notebook alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure = Figure(figsize=(9.0, 3.8), dpi=160, layout="constrained")
+    told_in = 0.16 * min(len(trace.switches), MOST_TOLD + 1)
+    figure = Figure(figsize=(9.0, 3.8 + told_in), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     edges = _edges(trace, axis)
     at, live = _live_curve(trace, edges)
     axes.set_xlim(0, edges[-1] or 1)
-    axes.set_ylim(0, 1.08 * max(*live, 1))
+    axes.set_ylim(0, HEADROOM * max(*live, 1))
     _draw_bands(axes, trace, edges)
     axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
     axes.step(at, live, where="post", color=_INK, linewidth=1.8)
-    for order, switch in enumerate(trace.switches):
-        _draw_switch(axes, switch, _position(trace, switch, edges), order, axis)
+    for number, switch in enumerate(trace.switches, start=1):
+        _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
     _dress(axes, trace, axis)
-    figure.savefig(path)
-    path.with_suffix(".json").write_text(trace.to_json() + "\n", encoding="utf-8")
+    return figure
 
 
 def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
@@ -103,32 +112,37 @@ def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) 
     )
 
 
-def _draw_switch(axes: "Axes", switch: Switch, x: float, order: int, axis: Axis) -> None:
-    """A dashed line where decoding went on, a dark strip as wide as the switch took, the figures."""
+def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis) -> None:
+    """A dashed line where decoding went on, a dark strip as wide as the switch took, its number."""
     axes.axvline(x, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
     if axis == "time":
         axes.axvspan(x - switch.seconds, x, color=_INK, alpha=0.45, linewidth=0)
-    is_late = x > 0.75 * axes.get_xlim()[1]  # no room to the right
-    axes.annotate(
-        f"{switch.kv} KV, {_bytes(switch.bytes_moved)}\n"
-        f"predicted saving {_seconds(switch.predicted_saving_s)}\n"
-        f"cost {_seconds(switch.seconds)} (predicted {_seconds(switch.predicted_cost_s)})",
-        (x, 0.84 - 0.22 * (order % 3)),
-        xycoords=axes.get_xaxis_transform(),
-        xytext=(-6 if is_late else 6, 0),
-        textcoords="offset points",
-        ha="right" if is_late else "left",
-        va="top",
+    axes.text(
+        x,
+        1.01,
+        str(number),
+        transform=axes.get_xaxis_transform(),
+        ha="center",
+        va="bottom",
         fontsize=8,
         color=_INK,
-        linespacing=1.25,
-        zorder=5,  # above the lines of later switches
-        bbox={"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
+    )
+
+
+def _switch_words(switch: Switch, number: int) -> str:
+    moved = "" if switch.bytes_moved is None else f", {_bytes(switch.bytes_moved)} moved"
+    return (
+        f"{number}: {switch.source} to {switch.target} at {switch.live:,} live, {switch.kv} KV{moved}; "
+        f"cost {_seconds(switch.seconds)} (predicted {_seconds(switch.predicted_cost_s)}), "
+        f"predicted saving {_seconds(switch.predicted_saving_s)}"
     )
 
 
 def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
     axes.set_xlabel("seconds since the rollout began" if axis == "time" else "decode steps")
+    told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
+    if len(told) > MOST_TOLD:
+        told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
     axes.set_title(
@@ -137,7 +151,10 @@ def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
         loc="left",
         fontsize=10,
         color=_INK,
+        pad=18 if told else 6,  # above the numbers of the switches
     )
+    if told:
+        axes.figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_GREY)
     axes.tick_params(colors=_GREY, labelsize=9)

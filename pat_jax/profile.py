@@ -29,6 +29,7 @@ from pat_jax.profiling.costs.shard_profile import ShardProfiler
 from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.measure import Warmup
 from pat_jax.profiling.report import plot_profile, tables
+from pat_jax.rules import GIVEN, check, count
 from pat_jax.setup import DTYPES, build_engine, model_config, profile_subject
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,11 @@ SAVE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class ProfileConfig(RunConfig):
-    """One measurement by `python -m pat_jax.profile`: the options of a run, and where it goes."""
+    """Measures what each step takes on this machine for one model, for `train` to plan by. Takes the
+    options of `train`, so that a run's --preset and --config fit as they are.
+
+        python -m pat_jax.profile --preset qwen3-8b --model DIR
+    """
 
     out: str = ""
     """The profile file; empty puts it where train looks for it."""
@@ -50,14 +55,12 @@ class ProfileConfig(RunConfig):
     """A machine of such devices as this one, such as h100:8: on one device here the shard of each of
     its layouts is measured, and what goes over its links is computed."""
 
-    def _check_given(self, names: str) -> None:
-        del names
-        super()._check_given("model")  # measuring takes neither data nor reward
+    def _check_given(self) -> None:
+        check(self, "model", GIVEN)  # measuring takes neither data nor reward
 
     def __post_init__(self):
         super().__post_init__()
-        if self.runs < 1:
-            raise UserError(f"option --runs is {self.runs}: expected an integer of at least 1.")
+        check(self, "runs", count(1, 1000))
 
 
 def main() -> None:

@@ -3,8 +3,10 @@
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -16,7 +18,6 @@ class Progress:
     def __init__(self, total: int, *, done: int = 0, stream: TextIO | None = None):
         self._stream = stream or sys.stderr
         self._total = total
-        self._last = ""  # the line of the last step
         self._bar = tqdm(
             total=total,
             initial=done,
@@ -28,15 +29,14 @@ class Progress:
 
     def stage(self, text: str) -> None:
         """Show what is going on within a step, such as `rollout dp2tp1 live 12` (terminals only)."""
-        self._bar.set_description_str(f"{text}  {self._last}")
+        self._bar.set_description_str(text)
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show that `step` (counted from 1) is done, and its metrics."""
-        self._last = describe(metrics)
-        self._bar.set_description_str(self._last, refresh=False)
+        line = f"step {step:>{len(str(self._total))}}/{self._total}  {describe(metrics)}"
+        self.print(line if self._bar.disable else wrapped(line, get_terminal_size().columns))
+        self._bar.set_description_str("", refresh=False)
         self._bar.update(step - self._bar.n)
-        if self._bar.disable:
-            self.print(f"step {step:>{len(str(self._total))}}/{self._total}  {self._last}")
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
@@ -46,6 +46,7 @@ class Progress:
             self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
+        self._bar.set_description_str("", refresh=False)
         self._bar.close()
 
 
@@ -65,10 +66,25 @@ def describe(metrics: Mapping[str, Any]) -> str:
     return "  ".join([*parts, f"{', '.join(stages)} s"] if stages else parts)
 
 
+def wrapped(line: str, columns: int) -> str:
+    """A line of parts, two spaces between them, broken between parts where it is too long."""
+    lines = [""]
+    for part in line.split("  "):
+        if len(lines[-1]) + 2 + len(part) > columns and lines[-1]:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] = f"{lines[-1]}  {part}" if lines[-1] else part
+    return "\n".join(lines)
+
+
 def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     """What came of a run, from its metric rows, in at most five lines."""
-    if not rows:
-        return "no step was finished"
+    num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
+    scores = _values(rows, "eval/reward")
+    if not num_steps:
+        return "\n".join(
+            ["no step was finished", *(f"held-out reward {x:.3f}" for x in scores[:1])]
+        )
     totals: dict[str, float] = {}
     for row in rows:
         for stage, seconds in _stages(row).items():
@@ -76,14 +92,13 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     whole = sum(totals.values())
     parts = sorted(totals.items(), key=lambda stage: -stage[1])
     split = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds)
-    num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
     lines = [f"{_count(num_steps, 'step')} in {whole:,.1f} s" + (f": {split}" if split else "")]
     if rewards := _values(rows, "reward/mean"):
         few = min(10, max(1, len(rewards) // 2))
         first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
         span = f"mean of the first and last {few} steps" if few > 1 else "first and last step"
         lines.append(f"reward {first:.3f} -> {last:.3f} ({span})")
-    if scores := _values(rows, "eval/reward"):
+    if scores:
         lines.append(f"held-out reward {scores[0]:.3f} -> {scores[-1]:.3f}")
     if (tokens := _values(rows, "rollout/tokens")) and totals.get("rollout"):
         lines.append(f"{sum(tokens):,.0f} tokens, {sum(tokens) / totals['rollout']:,.0f} tok/s")
@@ -104,7 +119,8 @@ def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in rows if name in row]
+    """Those that there are: a mean of nothing, where no response could be scored, is none."""
+    return [row[name] for row in rows if name in row and not math.isnan(row[name])]
 
 
 def _count(number: float, one: str, many: str = "") -> str:

@@ -2,22 +2,31 @@
 
     {"prompt": text} | {"messages": [{"role": …, "content": …}, …]} | {"token_ids": [ints]}
 
-besides `id`, `metadata` (both copied to the results) and any field of `Wishes`. Knows what can be
-wrong with a line; does not know engines.
+besides `id`, `metadata` (both copied to the results), `chat_template_kwargs` (beside messages) and any
+field of `Wishes`. Knows what can be wrong with a line; does not know engines.
 """
 
-import json
+import codecs
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pat_jax.engine.types import MAX_STOP_IDS, Sampling
-from pat_jax.errors import UserError
-from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.errors import UserError, shown
+from pat_jax.json_text import JsonError, parse_json
+from pat_jax.options.names import meant
+from pat_jax.rl.tokenizer import (
+    HuggingFaceTokenizer,
+    flatten_messages,
+    has_lone_surrogate,
+    has_more_tokens,
+    is_message,
+)
 
 PROMPT_FIELDS = ("prompt", "messages", "token_ids")
+VARIABLES = "chat_template_kwargs"
+MOST_SAMPLES = 2**16  # of one line
 
 
 @dataclass(frozen=True)
@@ -64,21 +73,34 @@ class Wishes:
             return ()
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-            raise ValueError(f"stop is {self.stop!r}: expected text or a list of texts.")
+            raise ValueError(f"stop is {shown(self.stop)}: expected text or a list of texts.")
+        if has_lone_surrogate(stops):
+            raise ValueError(f"stop is {shown(self.stop)}: expected whole characters.")
         return tuple(stops)
 
-    def count(self, name: str, default: int, least: int) -> int:
+    def check(self) -> None:
+        """Raises ValueError in one sentence that begins with the name of a field that cannot be."""
+        _ = (
+            self.sampling,
+            self.stops,
+            self.count("n", 1, 1, MOST_SAMPLES),
+            self.count("max_tokens", 1, 1),
+        )
+
+    def count(self, name: str, default: int, least: int, most: int = 2**63 - 1) -> int:
         value = getattr(self, name)
         if value is None:
             return default
-        if type(value) is not int or not least <= value < 2**63:
-            raise ValueError(f"{name} is {value!r}: expected an integer of at least {least}.")
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(
+                f"{name} is {shown(value)}: expected an integer from {least} to {most:,}."
+            )
         return value
 
 
 _SAMPLING = {field.name for field in fields(Sampling)}
 _WISHES = {field.name for field in fields(Wishes)}
-_KNOWN = (*PROMPT_FIELDS, "id", "metadata", *_WISHES)
+_KNOWN = (*PROMPT_FIELDS, VARIABLES, "id", "metadata", *_WISHES)
 
 
 def _given(wishes: Wishes) -> dict[str, Any]:
@@ -99,7 +121,7 @@ class Ask:
     wants_logprobs: bool
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Line numbers, from 1, and lines that are not blank, as they are needed.
 
     Raises:
@@ -108,8 +130,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
+                    yield number, line
     except OSError as error:
         raise UserError(
             f"option --prompts is {str(path)!r}: the file cannot be read ({error.strerror}); expected "
@@ -117,16 +140,17 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from None
 
 
-def parse_object(line: str) -> dict[str, Any]:
+def parse_object(line: bytes) -> dict[str, Any]:
     """Raises ValueError in one sentence."""
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
+        value = parse_json(line.decode())
+    except UnicodeDecodeError as error:
         raise ValueError(
-            f"broken JSON at column {error.colno} ({error.msg}): expected one object a line."
+            f"not UTF-8 text at byte {error.start + 1} ({error.reason}): expected JSON in UTF-8."
         ) from None
-    except RecursionError:
-        raise ValueError("JSON nested too deeply to be read: expected a flatter object.") from None
+    except JsonError as error:
+        at = f" at column {error.column}" if error.column else ""
+        raise ValueError(f"{error}{at}: expected one object a line.") from None
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}: expected one object a line.")
     return value
@@ -155,13 +179,13 @@ def parse_ask(
     """
     for name in given:
         if name not in _KNOWN:
-            near = get_close_matches(name, _KNOWN, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "put fields of your own in 'metadata'."
-            raise ValueError(f"unknown field {name!r}: {hint}")
+            near = meant(name, _KNOWN)
+            hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
+            raise ValueError(f"unknown field {shown(name)}: {hint}")
     own = Wishes(**{name: value for name, value in given.items() if name in _WISHES})
     asked = own.over(defaults)
     wishes = asked.over(recommended)
-    sampling, tokens = wishes.sampling, tuple(_tokens(given, tokenizer))
+    sampling, tokens = wishes.sampling, tuple(_tokens(given, tokenizer, max_length))
     if wishes.stops and tokenizer is None:
         raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
     left = max(max_length - len(tokens), 1)
@@ -169,60 +193,64 @@ def parse_ask(
         tokens,
         sampling,
         asked.count("max_tokens", min(left, recommended.count("max_tokens", left, 1)), 1),
-        wishes.count("n", 1, 1),
+        wishes.count("n", 1, 1, MOST_SAMPLES),
         wishes.count("seed", 0, 0) if wishes.seed is not None else None,
         wishes.stops,
         wishes.logprobs is not None,
     )
 
 
-def _tokens(given: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None) -> Sequence[int]:
+def _tokens(
+    given: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, max_length: int
+) -> Sequence[int]:
     named = [name for name in PROMPT_FIELDS if name in given]
     if len(named) != 1:
         found = " and ".join(named) or "none"
         raise ValueError(f"expected one of {', '.join(PROMPT_FIELDS)} in each line, found {found}.")
     (name,) = named
     value = given[name]
+    if VARIABLES in given and name != "messages":
+        raise ValueError(f"{VARIABLES} belongs to a chat template: expected messages beside it.")
     if name == "token_ids":
-        if not isinstance(value, list) or not all(type(token) is int for token in value):
+        if not isinstance(value, list) or not all(map(is_token_id, value)):
             raise ValueError("token_ids is no list of integers: expected token ids.")
         return value
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the model has no tokenizer: expected token_ids.")
-    if name == "prompt":
-        if not isinstance(value, str):
-            raise ValueError(f"prompt is a JSON {type(value).__name__}: expected text.")
-        return tokenizer.encode_text(_text(name, value))
-    return _chat(value, tokenizer)
+    if has_lone_surrogate(value):  # JSON can say what no text is
+        raise ValueError(f"{name} has half of a character (a lone surrogate): expected text.")
+    if name == "messages":
+        return _chat(value, given.get(VARIABLES), tokenizer, max_length)
+    if not isinstance(value, str):
+        raise ValueError(f"prompt is a JSON {type(value).__name__}: expected text.")
+    _refuse_endless(value, max_length)
+    return tokenizer.encode_text(value)
 
 
-def _text(name: str, value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON can say what no text is
+def is_token_id(value: object) -> bool:
+    """Of some model: of this one is for the engine to say."""
+    return type(value) is int and -(2**31) <= value < 2**31
+
+
+def _refuse_endless(text: str, max_length: int) -> None:
+    if has_more_tokens(text, max_length):
         raise ValueError(
-            f"{name} has half of a character at {error.start} (a lone surrogate): expected text."
-        ) from None
-    return value
+            f"the prompt has {len(text):,} characters: expected less than the {max_length} tokens "
+            "that fit; shorten it."
+        )
 
 
-def _chat(messages: Any, tokenizer: HuggingFaceTokenizer) -> Sequence[int]:
-    is_chat = isinstance(messages, list) and all(
-        isinstance(message, dict)
-        and all(isinstance(message.get(key), str) for key in ("role", "content"))
-        for message in messages
-    )
+def _chat(
+    messages: Any, variables: Any, tokenizer: HuggingFaceTokenizer, max_length: int
+) -> Sequence[int]:
+    is_chat = isinstance(messages, list) and all(map(is_message, messages))
     if not is_chat or not messages:
         raise ValueError("messages: expected a list of chat messages, each with role and content.")
     if not tokenizer.has_chat_template:
         raise ValueError(
             "messages need a chat template, which this tokenizer lacks: give a prompt."
         )
-    for message in messages:
-        _text("messages", message["content"])
-    from jinja2 import TemplateError  # the tokenizer has imported it
-
-    try:
-        return tokenizer.encode_prompt(messages)
-    except TemplateError as error:
-        raise ValueError(f"messages: the chat template refuses them ({error}).") from None
+    if variables is not None and not isinstance(variables, dict):
+        raise ValueError(f"{VARIABLES} is {shown(variables)}: expected an object.")
+    _refuse_endless(flatten_messages(messages), max_length)
+    return tokenizer.encode_prompt(messages, variables)

@@ -1,29 +1,59 @@
-"""What an option's value has to be, and the one sentence where it is not."""
+"""What an option's value has to be, and the one sentence where it is not.
+
+Every number has an upper bound: beyond it a value means nothing, or asks for more than can be.
+"""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pat_jax.errors import UserError
+from pat_jax.engine.types import MAX_TEMPERATURE, MIN_TEMPERATURE
+from pat_jax.errors import UserError, shown
 
 
 class OptionError(UserError):
     """An option whose value is not allowed; the parser adds `where` the value was written."""
 
     def __init__(self, name: str, value: object, expected: str, where: str = ""):
-        super().__init__(f"option --{name} is {value!r}{where}: expected {expected}.")
+        super().__init__(f"option --{name} is {shown(value)}{where}: expected {expected}.")
         self.name, self.value, self.expected = name, value, expected
 
 
 Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
 
-POSITIVE: Rule = (lambda x: x > 0, "a positive number")
-NOT_NEGATIVE: Rule = (lambda x: x >= 0, "0 or a positive number")
-COUNT: Rule = (lambda x: x >= 1, "an integer of at least 1")
-COUNT_OR_ZERO: Rule = (lambda x: x >= 0, "0 or a positive integer")
+MOST = 2**31 - 1  # what an array of 32-bit integers holds
+
+
+def count(least: int, most: int = MOST) -> Rule:
+    return lambda x: least <= x <= most, f"an integer from {least} to {most:,}"
+
+
+def positive(most: float) -> Rule:
+    return lambda x: 0 < x <= most, f"a number above 0 and up to {most:,}"
+
+
+def not_negative(most: float) -> Rule:
+    return lambda x: 0 <= x <= most, f"a number from 0 to {most:,}"
+
+
+COUNT, COUNT_OR_ZERO = count(1), count(0)
+MOST_RESPONSES = 2**20  # of one rollout
+RESPONSES = count(1, MOST_RESPONSES)
+MOST_REPLAYED = 2**16  # responses of a replayed one: more take hours
+ROLLOUTS = count(1, 1000)  # replayed one after another
+TOKENS = count(1, 2**24)  # of one sequence
+STEPS = count(0, 10**9)
+DEVICES = count(0, 1024)
+SEED = count(0, 2**32 - 1)
+MEMORY_GIB = not_negative(65_536)  # of one device
+LEARNING_RATE = not_negative(1)
+TEMPERATURE: Rule = (
+    lambda x: x == 0 or MIN_TEMPERATURE <= x <= MAX_TEMPERATURE,
+    f"0 (greedy) or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
+)
 FRACTION: Rule = (lambda x: 0 < x < 1, "a number in (0, 1)")
 GIVEN: Rule = (lambda x: x != "", "a value (it has no default here)")
-LAYOUT = r"dp[1-9]\d*tp[1-9]\d*"
+LAYOUT = r"dp[1-9]\d{0,4}tp[1-9]\d{0,4}"
 
 
 def matches(pattern: str, expected: str) -> Rule:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pat_jax.candidates import (
     check_batch,
     check_lengths,
+    check_vocabulary_options,
     scripted_planner,
     wanted_layouts,
     worth_planning,
@@ -42,11 +43,12 @@ from pat_jax.planning.planner import Planner
 from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
-from pat_jax.rl.tokenizer import check_vocabulary
+from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
-from pat_jax.run_folder import CHECKPOINTS, check_export_dir
+from pat_jax.run_folder import CHECKPOINTS
 from pat_jax.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.trainer import Trainer, model_functions
+from pat_jax.update_memory import check_state
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +84,9 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     and the data, which take seconds.
     """
     check_task(config)
-    check_export_dir(config)
     model = model_config(config, len(devices))
     check_lengths(config, model)
+    check_vocabulary_options(config, model)
     subject = profile_subject(config, model, devices)
     profile = find_profile(config, subject)
     fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
@@ -94,13 +96,14 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     chain, dropped = layout_chain(mesh, model)
     layouts = wanted_layouts(config, chain, mesh, model)
     check_batch(config, layouts)
-    tokenizer = load_tokenizer(config)
-    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    tokenizer = checked_tokenizer(config, model)
     task = load_task(config, tokenizer)
     policy, first = Policy.from_config(model), next(iter(chain.values()))
     trainer = build_trainer(config, policy, first, layouts)
     resident = trainer.resident
     alone = _alone(config, policy, devices, layouts, resident)
+    if config.train or config.warm_start.steps:
+        check_state(trainer, alone.limit)
     if config.is_planned:
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
@@ -125,14 +128,15 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
     """The rollout's part of a run alone, without its data; raises UserError as `build` does."""
     check_lengths(config, model)
+    check_vocabulary_options(config, model)
     mesh = factored_mesh(devices)
     chain, dropped = layout_chain(mesh, model)
     for reason in dropped:
         log.info("layout dropped: %s", reason)
     layouts = wanted_layouts(config, chain, mesh, model)
     check_batch(config, layouts)
-    has_tokenizer = config.data == "arithmetic" or Path(config.model).is_dir()
-    eos_ids = load_tokenizer(config).eos_ids if has_tokenizer else (0,)
+    has_tokenizer = config.data.is_arithmetic or Path(config.model).is_dir()
+    eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
     alone = _alone(config, policy, devices, layouts, resident=())
     roomless = without_room(alone, config.rollout)
@@ -140,6 +144,13 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in roomless}
     return _engine(config, policy, devices, kept, eos_ids, resident=())
+
+
+def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
+    """Raises UserError where it has tokens that the model has not."""
+    tokenizer = load_tokenizer(config)
+    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    return tokenizer
 
 
 def _engine(
@@ -194,7 +205,7 @@ def model_config(config: RunConfig, num_devices: int) -> ModelConfig:
             f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "
             "the name of a built-in shape, but there is no such directory."
         )
-    elif config.data == "arithmetic":
+    elif config.data.is_arithmetic:
         model = preset(config.model, vocab_size=load_tokenizer(config).vocab_size)
     else:
         model = preset(config.model)
@@ -237,9 +248,6 @@ def build_trainer(
 ) -> Trainer:
     """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`."""
     algorithm, rollout, dtype = config.algorithm, config.rollout, DTYPES[config.compute_dtype]
-    updates_per_step = (
-        rollout.prompts_per_step // algorithm.mini_batch_size * algorithm.num_iterations
-    )
     forward, logits = model_functions(policy, layout, dtype, remat=config.remat)
 
     def functions(optimizer) -> PolicyUpdate:
@@ -251,20 +259,13 @@ def build_trainer(
             temperature=rollout.temperature,
             epsilon=algorithm.epsilon,
             epsilon_high=algorithm.epsilon_high,
+            dual_clip=algorithm.dual_clip,
             beta=algorithm.beta,
         )
 
-    optimizer = config.optimizer
     update = functions(
         make_optimizer(
-            learning_rate=optimizer.learning_rate,
-            total_steps=config.steps * updates_per_step,
-            schedule=optimizer.schedule,
-            warmup_steps=optimizer.warmup_steps,
-            weight_decay=optimizer.weight_decay,
-            b1=optimizer.b1,
-            b2=optimizer.b2,
-            max_grad_norm=optimizer.max_grad_norm,
+            total_steps=config.steps * config.updates_per_step, **asdict(config.optimizer)
         )
     )
     warm_start = config.warm_start
@@ -284,7 +285,7 @@ def build_trainer(
         else (),
         rollout_layouts=rollout_layouts,
         rollout_dtype=dtype,
-        is_on_policy=updates_per_step == 1,
+        is_on_policy=config.updates_per_step == 1,
         num_iterations=algorithm.num_iterations,
         supervised=functions(supervised) if warm_start.steps else None,
         rollout_policy=policy.with_weights(config.rollout.weights),

@@ -1,6 +1,6 @@
 """`python -m pat_jax.simulate`: replays what-if questions on a measured machine.
 
-    python -m pat_jax.simulate --profile P --lengths L --sequences 512,2048 --link-slowdown 1,4
+    python -m pat_jax.simulate --profile P --lengths L --responses 512,2048 --link_slowdown 1,4
 
 The planner that ships runs on a simulated clock whose durations are those of a profile, with response
 lengths from a file or a built-in distribution, against every layout for good. Nothing runs on a
@@ -8,6 +8,7 @@ device. Options that take several values, separated by commas, are combined in e
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,24 +25,51 @@ from pat_jax.profiling.comparison import Comparison, Series, compare
 from pat_jax.profiling.length_files import find_lengths
 from pat_jax.profiling.response_lengths import CORRELATION, Draw, ResponseLengths
 from pat_jax.profiling.text_table import percent, text_table
-from pat_jax.profiling.what_if import WhatIf, machine_of, profile_words, unmeasured
-from pat_jax.rules import COUNT, COUNT_OR_ZERO, GIVEN, NOT_NEGATIVE, POSITIVE, check, matches
+from pat_jax.profiling.what_if import WhatIf, machine_of, model_of, profile_words, unmeasured
+from pat_jax.rules import (
+    GIVEN,
+    MEMORY_GIB,
+    MOST_REPLAYED,
+    RESPONSES,
+    ROLLOUTS,
+    SEED,
+    TOKENS,
+    Rule,
+    check,
+    check_context,
+    positive,
+    require,
+)
 
-COUNTS = matches(r"[1-9]\d*(,[1-9]\d*)*", "whole numbers of at least 1, separated by commas")
-NUMBERS = matches(r"\d+(\.\d+)?(,\d+(\.\d+)?)*", "numbers, separated by commas")
+MOST_GROWTH = 20  # of a logarithm, over all rollouts
+WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
+
+
+def listed(pattern: str, most: int, what: str) -> Rule:
+    """Of a text: numbers of that form, none of them above `most`."""
+    form = re.compile(rf"{pattern}(,{pattern})*")
+    expected = f"{what} up to {most:,}, separated by commas"
+    return (
+        lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most,
+        expected,
+    )
 
 
 @dataclass(frozen=True)
 class SimulateConfig:
-    """What-if questions, by `python -m pat_jax.simulate`."""
+    """Replays rollouts of a measured machine: other batches, caps and links. Options that take several
+    values, separated by commas, are combined in every way.
+
+        python -m pat_jax.simulate --profile FILE --responses 512,2048 --link_slowdown 1,4
+    """
 
     profile: str = "profile.json"
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
     lengths: str = "reasoning"
     """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
-    sequences: str = "1024"
+    responses: str = "1024"
     """Responses of one rollout; several, separated by commas, are each replayed."""
-    max_response: str = "24576"
+    max_completion_length: str = "24576"
     """The cap in tokens at which a response is cut; several, separated by commas."""
     link_slowdown: str = "1"
     """Times that sums over devices and moves between them take longer; several, by commas."""
@@ -51,7 +79,7 @@ class SimulateConfig:
     device_memory_gib: float = 0.0
     """Memory of a device: the KV cache takes what the weights leave, and sequences without pages wait
     or are preempted; 0 lets every sequence have its pages."""
-    samples_per_prompt: int = 8
+    num_generations: int = 8
     """Responses to one prompt, whose lengths are alike."""
     correlation: float = CORRELATION
     """Of the normal scores of two responses to one prompt; 0 makes them strangers."""
@@ -75,23 +103,29 @@ class SimulateConfig:
 
     def __post_init__(self):
         check(self, "profile lengths", GIVEN)
-        check(self, "sequences max_response", COUNTS)
-        check(self, "link_slowdown host_us", NUMBERS)
-        check(self, "samples_per_prompt prompt_tokens rollouts burst_steps check_every", COUNT)
+        check(self, "responses", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
+        check(self, "max_completion_length", listed(WHOLE, 2**24, "whole numbers from 1"))
+        check(self, "link_slowdown host_us", listed(NUMBER, 10**6, "numbers"))
+        check(self, "num_generations", RESPONSES)
+        check(self, "prompt_tokens burst_steps check_every", TOKENS)
+        check(self, "rollouts", ROLLOUTS)
+        growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
+        expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
+        require(growth, "growth", self.growth, expected)
         check(self, "correlation", (lambda x: 0 <= x < 1, "a number in [0, 1)"))
-        check(self, "length_scale", POSITIVE)
-        check(self, "device_memory_gib", NOT_NEGATIVE)
-        check(self, "seed", COUNT_OR_ZERO)
+        check(self, "length_scale", positive(1000))
+        check(self, "device_memory_gib", MEMORY_GIB)
+        check(self, "seed", SEED)
 
     def cases(self) -> Iterator[tuple[int, int, float, float]]:
-        """(sequences, cap, link slowdown, host microseconds) of each question."""
+        """(responses, cap, link slowdown, host microseconds) of each question."""
 
         def values(text: str, kind: Callable[[str], Any]) -> list[Any]:
             return [kind(value) for value in text.split(",")]
 
         return product(
-            values(self.sequences, int),
-            values(self.max_response, int),
+            values(self.responses, int),
+            values(self.max_completion_length, int),
             values(self.link_slowdown, float),
             values(self.host_us, float),
         )
@@ -121,6 +155,12 @@ def main() -> None:
         presets=None,
     )
     lengths, profile = find_lengths(config.lengths), read_profile(Path(config.profile))
+    for _, cap, *_ in config.cases():
+        asked = {
+            "prompt_tokens": longest_prompt(config, lengths),
+            "max_completion_length": cap,
+        }
+        check_context(asked, model_of(profile).max_position, config.profile)
     configure(0)
     answers = [answer(config, profile, lengths, *case) for case in config.cases()]
     print(tables(config, profile, lengths, answers))
@@ -132,26 +172,25 @@ def answer(
     config: SimulateConfig,
     profile: Profile,
     lengths: ResponseLengths,
-    sequences: int,
+    responses: int,
     cap: int,
     link_slowdown: float,
     host_us: float,
 ) -> Answer:
     draw = Draw(
-        sequences,
+        responses,
         cap,
-        config.samples_per_prompt,
+        config.num_generations,
         config.correlation,
         config.length_scale,
         config.prompt_tokens,
         config.seed,
     )
     series = Series(draw, config.rollouts, config.growth)
-    longest = config.prompt_tokens if lengths.prompts is None else int(lengths.prompts.max())
     what_if = WhatIf(
-        sequences,
+        responses,
         cap,
-        longest,
+        longest_prompt(config, lengths),
         link_slowdown,
         host_us,
         config.device_memory_gib,
@@ -160,6 +199,10 @@ def answer(
     )
     machine = machine_of(profile, what_if)
     return Answer(what_if, compare(machine, lengths, series), unmeasured(profile, machine))
+
+
+def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
+    return config.prompt_tokens if lengths.prompts is None else int(lengths.prompts.max())
 
 
 def tables(

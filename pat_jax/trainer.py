@@ -84,6 +84,7 @@ class Trainer:
             rollout_policy or policy,
             rollout_layouts,
             rollout_dtype,
+            update.score_step,
         )
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -269,11 +270,9 @@ def _copy(params: Params) -> Params:
 def _summary(records: Sequence[tuple[LossSums, Array, Array]]) -> UpdateResult:
     """Means over the optimizer steps, fetched from the devices once."""
     records = jax.device_get(list(records))
-    metrics = {
-        f"train/{name}": float(np.mean([getattr(sums, name) for sums, _, _ in records]))
-        for name in vars(records[0][0])
-    }
-    metrics["train/behavior_gap_max"] = float(max(sums.behavior_gap_max for sums, _, _ in records))
+    each = [sums.metrics() for sums, _, _ in records]
+    metrics = {f"train/{name}": float(np.mean([one[name] for one in each])) for name in each[0]}
+    metrics["train/behavior_gap_max"] = max(one["behavior_gap_max"] for one in each)
     metrics["train/grad_norm"] = float(np.mean([norm for _, norm, _ in records]))
     metrics["train/skipped_updates"] = float(sum(not applied for _, _, applied in records))
     return UpdateResult(metrics, len(records))

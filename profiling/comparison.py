@@ -15,8 +15,8 @@ from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.planning.types import Split
-from pat_jax.profiling.machine import Burst, Machine, Replay, Workload
+from pat_jax.planning.types import Ran, Split
+from pat_jax.profiling.machine import Machine, Replay, Workload
 from pat_jax.profiling.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulator import replay
 
@@ -198,7 +198,7 @@ def _summed(
 
 
 def step_parts(
-    bursts: Sequence[Burst], machine: Machine, sum_seconds: SumSeconds | None = None
+    bursts: Sequence[Ran], machine: Machine, sum_seconds: SumSeconds | None = None
 ) -> StepParts:
     """Where the time of `bursts` goes."""
     totals = np.zeros(5)
@@ -208,7 +208,7 @@ def step_parts(
             [
                 physics.fixed,
                 physics.per_row * burst.rows,
-                physics.per_token * burst.rows * burst.length,
+                physics.per_token * machine.truth.tokens_read(burst),
             ]
         )
         sums = sum_seconds(burst.split, burst.rows) * burst.steps if sum_seconds else 0.0

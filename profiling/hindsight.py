@@ -10,18 +10,23 @@ layout and who shares a group with whom:
             path beats
 
 So the result is exact for every path that only rises by migration, and a lower bound for the others:
-no planner that follows the engine's rules is faster.
+no planner that follows the engine's rules is faster. Pages are there for all, in every layout whose
+weights have room: where sequences have to wait for pages it is out of reach.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 import numpy as np
 
-from pat_jax.planning.costs import LARGE_S
+from pat_jax.planning.costs import CostTables
+from pat_jax.planning.held import most_held
 from pat_jax.planning.types import Split
 from pat_jax.profiling.machine import Machine, Workload
+
+CHUNK = 256  # moments at which all sequences are looked at together
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,15 @@ class _State:
 def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
     """The cheapest path, switches allowed at every test of the stop condition."""
     world = _World(workload, machine)
+    splits = [split for split in machine.splits if machine.has_room(split)]
     states = [
         _State(split, dealt)
-        for dealt in (*machine.splits, None)
-        for split in machine.splits
+        for dealt in (*splits, None)
+        for split in splits
         if dealt is None or split.tp >= dealt.tp
     ]
     fullest = np.stack([world.fullest(state) for state in states])
-    run = np.stack([world.decode(s.split, n) for s, n in zip(states, fullest, strict=True)])
+    run = np.stack([world.decode(state, n) for state, n in zip(states, fullest, strict=True)])
     moves = np.full((len(world.moments), len(states), len(states)), np.inf)
     for a, source in enumerate(states):
         moves[:, a, a] = 0.0
@@ -90,49 +96,63 @@ class _World:
 
     def __init__(self, workload: Workload, machine: Machine):
         self.workload, self.machine, self.truth = workload, machine, machine.truth
-        every = machine.check_every
-        self.moments = np.arange(0, int(workload.responses.max()), every)
-        self.responses = np.sort(workload.responses)
-        self.live = self._live(self.responses)
-        longest_last = np.argsort(workload.responses, kind="stable")
-        longest_prompt = np.maximum.accumulate(workload.prompts[longest_last][::-1])[::-1]
-        self.longest_prompt = longest_prompt[workload.size - self.live]  # of those still live
-        self.context = self.longest_prompt + self.moments - 1  # tokens in the longest cache
-        shortest = np.minimum.accumulate(workload.prompts[longest_last][::-1])[::-1]
-        self.least_context = shortest[workload.size - self.live] + self.moments - 1
-        mean_prompt = np.cumsum(workload.prompts[longest_last][::-1])[::-1] / np.arange(
-            workload.size, 0, -1
-        )
-        self.mean_context = mean_prompt[workload.size - self.live] + self.moments - 1
+        every, self.num_rows = machine.check_every, min(workload.size, machine.capacity)
+        self.begin, self.row = _seats(workload.responses, self.num_rows)
+        self.end = self.begin + workload.responses
+        self.moments = np.arange(0, int(self.end.max()), every)
+        self.live = self._live(np.ones(workload.size, bool))
+        ahead = workload.prompts - self.begin - 1  # of the moment: tokens in the cache of each
+        self.longest_prompt = self._of_live(np.maximum, workload.prompts)
+        # Tokens in the longest cache, the shortest and on average.
+        self.context = self._of_live(np.maximum, ahead) + self.moments
+        self.least_context = self._of_live(np.minimum, ahead) + self.moments
+        self.mean_context = self._of_live(np.add, ahead) / self.live + self.moments
         self.length = self._lengths(every)
         self.recompute = {split: self._recompute(split) for split in machine.splits}
+
+    @property
+    def has_queue(self) -> bool:
+        return self.num_rows < self.workload.size
+
+    def _of_live(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
+        """Largest, smallest or sum of `value`, int[sequences], of those live at each moment."""
+        least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
+        parts = []
+        for some in np.array_split(self.moments, -(-len(self.moments) // CHUNK)):
+            is_live = (self.begin <= some[:, None]) & (some[:, None] < self.end)
+            parts.append(which.reduce(np.where(is_live, value, nothing), axis=1))
+        return np.concatenate(parts)
 
     def fullest(self, state: _State) -> np.ndarray:
         """Live sequences of the fullest group."""
         if state.dealt is None:
             return -(-self.live // state.split.dp)
-        turn = np.arange(self.workload.size)
-        group = turn // -(-self.workload.size // state.dealt.dp) % state.split.dp
-        responses = self.workload.responses
-        members = [np.sort(responses[group == g]) for g in range(state.split.dp)]
-        return np.max([self._live(ends) for ends in members], axis=0)
+        group = self._group(state)
+        return np.max([self._live(group == g) for g in range(state.split.dp)], axis=0)
 
-    def decode(self, split: Split, fullest: np.ndarray) -> np.ndarray:
-        """Seconds until the next moment."""
+    def _group(self, state: _State) -> np.ndarray:
+        """int[sequences]; one group where they are even."""
+        if state.dealt is None:
+            return np.zeros(self.workload.size, int)
+        return self.row // -(-self.num_rows // state.dealt.dp) % state.split.dp
+
+    def _held(self, state: _State) -> np.ndarray:
+        """Tokens in the caches of the group that holds most, until the next moment."""
+        if self.has_queue:
+            return self.live * self.mean_context / state.split.dp
+        prompts, responses = self.workload.prompts, self.workload.responses
+        every, group = self.machine.check_every, self._group(state)
+        most = most_held(prompts - 1, responses, group, every * len(self.moments), every)
+        return most / (state.split.dp if state.dealt is None else 1)
+
+    def decode(self, state: _State, fullest: np.ndarray) -> np.ndarray:
+        """Seconds until the next moment, room for all."""
+        split, held = state.split, self._held(state)
         rows = np.array(self.machine.buckets.rows[split])
         rows = rows[np.searchsorted(rows, fullest)]
-        memory, length = self.machine.memory, self.length
-        seconds = np.full(len(rows), LARGE_S)  # where there is no room
-        fits = np.ones(len(rows), bool)
-        if memory is not None:
-            fits = memory.holds(split, fullest, self.context + self.machine.check_every)
-        if fits.any():
-            step = _looked_up(
-                lambda n, m: self.truth.decode_step(split, n, m), rows[fits], length[fits]
-            )
-            step += self.machine.host_s_per_sequence * self.live[fits]
-            seconds[fits] = self.machine.check_every * step
-        return seconds
+        step = CostTables.of(self.truth, (split,)).steps(rows[None], self.length, held / rows)[0]
+        return self.machine.check_every * (step + self.machine.host_s_per_sequence * self.live)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         """Seconds of each way from one state to another, at every moment."""
@@ -177,13 +197,27 @@ class _World:
         return np.maximum(one_call, np.minimum(calls, rounds))
 
     def prefill(self, split: Split) -> float:
-        return self.truth.recompute(
-            split, -(-self.workload.size // split.dp), int(self.workload.prompts.max())
-        )
+        """Of all prompts, those of several samples in one group once; dealt evenly of a queue, and
+        filling each other's calls whenever they come.
+        """
+        tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
+        group = self._group(_State(split, split))
+        if prompt_id is not None:
+            pairs = np.stack([0 * group if self.has_queue else group, prompt_id])
+            first = np.unique(pairs, axis=1, return_index=True)[1]
+            group, tokens = group[first], tokens[first]
+        if self.has_queue:
+            tokens = np.sort(tokens)[::-1]
+            group = np.arange(len(tokens)) % split.dp
+        return self.truth.packed(split, group, tokens)
 
-    def _live(self, ends: np.ndarray) -> np.ndarray:
-        """How many of `ends`, ascending response lengths, are still to come at each moment."""
-        return len(ends) - np.searchsorted(ends, self.moments, side="right")
+    def _live(self, which: np.ndarray) -> np.ndarray:
+        """How many of those, bool[sequences], have begun and not ended at each moment."""
+        begun, ended = (
+            np.searchsorted(np.sort(steps[which]), self.moments, side="right")
+            for steps in (self.begin, self.end)
+        )
+        return begun - ended
 
     def _lengths(self, every: int) -> np.ndarray:
         """The length bucket of the longest context and `every` more tokens."""
@@ -193,14 +227,27 @@ class _World:
         return steps[needed]
 
     def _recompute(self, split: Split) -> np.ndarray:
-        rows = -(-self.live // split.dp)
-        return _looked_up(lambda n, m: self.truth.recompute(split, n, m), rows, self.context)
+        """As many tokens as all hold, in rows of the longest."""
+        longest = np.maximum(self.context, 1)
+        rows = self.live * self.mean_context / (longest * split.dp)
+        return np.array(
+            [
+                self.truth.recompute(split, n, m)
+                for n, m in zip(rows.tolist(), longest.tolist(), strict=True)
+            ]
+        )
 
 
-def _looked_up(
-    seconds: Callable[[int, int], float], rows: np.ndarray, tokens: np.ndarray
-) -> np.ndarray:
-    """`seconds(rows, tokens)` at every moment, each distinct question asked once."""
-    keys = rows * (int(tokens.max()) + 1) + tokens
-    _, first, where = np.unique(keys, return_index=True, return_inverse=True)
-    return np.array([seconds(int(rows[i]), int(tokens[i])) for i in first])[where]
+def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The decode step at which each sequence begins and the row it gets, int[sequences] each.
+
+    In their order, each as soon as a row is free: no burst has to end for it, and no real path lets
+    one begin earlier.
+    """
+    begin, row = np.zeros(len(responses), int), np.arange(len(responses))
+    free = [(int(length), i) for i, length in enumerate(responses[:num_rows])]
+    heapify(free)
+    for i in range(num_rows, len(responses)):
+        begin[i], row[i] = free[0]
+        heapreplace(free, (int(begin[i] + responses[i]), int(row[i])))
+    return begin, row

@@ -109,7 +109,7 @@ class LazyLayouts:
             self.uncompiled.compiled(split)
             latency = _filled(measured, self.engine)
             seen = self.planner.latency
-            self.planner.latency = replace(latency, correction=seen.correction, recent=seen.recent)
+            self.planner.latency = replace(latency, correction=seen.correction)
             lines.append(f"{split} compiled in the background in {seconds:.1f} s, now in use")
             log.info("%s", lines[-1])
         return lines

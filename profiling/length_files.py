@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pat_jax.errors import UserError
+from pat_jax.errors import UserError, shown
+from pat_jax.json_text import JsonError, parse_json
 from pat_jax.profiling.response_lengths import BUILT_IN, ResponseLengths
 
 LENGTHS = (
@@ -26,6 +27,7 @@ LENGTHS = (
 )
 COUNTS = ("count", "weight", "weight_requests")
 PROMPTS = ("prompt_tokens", "input_tokens", "context_tokens")
+MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
 USAGE = "usage"  # of a line of `pat_jax.generate`
 
 
@@ -96,7 +98,10 @@ def _distribution(
 
 def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
     reader = csv.reader(text.splitlines())
-    rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    try:
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:  # such as a field of more than 131,072 characters
+        raise UserError(f"lengths {path}, line {reader.line_num}: {error}.") from None
     if not rows:
         return
     line, first = rows[0]
@@ -149,7 +154,7 @@ def _json_entries(path: Path, text: str) -> Iterator[Entry]:
         line = text.count("\n", 0, at) + 1
         try:
             element, at = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _broken(path, line) from None
         yield _entry(path, line, element)
         at = _skip(text, at)
@@ -172,8 +177,8 @@ def _jsonl_entries(path: Path, text: str) -> Iterator[Entry]:
         if not content.strip():
             continue
         try:
-            element = json.loads(content)
-        except ValueError:
+            element = parse_json(content)
+        except JsonError:
             raise _broken(path, line) from None
         yield _entry(path, line, element)
 
@@ -203,24 +208,25 @@ def _number(value: Any) -> float:
         return math.nan
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return math.nan
 
 
 def _whole(path: Path, line: int, what: str, value: Any) -> int:
     number = _number(value)
-    if not (number >= 0 and number.is_integer()):
+    if not (0 <= number <= MOST_TOKENS and number.is_integer()):
         raise UserError(
-            f"lengths {path}, line {line}: a {what} of {value!r} tokens, expected a whole number that "
-            "is not negative; correct the line or leave it out."
+            f"lengths {path}, line {line}: a {what} of {shown(value)} tokens, expected a whole number "
+            f"from 0 to {MOST_TOKENS:,}; correct the line or leave it out."
         )
     return int(number)
 
 
 def _count(path: Path, line: int, value: Any) -> float:
     number = _number(value)
-    if not 0 <= number < math.inf:
+    if not 0 <= number <= MOST_COUNT:
         raise UserError(
-            f"lengths {path}, line {line}: {value!r} responses, expected a number that is not negative."
+            f"lengths {path}, line {line}: {shown(value)} responses, expected a number from 0 to "
+            f"{MOST_COUNT:,}."
         )
     return number

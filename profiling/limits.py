@@ -1,8 +1,7 @@
 """What keeps a rollout from being faster, in sentences: from a comparison, never from a rule of thumb."""
 
 from collections.abc import Iterator
-
-import numpy as np
+from itertools import pairwise
 
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.comparison import Comparison, StepParts
@@ -64,12 +63,15 @@ def _tail(comparison: Comparison, machine: Machine) -> str:
 
 def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
     steps = max(comparison.longest)
-    edges = np.array([0, *(n for n in machine.buckets.lengths if n < steps), steps])
-    lengths = [machine.buckets.length_for(int(end)) for end in edges[1:]]
+    edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
+    parts = [
+        (end - begin, machine.buckets.length_for(end), (begin + end) / 2)
+        for begin, end in pairwise(edges)
+    ]
     seconds = {
         str(split): sum(
-            float(count) * machine.truth.decode_step(split, 1, length)
-            for count, length in zip(np.diff(edges), lengths, strict=True)
+            count * machine.truth.decode_step(split, 1, length, held)
+            for count, length, held in parts
         )
         for split in machine.splits
     }

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.types import Load, Split
+from pat_jax.planning.types import Load, Ran, Siblings, Split
+from pat_jax.rollout_config import RolloutConfig
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,18 @@ class Workload:
         live = min(self.size, capacity)
         zeros = np.zeros(live, int)
         budget = np.full(live, self.cap)
-        return Load(zeros, zeros, self.prompts[:live], budget, waiting=self.size - live)
-
-
-@dataclass(frozen=True)
-class Burst:
-    """Steps of one decode burst, alike in layout and buckets."""
-
-    split: Split
-    rows: int  # row bucket of a group
-    length: int  # cache length, tokens
-    live: int  # unfinished sequences when it began
-    steps: int
-    seconds: float
+        siblings = None
+        if self.prompt_id is not None:
+            prompt, of_live = np.unique(self.prompt_id[:live], return_inverse=True)
+            none = np.zeros(0, int)
+            siblings = Siblings(prompt, of_live, none, none, np.zeros(0, bool))
+        return Load(zeros, zeros, self.prompts[:live], budget, siblings, self.size - live)
 
 
 @dataclass(frozen=True)
 class Replay:
     trace: RolloutTrace
-    bursts: tuple[Burst, ...]
+    bursts: tuple[Ran, ...]
     prefill_s: float
     switch_s: float
     num_preempted: int = 0  # times that a sequence gave up its pages, to be computed again
@@ -91,7 +84,7 @@ class Machine:
     memory: MemoryModel | None = None  # what fits there; None: everything
     runs_ahead: bool = False  # see RolloutEngine
     # The pools are as large as `memory` says: who finds no pages waits, or makes room for others.
-    # False: they hold every sequence, and `memory` only tells `hindsight` what a layout can hold.
+    # False: they hold every sequence, and `memory` only tells `hindsight` where weights have room.
     has_pools: bool = False
     # Of the host in each decode step, for each live sequence of all groups; what `truth` lacks.
     host_s_per_sequence: float = 0.0
@@ -119,6 +112,12 @@ class Machine:
         steps = config.burst_steps, config.check_every
         rest = memory, runs_ahead, has_pools, host_s_per_sequence
         return cls(truth, tuple(splits), buckets, *steps, *rest)
+
+    def has_room(self, split: Split) -> bool:
+        """Whether the weights of a layout fit, and its pool."""
+        if self.memory is None:
+            return True
+        return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
 
     @property
     def capacity(self) -> int:

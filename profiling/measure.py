@@ -95,6 +95,7 @@ class Warmup:
             prefill_blocks=self.catalogue.prefill_blocks,
             page_size=self.catalogue.page_size,
             round_tokens=self._round_tokens,
+            reads=self.catalogue.reads,
         )
 
     def measure(

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import MIGRATE_ALL, Balance, Load, Plan, Split
 from pat_jax.profiling.hindsight import clairvoyant
 from pat_jax.profiling.machine import Machine, Workload
 from pat_jax.profiling.simulator import replay
+from pat_jax.rollout_config import RolloutConfig
 
 
 def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
@@ -97,6 +97,13 @@ def planned_regret(
     """
     missing = planner.uncompiled.compile_s if planner.uncompiled else ()
     splits = [split for split in planner.splits if split not in missing]
-    machine = Machine.of(planner.latency, splits, config, capacity=capacity, memory=planner.memory)
+    machine = Machine.of(
+        planner.latency,
+        splits,
+        config,
+        capacity=capacity,
+        memory=planner.memory,
+        host_s_per_sequence=planner.latency.correction.per_sequence_s,
+    )
     prompts, responses = np.array(lengths).T
     return regret(Workload(prompts, responses, config.max_completion_length), machine, trace)

@@ -17,6 +17,9 @@ from pat_jax.profiling.machine import Workload
 
 PROBABILITIES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999)
 POINTS = 8192  # equally likely lengths that stand for a built-in distribution
+# Responses pile up at their longest length if at least so many are, such a share of all, and so many
+# times those of the tenth of lengths below.
+FEWEST_CUT, LEAST_CUT, PILE, NEAR = 3, 0.005, 3, 0.9
 CORRELATION = 0.3  # of two samples of a prompt, where nothing is known of it
 
 
@@ -96,6 +99,19 @@ class ResponseLengths:
     def share_beyond(self, tokens: float) -> float:
         """P(longer than `tokens`)."""
         return float(self.counts[self.tokens > tokens].sum() / self.counts.sum())
+
+    @property
+    def cut_at(self) -> int | None:
+        """The longest length, if responses pile up there as where a cap cuts them; None: they thin out."""
+        longest = int(self.tokens[-1])
+        pile = float(self.counts[self.tokens == longest].sum())
+        near = self.counts[(self.tokens >= NEAR * longest) & (self.tokens < longest)].sum()
+        is_cut = pile >= FEWEST_CUT and pile > PILE * near and self.share_of(longest) >= LEAST_CUT
+        return longest if is_cut else None
+
+    def share_of(self, tokens: int) -> float:
+        """P(exactly `tokens`)."""
+        return float(self.counts[self.tokens == tokens].sum() / self.counts.sum())
 
     def mean(self, cap: int, scale: float = 1.0) -> float:
         """Tokens, of responses `scale` times as long and cut at `cap`."""

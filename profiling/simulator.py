@@ -8,6 +8,7 @@ sequence, or as much as its memory says (`page_counts.py`).
 """
 
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -17,9 +18,10 @@ from pat_jax.engine.stock import steps_with_room
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.balance import balance_seconds
 from pat_jax.planning.carry import carried_seconds
+from pat_jax.planning.held import most_held
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Balance, Plan, Split, way
-from pat_jax.profiling.machine import Burst, Machine, Replay, Workload
+from pat_jax.planning.types import Balance, Plan, Ran, Split, way
+from pat_jax.profiling.machine import Machine, Replay, Workload
 from pat_jax.profiling.page_counts import PageCounts
 
 
@@ -42,7 +44,7 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
         if machine.runs_ahead and stays:
             following = flight.launch_next(running, plan.threshold)
         if burst := flight.collect(running):
-            planner.observe(burst.split, burst.rows, burst.length, burst.seconds / burst.steps)
+            planner.observe(burst)
         running = following
         if running is not None and flight.accounts.has_work:
             plan, balance = flight.decide(planner)
@@ -79,7 +81,7 @@ class _Flight:
         self.clock_s, self.prefill_s, self.switch_s = 0.0, 0.0, 0.0
         self.step = self.num_preempted = 0
         self.starts_s: list[float] = []
-        self.bursts: list[Burst] = []
+        self.bursts: list[Ran] = []
         self.switches: list[Switch] = []
         self.balanced: list[Balanced] = []
 
@@ -98,21 +100,24 @@ class _Flight:
             seated = self.pages.admit(rows, steps, at_once=at_once)
         if not len(seated):
             return
-        longest = int(accounts.length[seated].max())
-        seconds = self.machine.truth.recompute(self.split, self._prefills(seated), longest)
+        seconds = self.machine.truth.packed(self.split, *self._prefilled(seated))
         self.prefill_s += seconds
         self.clock_s += seconds
 
-    def _prefills(self, seated: np.ndarray) -> int:
-        """Sequences of the fullest group to prefill; one for all samples of a fresh prompt."""
+    def _prefilled(self, seated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Groups and tokens of what is to be prefilled: all samples of a fresh prompt at once.
+
+        The last token is left to the first decode step.
+        """
         accounts = self.accounts
-        group = accounts.group(seated)
+        group, tokens = accounts.group(seated), accounts.length[seated] - 1
         if accounts.has_prompt_ids:
             is_fresh = accounts.length[seated] == accounts.prompt_length[seated]
             own = len(accounts.prompt_id) + np.arange(len(seated))
             work = np.where(is_fresh, accounts.sibling[seated], own)
-            group = np.unique(np.stack([group, work]), axis=1)[0]
-        return int(np.bincount(group).max())
+            first = np.unique(np.stack([group, work]), axis=1, return_index=True)[1]
+            group, tokens = group[first], tokens[first]
+        return group, tokens
 
     def _grow(self) -> None:
         if self.pages is not None:
@@ -165,7 +170,7 @@ class _Flight:
             steps = min(steps, length - context) // check_every * check_every
         return length, steps
 
-    def collect(self, running: _Running) -> Burst | None:
+    def collect(self, running: _Running) -> Ran | None:
         """None if it takes no step: the one before had reached the threshold."""
         accounts, live, check_every = self.accounts, self.accounts.live, self.machine.check_every
         until_threshold = self._steps_until(running.threshold)
@@ -176,12 +181,15 @@ class _Flight:
         if not steps:
             return None
         rows, machine = accounts.rows_per_group, self.machine
-        step_s = machine.truth.decode_step(self.split, rows, running.length)
+        sampled, context = np.minimum(left, steps), accounts.length[live] - 1
+        held = most_held(context, sampled, accounts.group(live), steps, check_every)
+        shape = self.split, rows, running.length
+        step_s = fmean(machine.truth.decode_step(*shape, tokens) for tokens in held.tolist())
         seconds = steps * (step_s + machine.host_s_per_sequence * len(live))
-        burst = Burst(self.split, rows, running.length, len(live), steps, seconds)
+        burst = Ran(*shape, len(live), float(held.mean()), steps, seconds)
         self.starts_s.append(self.clock_s)
         self.bursts.append(burst)
-        accounts.advance(np.minimum(left, steps), left > steps, steps)
+        accounts.advance(sampled, left > steps, steps)
         if self.pages is not None:
             self.pages.release_ended()
         self.step += steps
@@ -211,7 +219,7 @@ class _Flight:
                 live=load.live,
                 source=str(source),
                 target=str(target),
-                bytes_moved=0,
+                bytes_moved=None,
                 seconds=seconds,
                 predicted_saving_s=plan.predicted_saving_s,
                 predicted_cost_s=plan.predicted_cost_s,

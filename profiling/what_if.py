@@ -30,7 +30,7 @@ KIND = "all-reduce"
 class WhatIf:
     """What is other than in the profile."""
 
-    sequences: int
+    responses: int
     cap: int  # tokens of a response
     longest_prompt: int
     link_slowdown: float = 1.0  # times that sums, moves of pages and of weights take longer
@@ -40,7 +40,7 @@ class WhatIf:
     check_every: int = 16
 
     def __str__(self) -> str:
-        words = [f"{self.sequences:,} sequences, cap {self.cap:,}"]
+        words = [f"{self.responses:,} responses, cap {self.cap:,}"]
         if self.link_slowdown != 1:
             words.append(f"links {self.link_slowdown:g}x slower")
         if self.host_us:
@@ -75,7 +75,7 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
         latency,
         splits,
         config,
-        capacity=what_if.sequences,
+        capacity=what_if.responses,
         memory=memory,
         runs_ahead=profile.subject.backend != "cpu",
         has_pools=memory is not None,
@@ -191,7 +191,7 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
     length = min(length for _, _, length in latency.decode_table)
     return replace(
         RolloutConfig(),
-        prompts_per_step=what_if.sequences,
+        prompts_per_step=what_if.responses,
         num_generations=1,
         max_prompt_length=what_if.longest_prompt,
         max_completion_length=what_if.cap,

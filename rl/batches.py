@@ -19,7 +19,7 @@ from pat_jax.pytree import pytree_dataclass
 from pat_jax.rl.logprobs import next_tokens
 from pat_jax.rl.types import FinishReason, RolloutGroup
 
-Aggregation = Literal["token", "sequence"]
+Aggregation = Literal["token", "sequence", "constant"]
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
 
@@ -31,7 +31,7 @@ class MicroBatch:
     mask: Bool[AnyArray, "rows length"]  # the target is a token of the response
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
     advantages: Float[AnyArray, " rows"]
-    behavior_logprobs: Float[AnyArray, "rows length"]  # nats, as sampled
+    behavior_logprobs: Float[AnyArray, "rows length"]  # nats, the rollout's: `policy_logprobs`
     old_logprobs: Float[AnyArray, "rows length"] | None = None  # None: those of the policy itself
     reference_logprobs: Float[AnyArray, "rows length"] | None = None  # None: no reference
 
@@ -52,7 +52,7 @@ class Example:
 
     prompt: Sequence[int] | np.ndarray
     response: np.ndarray  # int[n]
-    behavior_logprobs: np.ndarray  # float[n], nats
+    behavior_logprobs: np.ndarray  # float[n], nats, as in `MicroBatch`
     advantage: float
     in_loss: bool  # False: its tokens have weight 0
 
@@ -110,22 +110,30 @@ def to_train_batch(
     micro_shapes: Sequence[tuple[int, int]],
     aggregation: Aggregation,
     truncated: Literal["mask", "score"],
+    max_completion_length: int = 0,
 ) -> TrainBatch:
     """Mini-batches of whole groups, each cut into micro-batches.
 
     Args:
       groups: the rollouts of one iteration.
-      advantages: one for each rollout, in the order of `groups` and of their rollouts.
+      advantages: one for each rollout, in the order of `groups` and of their rollouts; the tokens
+        of one without, NaN, have weight 0.
       mini_batch_size: prompts in one mini-batch; the last may hold fewer.
       micro_shapes: from `shapes`.
-      aggregation: how tokens are weighted, see `pack`.
+      aggregation: how tokens are weighted, see `token_weights`.
       truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
+      max_completion_length: tokens of the longest response, what "constant" divides by.
     """
     examples_G = [
         _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
     ]
     mini_batches = [
-        pack(list(chain(*examples_G[i : i + mini_batch_size])), micro_shapes, aggregation)
+        pack(
+            list(chain(*examples_G[i : i + mini_batch_size])),
+            micro_shapes,
+            aggregation,
+            max_completion_length,
+        )
         for i in range(0, len(groups), mini_batch_size)
     ]
     num_tokens = sum(len(example) for example in chain(*examples_G))
@@ -141,9 +149,10 @@ def _examples(
         Example(
             prompt=rollout.prompt.tokens,
             response=rollout.tokens,
-            behavior_logprobs=rollout.logprobs,
-            advantage=float(advantage),
-            in_loss=truncated == "score" or rollout.finish is not FinishReason.LENGTH,
+            behavior_logprobs=rollout.policy_logprobs,
+            advantage=0.0 if np.isnan(advantage) else float(advantage),
+            in_loss=not np.isnan(advantage)
+            and (truncated == "score" or rollout.finish is not FinishReason.LENGTH),
         )
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
     ]
@@ -184,16 +193,12 @@ def pack(
     examples: Sequence[Example],
     micro_shapes: Sequence[tuple[int, int]],
     aggregation: Aggregation,
+    max_completion_length: int = 0,
 ) -> list[MicroBatch]:
     """One mini-batch: every example in one row of one micro-batch, in as few of these as possible.
 
     All shapes cost about the same budget, and a shorter one has at least as many rows; so filling
     up from the longest example down needs the fewest. Equal lengths keep their order.
-
-    The weights add up to 1, or to 0 if nothing is in the loss:
-
-        weight = 1 / (tokens in the loss)                             aggregation = "token"
-        weight = 1 / (tokens of its response * responses in the loss)               "sequence"
     """
     longest = max((len(example) for example in examples), default=0)
     if longest > micro_shapes[-1][1]:
@@ -201,7 +206,7 @@ def pack(
             f"an example of {longest} tokens does not fit the longest bucket, {micro_shapes[-1][1]}. "
             f"Usual cause: buckets made for another max_prompt_length + max_completion_length."
         )
-    weights = _token_weights(examples, aggregation)
+    weights = token_weights(examples, aggregation, max_completion_length)
     rest = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
     micro_batches = []
     while rest:
@@ -213,8 +218,24 @@ def pack(
     return micro_batches
 
 
-def _token_weights(examples: Sequence[Example], aggregation: Aggregation) -> list[float]:
-    """The weight of each token of each example."""
+def token_weights(
+    examples: Sequence[Example], aggregation: Aggregation, max_completion_length: int
+) -> list[float]:
+    """The weight in the mini-batch's loss of each token of each example.
+
+        weight = 1 / (tokens in the loss)                             aggregation = "token"
+        weight = 1 / (tokens of its response * responses in the loss)               "sequence"
+        weight = 1 / (max_completion_length * responses)                            "constant"
+
+    What is not in the loss, as a truncated response that is masked, has weight 0, and the averages
+    of "token" and "sequence" are over the others alone. Their weights add up to 1. Those of
+    "constant" add up to less, but a token weighs the same in every mini-batch, however long the
+    responses are and however many of them are masked.
+
+    Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 ("token");
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");
+    Liu et al. 2025, https://arxiv.org/abs/2503.20783, section 3.2 ("constant": Dr. GRPO).
+    """
     counts = [len(example.response) if example.in_loss else 0 for example in examples]
     num_tokens, num_sequences = sum(counts), sum(count > 0 for count in counts)
     match aggregation:
@@ -222,8 +243,15 @@ def _token_weights(examples: Sequence[Example], aggregation: Aggregation) -> lis
             return [1 / num_tokens if count else 0.0 for count in counts]
         case "sequence":
             return [1 / (count * num_sequences) if count else 0.0 for count in counts]
+        case "constant":
+            if max_completion_length < 1:
+                raise ValueError("aggregation 'constant' needs max_completion_length; got 0.")
+            each = 1 / (max_completion_length * len(examples))
+            return [each if count else 0.0 for count in counts]
         case _:
-            raise ValueError(f"aggregation is {aggregation!r}; expected 'token' or 'sequence'.")
+            raise ValueError(
+                f"aggregation is {aggregation!r}; expected 'token', 'sequence' or 'constant'."
+            )
 
 
 def _fill(

@@ -12,9 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from pat_jax.errors import UserError
-from pat_jax.rl.problem_files import INSTRUCTION, Row, read_problem_file
+from pat_jax.rl.chat_template import ChatTemplateError
+from pat_jax.rl.problem_files import Columns, Row, read_problem_file
 from pat_jax.rl.split import Split, split_of
-from pat_jax.rl.tokenizer import Tokenizer, flatten_messages
+from pat_jax.rl.tokenizer import Tokenizer, flatten_messages, has_more_tokens
 from pat_jax.rl.types import Prompt
 
 HELDOUT_SHARE = 0.1
@@ -75,58 +76,82 @@ class ProblemSplits:
     heldout: Problems
     max_prompt_length: int
     num_too_long: int
-    num_without_answer: int
+    without_answer: Sequence[str]  # where
 
     def __str__(self) -> str:
+        counts = {"to train on": len(self.train), "held out": len(self.heldout)}
+        kept = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "none"
+        first = f" (the first: {self.without_answer[0]})" if self.without_answer else ""
         return (
-            f"{len(self.train)} problems to train on, {len(self.heldout)} held out; left out: "
-            f"{self.num_too_long} longer than {self.max_prompt_length} tokens, "
-            f"{self.num_without_answer} without an answer"
+            f"problems: {kept}; left out: {self.num_too_long} longer than {self.max_prompt_length} tokens, "
+            f"{len(self.without_answer)} without an answer{first}"
         )
 
 
 def load_problems(
-    path: str | Path,
+    paths: Sequence[Path],
     tokenizer: Tokenizer,
     *,
     seed: int,
     max_prompt_length: int,
     heldout_share: float = HELDOUT_SHARE,
-    instruction: str = INSTRUCTION,
+    columns: Columns | None = None,
+    is_compared: bool = True,
 ) -> ProblemSplits:
-    """Reads, tokenises, filters and splits a file of problems.
+    """Reads, tokenises, filters and splits files of problems.
 
-    A prompt's id is its line or row number in the file. The split follows from the problem's text
-    and the order of the held-out set is fixed: neither depends on `seed`.
+    A prompt's id is its line or row number, counted on from file to file. The split follows from
+    the problem's text and the order of the held-out set is fixed: neither depends on `seed`.
+
+    Args:
+      columns, is_compared: see `read_problem_file`.
+
+    Raises:
+      UserError: a file or one of its rows cannot be used.
     """
-    file = read_problem_file(path, instruction=instruction)
     prompts: dict[Split, list[Prompt]] = {Split.TRAIN: [], Split.HELDOUT: []}
-    num_too_long = 0
-    for row in file.rows:
-        prompt = _to_prompt(row, tokenizer)
-        if len(prompt.tokens) > max_prompt_length:
-            num_too_long += 1
-        else:
+    without_answer: list[str] = []
+    tokens, num_too_long, num_before = _Tokens(tokenizer, max_prompt_length), 0, 0
+    for path in paths:
+        file = read_problem_file(path, columns, is_compared=is_compared)
+        for row in file.rows:
+            if (found := tokens.of(row)) is None:
+                num_too_long += 1
+                continue
+            text = flatten_messages(row.prompt)
+            prompt = Prompt(num_before + row.number, found, text, row.columns)
             prompts[split_of(row.text, heldout_share)].append(prompt)
-    splits = ProblemSplits(
-        train=Problems(prompts[Split.TRAIN], seed=seed, name=f"{path} (training split)"),
-        heldout=Problems(prompts[Split.HELDOUT], seed=0, name=f"{path} (held-out split)"),
+        num_before += file.last_number
+        without_answer += file.without_answer
+    name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
+    return ProblemSplits(
+        train=Problems(prompts[Split.TRAIN], seed=seed, name=f"{name} (training split)"),
+        heldout=Problems(prompts[Split.HELDOUT], seed=0, name=f"{name} (held-out split)"),
         max_prompt_length=max_prompt_length,
         num_too_long=num_too_long,
-        num_without_answer=file.num_without_answer,
+        without_answer=without_answer,
     )
-    if not len(splits.train):
-        raise UserError(
-            f"{path} leaves nothing to train on ({splits}): expected some problems; raise "
-            "--rollout.max_prompt_length or use more data."
-        )
-    return splits
 
 
-def _to_prompt(row: Row, tokenizer: Tokenizer) -> Prompt:
-    return Prompt(
-        id=row.number,
-        tokens=tuple(tokenizer.encode_prompt(row.prompt)),
-        text=flatten_messages(row.prompt),
-        columns=row.columns,
-    )
+class _Tokens:
+    """Tokens of prompts, worked out once for each: DAPO-Math-17k has every prompt a hundred times."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int):
+        self._tokenizer, self._max_length = tokenizer, max_length
+        self._known: dict[str, tuple[int, ...] | None] = {}
+
+    def of(self, row: Row) -> tuple[int, ...] | None:
+        """None of a prompt that is too long."""
+        key = row.prompt if isinstance(row.prompt, str) else repr(row.prompt)
+        if key not in self._known:
+            self._known[key] = self._encode(row)
+        return self._known[key]
+
+    def _encode(self, row: Row) -> tuple[int, ...] | None:
+        if has_more_tokens(flatten_messages(row.prompt), self._max_length):
+            return None
+        try:
+            tokens = tuple(self._tokenizer.encode_prompt(row.prompt))
+        except ChatTemplateError as error:
+            raise UserError(f"{row.where}: {error}") from None
+        return tokens if len(tokens) <= self._max_length else None

@@ -5,18 +5,25 @@ Every loss is a plain sum over tokens times `weights`, which are computed once f
 (`batches.py`): adding the gradients of its micro-batches gives exactly the mini-batch's gradient.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pat_jax.pytree import pytree_dataclass
 
+MAX_LOG_RATIO = (
+    20.0  # exp of it is 4.9e8: far beyond any ratio that means something, far from infinity
+)
+
 
 @pytree_dataclass
 class LossSums:
-    """Sums over tokens times weights: after all micro-batches of a mini-batch, its means."""
+    """Sums over tokens times weights, of all micro-batches of a mini-batch."""
 
     loss: Float[Array, ""]
+    weight: Float[Array, ""]  # of all tokens: what the sums are to be divided by for their means
     clip_fraction: Float[Array, ""]  # tokens whose policy gradient the clip has cut to zero
     approx_kl: Float[Array, ""]  # KL(old || policy) in nats, k3 estimate
     reference_kl: Float[Array, ""]  # KL(policy || reference) in nats, k3 estimate
@@ -29,9 +36,16 @@ class LossSums:
         largest = jnp.maximum(self.behavior_gap_max, other.behavior_gap_max)
         return LossSums(**{**vars(total), "behavior_gap_max": largest})
 
+    def metrics(self) -> dict[str, float]:
+        """The loss, and the weighted means of what is beside it; on the host."""
+        sums = {name: float(value) for name, value in vars(self).items()}
+        weight, whole = sums.pop("weight"), ("loss", "behavior_gap_max")
+        share = 1 / weight if weight > 0 else 0.0
+        return {name: x if name in whole else x * share for name, x in sums.items()}
+
 
 def zero_sums() -> LossSums:
-    return LossSums(*(jnp.zeros(()) for _ in range(7)))
+    return LossSums(*(jnp.zeros(()) for _ in range(8)))
 
 
 def k3_kl(
@@ -39,7 +53,7 @@ def k3_kl(
 ) -> Float[Array, "rows length"]:
     """The k3 estimate of KL(p || q) from tokens sampled from p: unbiased, and never negative.
 
-        kl = q / p - log(q / p) - 1,   log(q / p) = other_logprobs - logprobs
+        kl = q / p - log(q / p) - 1,   log(q / p) = clamp(other_logprobs - logprobs, ±20)
 
     Args:
       logprobs: log p(token) in nats, p the distribution that sampled the tokens.
@@ -48,7 +62,7 @@ def k3_kl(
     Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 4;
     Schulman 2020, http://joschu.net/blog/kl-approx.html.
     """
-    log_ratio = other_logprobs - logprobs
+    log_ratio = _log_ratio(other_logprobs, logprobs)
     # expm1 keeps the digits that exp(x) - 1 loses near 0, where the two policies nearly agree.
     return jnp.expm1(log_ratio) - log_ratio
 
@@ -61,6 +75,7 @@ def grpo_loss(
     *,
     epsilon: float = 0.2,
     epsilon_high: float = 0.2,
+    dual_clip: float = 3.0,
     beta: float = 0.0,
     reference_logprobs: Float[Array, "rows length"] | None = None,
     behavior_logprobs: Float[Array, "rows length"] | None = None,
@@ -68,12 +83,18 @@ def grpo_loss(
 ) -> tuple[Float[Array, ""], LossSums]:
     """The clipped surrogate of GRPO with its penalty towards the reference policy.
 
-        ratio = exp(logprobs - old_logprobs)
+        ratio = exp(clamp(logprobs - old_logprobs, ±20))
         clipped = clip(ratio, 1 - ε, 1 + ε_high)
-        loss  = -Σ weights * (min(ratio * A, clipped * A) - β * kl),   kl = k3(policy || reference)
+        gain = min(ratio * A, clipped * A)   where A ≥ 0
+        gain = max(min(ratio * A, clipped * A), c * A)   where A < 0
+        loss = -Σ weights * (gain - β * kl),   kl = k3(policy || reference)
 
     With weights 1 / (all tokens) this averages over tokens (DAPO); with
-    1 / (tokens of its sequence * sequences), over each sequence first (GRPO).
+    1 / (tokens of its sequence * sequences), over each sequence first (GRPO); with
+    1 / (longest response * sequences), by a constant (Dr. GRPO): see `batches.token_weights`.
+
+    The clamp keeps loss and gradient finite: exp of an unbounded log-ratio overflows, and its
+    gradient is NaN even where the clip cuts it. A token beyond the clamp has no gradient.
 
     Args:
       logprobs: log π(token) in nats under the policy being updated.
@@ -83,16 +104,19 @@ def grpo_loss(
         the other arrays hold where a weight is 0 has no influence, not even NaN.
       epsilon: ε, the lower clip.
       epsilon_high: ε_high, the upper clip (above ε: clip-higher).
+      dual_clip: c, the most that a ratio counts for where A < 0: without it nothing bounds the
+        gradient of a token that has become likelier but should not. 0 leaves it out, as the paper.
       beta: β; 0 needs no `reference_logprobs`.
       reference_logprobs: log-probabilities under the frozen reference policy; no gradient.
-      behavior_logprobs: under the distribution that sampled the tokens; a metric only.
+      behavior_logprobs: under the rollout's policy, before top-k and top-p; a metric only.
       entropy: of the policy at each position; a metric only.
 
     Returns:
       The loss, and the same loss with its metrics as sums (without gradient).
 
     Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 and 4;
-    Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 (clip-higher, token average).
+    Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 (clip-higher, token average);
+    Ye et al. 2020, https://arxiv.org/abs/1912.09729, eq. 5 (dual clip).
     """
     if beta != 0 and reference_logprobs is None:
         raise ValueError(
@@ -104,19 +128,22 @@ def grpo_loss(
     old = jax.lax.stop_gradient(jnp.where(is_counted, old_logprobs, 0.0))
     advantage = advantages[:, None]
 
-    ratio = jnp.exp(logprobs - old)
+    ratio = jnp.exp(_log_ratio(logprobs, old))
     clipped = jnp.clip(ratio, 1.0 - epsilon, 1.0 + epsilon_high)
-    surrogate = jnp.minimum(ratio * advantage, clipped * advantage)
+    gain = jnp.minimum(ratio * advantage, clipped * advantage)
+    if dual_clip:
+        gain = jnp.where(advantage < 0, jnp.maximum(gain, dual_clip * advantage), gain)
     reference_kl = jnp.zeros_like(logprobs)
     if reference_logprobs is not None:
         reference = jnp.where(is_counted, reference_logprobs, 0.0)
         reference_kl = k3_kl(logprobs, jax.lax.stop_gradient(reference))
-    loss = jnp.sum(weights * (beta * reference_kl - surrogate))
+    loss = jnp.sum(weights * (beta * reference_kl - gain))
 
-    is_clipped = clipped * advantage < ratio * advantage
+    is_clipped = gain != ratio * advantage
     gap = _behavior_gap(old, behavior_logprobs, is_counted)
     sums = LossSums(
         loss=loss,
+        weight=jnp.sum(weights),
         clip_fraction=jnp.sum(weights * is_clipped.astype(weights.dtype)),
         approx_kl=jnp.sum(weights * k3_kl(old, logprobs)),
         reference_kl=jnp.sum(weights * reference_kl),
@@ -144,10 +171,17 @@ def supervised_loss(
       The loss, and the same loss as sums (without gradient; those of GRPO alone stay 0).
     """
     loss = -jnp.sum(weights * jnp.where(weights > 0, logprobs, 0.0))
-    sums = LossSums(
-        **{**vars(zero_sums()), "loss": loss, "entropy": _weighted_sum(weights, entropy)}
+    sums = replace(
+        zero_sums(),
+        loss=loss,
+        weight=jnp.sum(weights),
+        entropy=_weighted_sum(weights, entropy),
     )
     return loss, jax.lax.stop_gradient(sums)
+
+
+def _log_ratio(logprobs: Array, other_logprobs: Array) -> Array:
+    return jnp.clip(logprobs - other_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _weighted_sum(weights: Array, values: Array | None) -> Array:

@@ -1,24 +1,33 @@
-"""The process that a reward function runs in: how it starts, and one call.
+"""The process that a reward function runs in: how it starts, and one call after the other.
 
 Knows the function and what it may return. Does not know time limits or retries
 (`reward_workers.py`, `reward_scorer.py`); imports no jax.
 """
 
-import contextlib
+import asyncio
+import inspect
 import math
 import os
+import resource
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.context import SpawnContext, SpawnProcess
-from types import ModuleType
+from multiprocessing.connection import Connection
 
 import numpy as np
 
 from pat_jax.errors import UserError
-from pat_jax.rl.rewards import Response, RewardFunction, resolve_reward
+from pat_jax.rl.built_in_rewards import RewardFunction
+from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
+from pat_jax.rl.rewards import Response, resolve_reward
+
+_LARGEST = float(np.finfo(np.float32).max)
+_TOO_LARGE = ", more than float32 holds"
+_TRACEBACK_LENGTH = 4000
 
 
 @dataclass(frozen=True)
@@ -52,106 +61,138 @@ class Batch:
             for i, (prompt, text) in enumerate(zip(self.prompts, self.completions, strict=True))
         ]
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a call: scores, or why there are none."""
-
-    scores: tuple[float, ...] | None = None
-    failure: str = ""  # these responses could not be scored
-    mistake: str = ""  # the reward function, or its use, is wrong for all responses
-    has_raised: bool = False
-    seconds: float = 0.0  # that the function took
+    def arguments(self) -> dict[str, list]:
+        columns = {name: list(values) for name, values in self.columns.items()}
+        return {"prompts": list(self.prompts), "completions": list(self.completions), **columns}
 
 
-@dataclass
-class _Worker:
-    spec: str
-    function: RewardFunction | None
-    import_mistake: str
+def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
+    """Answers each Batch with an Outcome, until there are no more; first says what is wrong, if any.
 
-
-_worker: _Worker | None = None  # of this process; the function itself may not be picklable
-
-
-def start_worker(spec: str) -> None:
-    """Imports the function when the process starts, outside of any response's time limit."""
-    global _worker
+    Args:
+      memory: GiB that this process may have, and each of its children; 0: no limit.
+      calls_file: the number of an open file, the other end of the caller's connection.
+      lifeline: one that ends when the process does that started this one.
+    """
+    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    if memory:
+        _limit_memory(int(memory * 2**30))
     os.environ["JAX_PLATFORMS"] = "cpu"  # a reward that uses jax must not touch the accelerator
     sys.path.append(os.getcwd())
+    calls = Connection(calls_file)
     try:
-        _worker = _Worker(spec, resolve_reward(spec), "")
+        function = resolve_reward(spec)
     except UserError as error:
-        _worker = _Worker(spec, None, str(error))
+        calls.send(str(error))
+        return
+    calls.send("")
+    while True:
+        try:
+            batch = calls.recv()
+        except EOFError:
+            return
+        start = time.perf_counter()
+        outcome = call(function, batch, spec)
+        calls.send(replace(outcome, seconds=time.perf_counter() - start))
 
 
-def find_import_mistake() -> str:
-    assert _worker is not None
-    return _worker.import_mistake
+def _limit_memory(limit: int) -> None:
+    """Allocating more raises MemoryError. Of what it writes to, not of files that it maps."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
-def score_in_worker(batch: Batch) -> Outcome:
-    start = time.perf_counter()
-    outcome = _score(batch)
-    return replace(outcome, seconds=time.perf_counter() - start)
+def _die_with(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)  # children too
 
 
-def _score(batch: Batch) -> Outcome:
-    assert _worker is not None
-    if _worker.function is None:
-        return Outcome(mistake=_worker.import_mistake)
+def call(function: RewardFunction, batch: Batch, spec: str) -> Outcome:
+    """One call, whatever the function may do short of ending or holding up its process."""
     try:
-        scores = _worker.function(
-            prompts=list(batch.prompts), completions=list(batch.completions), **batch.columns
-        )
-        return Outcome(scores=_check_scores(scores, len(batch), _worker.spec))
+        arguments = bind(function, batch.arguments(), spec)
+        scores = function(**arguments)
+        if inspect.isawaitable(scores):
+            scores = asyncio.run(_wait_for(scores))
+        return read_scores(scores, len(batch))
     except UserError as error:
         return Outcome(mistake=str(error))
+    except MemoryError as error:
+        return Outcome(failure=_failure(Cause.OUT_OF_MEMORY, error))
     # Code of the user may raise anything, and not all of it can be sent to another process.
-    except (Exception, SystemExit) as error:
-        return Outcome(failure=f"raised {type(error).__name__} ({error})", has_raised=True)
+    except BaseException as error:
+        return Outcome(failure=_failure(Cause.EXCEPTION, error))
 
 
-def _check_scores(scores: object, count: int, spec: str) -> tuple[float, ...]:
-    expected = f"expected a list of {count} finite numbers, one a response; correct the function."
-    if not isinstance(scores, Sequence | np.ndarray) or isinstance(scores, str):
-        raise UserError(f"reward {spec!r} returned {scores!r:.60}: {expected}")
-    if len(scores) != count:
-        raise UserError(f"reward {spec!r} returned {len(scores)} values: {expected}")
-    for position, score in enumerate(scores):
-        is_number = isinstance(score, int | float | np.number | np.bool_)
-        if not is_number or not math.isfinite(score):
-            raise UserError(
-                f"reward {spec!r} returned {score!r:.60} for response {position}: {expected}"
-            )
-    return tuple(float(score) for score in scores)
+def bind(function: RewardFunction, arguments: dict[str, list], spec: str) -> dict[str, list]:
+    """Those arguments that the function names, or all if it takes any (`**columns`).
 
-
-_main_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _main_hidden() -> Iterator[None]:
-    with _main_lock:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-
-
-class _BareSpawnProcess(SpawnProcess):
-    """A spawned process that does not import the parent's main module.
-
-    Spawning runs the command's file again under another name, which for the trainer means jax and
-    the models: seconds and hundreds of megabytes for each worker, and for each one that is killed.
+    Raises:
+      UserError: it needs one that there is not.
     """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # compiled code that does not say
+        return arguments
+    parameters, wanted = signature.parameters, arguments
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        wanted = {name: value for name, value in arguments.items() if name in parameters}
+    try:
+        signature.bind(**wanted)
+    except TypeError as error:
+        raise UserError(
+            f"reward {spec!r} cannot be called ({error}): expected a function of some of "
+            f"{', '.join(arguments)}, or of **columns; correct its arguments or the data's columns."
+        ) from error
+    return wanted
 
-    def start(self) -> None:
-        with _main_hidden():
-            super().start()
+
+async def _wait_for(scores: object) -> object:
+    return await scores  # pyright: ignore[reportGeneralTypeIssues]
 
 
-class BareSpawnContext(SpawnContext):
-    Process = _BareSpawnProcess
+def read_scores(scores: object, count: int) -> Outcome:
+    """Takes what a function has returned for `count` responses as it is meant, where it is clear."""
+    if hasattr(scores, "tolist"):  # an array of any library
+        scores = scores.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(scores, Sequence) or isinstance(scores, str):
+        return _wrong(f"returned {scores!r:.60}", count)
+    if len(scores) != count:
+        return _wrong(f"returned {len(scores)} values", count)
+    return Outcome(scores=[_number(score) for score in scores])
+
+
+def _wrong(text: str, count: int) -> Outcome:
+    return Outcome(
+        failure=Failure(
+            Cause.WRONG_RESULT,
+            f"{text} where a list of {count} numbers, one a response, was expected",
+        )
+    )
+
+
+def _number(score: object) -> float | Failure:
+    if score is None:
+        return Failure(Cause.NONE, "returned None")
+    if hasattr(score, "item"):  # a number of any library
+        score = score.item()  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(score, int | float):
+        return Failure(Cause.NOT_A_NUMBER, f"returned {score!r:.60}")
+    try:
+        number = float(score)
+    except OverflowError:
+        number = math.inf
+    if abs(number) <= _LARGEST:
+        return number
+    too_large = "" if score in (math.inf, -math.inf) or math.isnan(number) else _TOO_LARGE
+    return Failure(Cause.NOT_A_NUMBER, f"returned {number:g}{too_large}")
+
+
+def _failure(cause: Cause, error: BaseException) -> Failure:
+    lines = traceback.format_exception_only(error)
+    last = next(line for line in lines if not line.startswith(" "))  # no place, no note
+    frames = error.__traceback__ and error.__traceback__.tb_next  # without `call`
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    hint = " (--reward_memory is what it may have)" if cause is Cause.OUT_OF_MEMORY else ""
+    return Failure(cause, f"raised {' '.join(last.split()):.300}{hint}", text[-_TRACEBACK_LENGTH:])

@@ -1,77 +1,33 @@
 """Rewards: `fn(prompts, completions, **columns) -> list[float]`, built in or the user's.
 
 `prompts` and `completions` are texts, one of each a response; `columns` are the other columns of
-the data as lists of the same length, and `finish`, the `FinishReason` of each response.
+the data as lists of the same length, and `finish_reason`, the `FinishReason` of each response.
 
-Knows texts and answers. Does not know processes or time limits (`reward_workers.py`), and imports
+Knows names and texts. Does not know processes or time limits (`reward_workers.py`), and imports
 no jax, because reward workers import this module.
 """
 
-import functools
 import importlib
 import importlib.util
 import inspect
-import logging
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
 
 from pat_jax.errors import UserError
+from pat_jax.rl.built_in_rewards import BUILT_IN, MATH, RewardFunction
+from pat_jax.rl.math_value import same_value
 from pat_jax.rl.tokenizer import Tokenizer
 from pat_jax.rl.types import FinishReason, Prompt, Rollout
-
-RewardFunction = Callable[..., Sequence[float]]
-Column = TypeVar("Column")
-
-_NUMBER = re.compile(
-    r"(?:(?<![\w)}\]])-)?"  # a minus after an operand is a subtraction, not a sign
-    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:/\d+)?"
-)
-
-
-def exact_reward(
-    prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
-) -> list[float]:
-    """1 if the response ended and the text after its last `#` is the answer, else 0."""
-    del prompts
-    answers = _require_column("exact", "answer", columns)
-    finishes = _require_column("exact", "finish", columns)
-    return [
-        float(finish == FinishReason.STOP and "#" in text and text.rpartition("#")[2] == answer)
-        for text, answer, finish in zip(completions, answers, finishes, strict=True)
-    ]
-
-
-def math_reward(
-    prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
-) -> list[float]:
-    r"""1 if the last `\boxed{…}`, or without one the last number, has the answer's value, else 0."""
-    del prompts
-    answers = _require_column("math", "answer", columns)
-    return [
-        float(_has_value(text, str(answer)))
-        for text, answer in zip(completions, answers, strict=True)
-    ]
-
-
-BUILT_IN: Mapping[str, RewardFunction] = {"exact": exact_reward, "math": math_reward}
-
-
-def check_columns(spec: str, columns: Mapping[str, object]) -> None:
-    """Refuses data without the column that a built-in reward compares with."""
-    if spec in BUILT_IN:
-        _require_column(spec, "answer", columns)
 
 
 def resolve_reward(spec: str) -> RewardFunction:
     """The function that `exact`, `math`, `module:function` or `path/to/file.py:function` names."""
     if spec in BUILT_IN:
-        if spec == "math":
-            _parse_math("1/2")  # imports and builds its grammar now, not within a time limit
+        if spec in MATH:
+            same_value("1/2", "0.5")  # imports and builds its grammar now, not within a time limit
         return BUILT_IN[spec]
     source, _, name = spec.rpartition(":")
     if not source or not name:
@@ -99,35 +55,35 @@ class Response:
     columns: Mapping[str, object]
 
 
-def response_reader(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer
-) -> Callable[[Rollout], Response]:
-    """Texts, columns of the data and `finish` of responses to some of `prompts`.
+def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rollout], Response]:
+    """Texts, columns of the data and `finish_reason` of responses.
 
-    A column that only some prompts have is None for the others.
+    Args:
+      names: of all columns that any prompt has; one is None where the prompt has it not.
     """
-    names = sorted({name for prompt in prompts for name in prompt.columns})
 
     def read(rollout: Rollout) -> Response:
         has_eos = rollout.finish is FinishReason.STOP
         tokens = rollout.tokens[:-1] if has_eos else rollout.tokens
-        columns = {name: rollout.prompt.columns.get(name) for name in names}
-        return Response(
-            rollout.prompt.text,
-            tokenizer.decode(tokens.tolist()),
-            columns | {"finish": rollout.finish},
-        )
+        text = tokenizer.decode(tokens.tolist())
+        return _response(rollout.prompt, names, text, rollout.finish)
 
     return read
 
 
-def _require_column(reward: str, name: str, columns: Mapping[str, Column]) -> Column:
-    if name not in columns:
-        raise UserError(
-            f"reward {reward!r} needs the column {name!r} (the data has {', '.join(columns) or 'none'})"
-            ": expected it in every row; add it to the data or choose another --reward."
-        )
-    return columns[name]
+def trial_responses(prompt: Prompt, names: Sequence[str]) -> list[Response]:
+    """Made-up responses, with columns as of `response_reader`: nothing, and the answer in the usual
+    forms."""
+    answer = prompt.columns.get("answer", "1")
+    right = f"<answer>{answer}</answer>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
+    return [_response(prompt, names, text, FinishReason.STOP) for text in ("", right)]
+
+
+def _response(
+    prompt: Prompt, names: Sequence[str], completion: str, finish: FinishReason
+) -> Response:
+    columns = {name: prompt.columns.get(name) for name in names}
+    return Response(prompt.text, completion, columns | {"finish_reason": finish})
 
 
 def _import_source(source: str, spec: str) -> ModuleType:
@@ -160,54 +116,3 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module  # dataclasses and pickles look their module up
     module_spec.loader.exec_module(module)
     return module
-
-
-def _has_value(completion: str, answer: str) -> bool:
-    found = _last_boxed(completion)
-    if found is None:
-        found = _last_number(completion)
-    if found is None:
-        return False
-    if found.strip() == answer.strip():
-        return True
-    _, verify = _math_verify()
-    return verify(_parse_math(answer), _parse_math(found), timeout_seconds=None)
-
-
-def _last_boxed(text: str) -> str | None:
-    r"""What the last complete `\boxed{…}` holds."""
-    opening = r"\boxed{"
-    start = text.rfind(opening)
-    while start >= 0:
-        depth = 1
-        first = start + len(opening)
-        for end in range(first, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[first:end]
-        start = text.rfind(opening, 0, start)
-    return None
-
-
-def _last_number(text: str) -> str | None:
-    numbers = _NUMBER.findall(text)
-    return numbers[-1] if numbers else None
-
-
-@functools.lru_cache(maxsize=1024)  # a group shares its answer
-def _parse_math(text: str) -> list:
-    parse, _ = _math_verify()
-    boxed = text if r"\boxed" in text else rf"\boxed{{{text}}}"
-    return parse(boxed, parsing_timeout=None)
-
-
-@functools.cache
-def _math_verify() -> tuple[Callable, Callable]:
-    """`parse` and `verify`, used without their time limits, which need the main thread's signals.
-
-    The worker process that this runs in is killed instead, so its warning about that is silenced.
-    """
-    from math_verify import parse, verify  # two seconds to import, in workers only
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return parse, verify

@@ -1,6 +1,7 @@
 """Which problems are held out: a property of the problem's text and of nothing else.
 
-No seed, file order or run enters, so what one run trained on no other run evaluates on.
+No seed, file order or run enters, so what one run trained on no other run evaluates on (a run that
+never evaluates holds nothing out).
 """
 
 import hashlib

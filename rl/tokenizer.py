@@ -5,17 +5,21 @@ many embedding rows there are.
 """
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pat_jax.errors import UserError
+from pat_jax.json_text import JsonError, parse_json
+from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
 
-ChatMessage = Mapping[str, str]  # {"role": …, "content": …}
+ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
 PromptText = str | Sequence[ChatMessage]
 
+MAX_CHARACTERS = 256  # of a token; the longest of the usual vocabularies have half as many
+GENERATION_CONFIG = "generation_config.json"
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -43,8 +47,17 @@ class Tokenizer(Protocol):
         ...
 
     def encode_prompt(self, prompt: PromptText) -> list[int]:
-        """Tokens after which the response begins: the chat template, where there is one, applied."""
+        """Tokens after which the response begins: the chat template, where there is one, applied.
+
+        Raises:
+          ChatTemplateError: the template cannot do it.
+        """
         ...
+
+
+def is_message(value: object) -> bool:
+    keys = ("role", "content")
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in keys)
 
 
 def flatten_messages(prompt: PromptText) -> str:
@@ -52,6 +65,24 @@ def flatten_messages(prompt: PromptText) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(message["content"] for message in prompt)
+
+
+def has_more_tokens(text: str, count: int) -> bool:
+    """Whether that is sure without a tokenizer, which takes a second for a million characters."""
+    return len(text) > MAX_CHARACTERS * count
+
+
+def has_lone_surrogate(value: object) -> bool:
+    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads it."""
+    if isinstance(value, Mapping):
+        return any(has_lone_surrogate(pair) for pair in value.items())
+    if isinstance(value, list | tuple):
+        return any(map(has_lone_surrogate, value))
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class CharTokenizer:
@@ -91,10 +122,19 @@ class CharTokenizer:
         return self.encode(flatten_messages(prompt))
 
 
+@dataclass(frozen=True)
+class Chat:
+    """What every prompt gets that a chat template turns into text."""
+
+    system_prompt: str = ""  # of prompts without one
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+
+
 class HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face checkpoint directory, read from local files only."""
 
-    def __init__(self, directory: str | Path):
+    def __init__(self, directory: str | Path, chat: Chat | None = None):
+        self.chat = chat or Chat()
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)
         self.eos_ids = self._find_eos_ids()
@@ -102,11 +142,32 @@ class HuggingFaceTokenizer:
         self.pad_id: int = self.eos_ids[0] if pad_id is None else pad_id
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self.has_chat_template = bool(self._tokenizer.chat_template)
-        if self.has_chat_template and importlib.util.find_spec("jinja2") is None:
+        if self.has_chat_template:
+            self._template = self._load_template()
+        elif self.chat != Chat():
+            raise UserError(
+                f"{self.directory} has no chat template: expected neither a system prompt nor "
+                "chat_template_kwargs; leave them out, or use a checkpoint with a template."
+            )
+
+    def _load_template(self) -> ChatTemplate:
+        if importlib.util.find_spec("jinja2") is None:
             raise UserError(
                 f"{self.directory} has a chat template, which needs the package jinja2: run "
                 "`pip install jinja2`."
             )
+        try:
+            template = self._tokenizer.get_chat_template()
+        except ValueError as error:  # several, and none of them is the one to take
+            raise UserError(
+                f"{self.directory}: {_first_line(error)} Expected one chat template."
+            ) from None
+        found = ChatTemplate(template, self._tokenizer.special_tokens_map)
+        try:
+            found.check_variables(self.chat.variables)
+        except ChatTemplateError as error:
+            raise UserError(f"{self.directory}: {error}") from None
+        return found
 
     def _find_eos_ids(self) -> tuple[int, ...]:
         own = self._tokenizer.eos_token_id
@@ -136,22 +197,23 @@ class HuggingFaceTokenizer:
         """
         return list(self._tokenizer.encode(text))
 
-    def encode_prompt(self, prompt: PromptText) -> list[int]:
+    def encode_prompt(
+        self, prompt: PromptText, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """`variables` of the template win over those of every prompt."""
         if not self.has_chat_template:
             return self.encode_text(flatten_messages(prompt))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return list(
-            self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-            )
+        if self.chat.system_prompt and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
+        self._template.check_variables(variables or {})
+        return self.encode(
+            self._template.render(messages, {**self.chat.variables, **(variables or {})})
         )
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:
-    """Refuses a tokenizer whose largest id has no row in an embedding of `num_embeddings` rows.
+    """Refuses a tokenizer with an id that has no row in an embedding of `num_embeddings` rows.
 
     `source` is the checkpoint directory that the message names.
     """
@@ -162,6 +224,13 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str =
             f"model has {num_embeddings} embedding rows (vocab_size in config.json): expected at "
             f"least {largest + 1}; use the tokenizer that belongs to this model."
         )
+    for token in tokenizer.eos_ids:
+        if not 0 <= token < num_embeddings:
+            raise UserError(
+                f"{source}{': ' if source else ''}the end-of-sequence token {token} has none of the "
+                f"model's {num_embeddings} embedding rows: expected a token id below that; correct "
+                f"eos_token_id in {GENERATION_CONFIG}."
+            )
 
 
 def _load_auto_tokenizer(directory: Path):
@@ -187,18 +256,21 @@ def _load_auto_tokenizer(directory: Path):
 
 
 def _read_generation_eos(directory: Path) -> list[int]:
-    path = directory / "generation_config.json"
+    path = directory / GENERATION_CONFIG
     if not path.exists():
         return []
     try:
-        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (JsonError, UnicodeDecodeError, OSError) as error:
+        content = _first_line(error)
+    if not isinstance(content, dict):
         raise UserError(
-            f"{path} is not a JSON object ({_first_line(error)}): expected one with eos_token_id; "
+            f"{path} is not a JSON object ({content!s:.100}): expected one with eos_token_id; "
             "repair or remove the file."
-        ) from error
+        )
+    eos = content.get("eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(isinstance(token, int) for token in ids):
+    if not all(type(token) is int for token in ids):
         raise UserError(
             f"{path}, field eos_token_id, is {eos!r}: expected an integer or a list of integers; "
             "correct it."

@@ -31,6 +31,15 @@ class Rollout:
     tokens: np.ndarray  # int32[length], the end-of-sequence token included when finish is STOP
     logprobs: np.ndarray  # float32[length], nats under the distribution that sampled each token
     finish: FinishReason
+    # Under softmax(logits / temperature), where filters such as top_p drew from another distribution;
+    # None: they are `logprobs`.
+    unfiltered_logprobs: np.ndarray | None = None
+
+    @property
+    def policy_logprobs(self) -> np.ndarray:
+        """What the trainer computes anew: it knows the policy and its temperature, no filters."""
+        unfiltered = self.unfiltered_logprobs
+        return self.logprobs if unfiltered is None else unfiltered
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.pytree import pytree_dataclass
 from pat_jax.rl.batches import MicroBatch
-from pat_jax.rl.logprobs import token_logprobs
+from pat_jax.rl.logprobs import next_tokens, token_logprobs
 from pat_jax.rl.losses import LossSums, grpo_loss, supervised_loss
 
 Params = Any  # a pytree of float32 arrays, the master weights
@@ -48,6 +48,7 @@ class PolicyUpdate:
     temperature: float = 1.0  # the rollout's, so that both mean the same distribution
     epsilon: float = 0.2
     epsilon_high: float = 0.2
+    dual_clip: float = 3.0
     beta: float = 0.0
     logit_tokens: int = 4096  # tokens, all devices together, whose logits exist at a time
 
@@ -58,6 +59,12 @@ class PolicyUpdate:
         """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
         logprobs, entropy = self._logprobs(params, micro, self.temperature)
         return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
+
+    def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
+        """log π(next token) in nats at each position but the last, by the model alone."""
+        targets = next_tokens(tokens)
+        logprobs, _ = self._logprobs_of(params, tokens, targets, 1.0)
+        return logprobs
 
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: LossSums
@@ -77,6 +84,7 @@ class PolicyUpdate:
                 micro.weights,
                 epsilon=self.epsilon,
                 epsilon_high=self.epsilon_high,
+                dual_clip=self.dual_clip,
                 beta=self.beta,
                 reference_logprobs=micro.reference_logprobs,
                 behavior_logprobs=micro.behavior_logprobs,
@@ -115,10 +123,15 @@ class PolicyUpdate:
     def _logprobs(
         self, params: Params, micro: MicroBatch, temperature: float
     ) -> tuple[PerToken, PerToken]:
-        hidden = self.forward(params, micro.tokens)
+        return self._logprobs_of(params, micro.tokens, micro.targets, temperature)
+
+    def _logprobs_of(
+        self, params: Params, tokens: Array, targets: Array, temperature: float
+    ) -> tuple[PerToken, PerToken]:
+        hidden = self.forward(params, tokens)
         return token_logprobs(
             hidden,
-            micro.targets,
+            targets,
             lambda hidden: self.logits(params, hidden),
             vocab_size=self.vocab_size,
             temperature=temperature,

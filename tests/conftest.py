@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jaxlib.version
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # LLVM's optimizations, and the emitters that write a program in MLIR first, take three quarters of what
@@ -16,8 +18,9 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # run: `XLA_FLAGS= python -m pytest -m slow`.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    # Later ones have no other emitters; a flag that XLA does not know ends the process.
+    + " --xla_cpu_use_fusion_emitters=false" * (jaxlib.version.__version_info__ < (0, 11)),
 )
 
 import jax
@@ -26,7 +29,9 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 # All processes of a run use it: what one is still writing another compiles (see `filterwarnings`).
-CACHE = Path(__file__).parent.parent / ".cache" / "jax"
+# JAX's own variable names another, which several checkouts can share.
+OWN_CACHE = Path(__file__).parent.parent / ".cache" / "jax"
+CACHE = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or OWN_CACHE)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

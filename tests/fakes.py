@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lossless import MODELS, Settings, Subject, make_requests
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.latency import ROUNDS, LatencyModel
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.planning.types import Load, Plan, Ran, Split
 from pat_jax.profiling.machine import Machine
+from pat_jax.rollout_config import RolloutConfig
 
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice
@@ -41,6 +41,11 @@ def static_run(
     """What the engine generates without switching, on eight replicas."""
     requests, one = make_requests(SETTINGS[name], seed), subject(name, weights)
     return requests, one.run(requests, one.static(1))[0]
+
+
+def ran(split: Split, rows: int, length: int, step_s: float) -> Ran:
+    """A burst of one step in which every row of one group holds as much as the bucket has room for."""
+    return Ran(split, rows, length, rows, rows * length, 1, step_s)
 
 
 def longest_requests(settings: Settings) -> list[Request]:

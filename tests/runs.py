@@ -56,6 +56,8 @@ SMALL_ROLLOUT = [
     "2",
 ]
 TINY = [
+    "--preset",
+    "demo",
     "--model",
     "tiny",
     "--warm_start.steps",

@@ -11,7 +11,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = ("models", "rl", "profiling")
 COMMANDS = ("train", "generate", "profile", "plan", "simulate")  # thin; may import every room
-LEAVES = ("pat_jax.errors", "pat_jax.pytree")  # import nothing of pat_jax themselves
+LEAVES = (
+    "pat_jax.errors",
+    "pat_jax.json_text",
+    "pat_jax.pytree",
+)  # import nothing of pat_jax themselves
 ENGINE_TYPES = ("pat_jax.engine.types", "pat_jax.engine.state", "pat_jax.engine.trace")
 HOST_SIDE = (
     "accounts",
@@ -28,7 +32,7 @@ HOST_SIDE = (
 BASIC = ("jax", "numpy", "jaxtyping", "transformers")
 EXTERNAL = {
     "models": (*BASIC, "flax", "ml_dtypes", "safetensors"),
-    "rl": (*BASIC, "optax", "math_verify", "pebble", "pyarrow"),
+    "rl": (*BASIC, "optax", "math_verify", "pyarrow"),
 }
 FILES = [
     path.relative_to(ROOT)

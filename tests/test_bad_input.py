@@ -40,6 +40,10 @@ class Inputs:
         path = self.model / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
+    def set_template(self, text: str) -> None:
+        path = self.model / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": text}))
+
     def edit_line(self, number: int, edit: Callable[[str], str]) -> None:
         lines = self.data.read_text().splitlines(keepends=True)
         lines[number - 1] = edit(lines[number - 1])
@@ -127,6 +131,10 @@ def without_answer(inputs: Inputs) -> None:
             lambda x: x.set_config(architectures=["MixtralForCausalLM"]),
             ["{model}/config.json", "field 'architectures'", "expected one of LlamaForCausalLM"],
         ),
+        (
+            lambda x: (x.model / "generation_config.json").write_text('{"eos_token_id": [0, 304]}'),
+            ["{model}", "end-of-sequence token 304", "the model's 300 embedding rows"],
+        ),
         (small_embedding, ["{model}", "largest token id is 261", "expected at least 262"]),
         (
             lambda x: (x.model / "tokenizer.json").unlink(),
@@ -134,16 +142,24 @@ def without_answer(inputs: Inputs) -> None:
         ),
         (
             lambda x: x.edit_line(7, lambda line: line.replace('"answer"', '"solution"')),
-            ["{data}, line 7", "no field 'answer'", "which the first row has"],
+            ["{data}, line 7", "no field 'answer'", "which other rows have"],
         ),
         (
             lambda x: x.edit_line(9, lambda line: line[:20] + "\n"),
             ["{data}, line 9, column", "broken JSON", "expected one complete object a line"],
         ),
+        (
+            lambda x: x.edit_line(5, lambda line: line.replace("What", "\\ud800")),
+            ["{data}, line 5, field 'question'", "expected whole characters"],
+        ),
+        (
+            lambda x: x.set_template("{{ 1 / 0 }}"),
+            ["{data}, line 1, field 'question'", "chat template fails (ZeroDivisionError"],
+        ),
         (few_problems, ["{data} (", "prompts, fewer than one batch of 4", "expected at least"]),
         (nothing_held_out, ["{data} (held-out", "no prompts to evaluate", "--eval.every 0"]),
         (without_answer, ["reward 'math'", "column 'answer'", "expected it in every row"]),
-        (lambda x: x.data.unlink(), ["--data", "{data}", "give a .json, .jsonl or .parquet file"]),
+        (lambda x: x.data.unlink(), ["--data", "{data}", "give .json, .jsonl or .parquet files"]),
         (lambda x: shutil.rmtree(x.model), ["--model", "{model}", "checkpoint directory"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -164,15 +180,31 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
             ["--layout is 'dp1tp8'", "num_heads", "= 2 divisible by 4"],
         ),
         (
-            "--rollout.prompts_per_step 5 --rollout.num_generations 1 --algorithm.mini_batch_size 5",
+            "--train false --rollout.prompts_per_step 5 --rollout.num_generations 1"
+            " --algorithm.mini_batch_size 5",
             ["prompts_per_step x --rollout.num_generations is 5", "multiple of 2", "dp2tp1"],
         ),
         ("--switch_to dp1tp2,dp4tp4 --switch_at 4,2", ["--switch_to is 'dp4tp4'", "dp1tp2"]),
         ("--switch_to dp1tp2 --switch_at many", ["--switch_at is 'many'", "live-sequence count"]),
         ("--reward no_such_module:score", ["'no_such_module:score'", "no_such_module"]),
-        ("--reward maths", ["--reward is 'maths'", "expected exact, math, module:function"]),
+        (
+            "--reward maths",
+            ["--reward is 'maths'", "expected exact, math, math_lenient, module:function"],
+        ),
         ("--warm_start.steps 3", ["--warm_start.steps is 3", "no demonstrations", "set it to 0"]),
         ("--data arithmetic", ["--data is 'arithmetic'", "its own tokenizer", "a built-in model"]),
+        ("--eval.data nowhere*.json", ["--eval.data is 'nowhere*.json'", "no such file"]),
+        ("--eval.data {data} --eval.every 0", ["--eval.data is '{data}'", "which never evaluates"]),
+        ("--data {model}", ["data file {model} is a folder", "give those in it"]),
+        (
+            "--data.prompt_key q.x",
+            ["--data.prompt_key is 'q.x'", "{data} has the columns question"],
+        ),
+        ("--data.chat_template_kwargs {{", ["chat_template_kwargs is '{{'", "a JSON object such"]),
+        (
+            '--data.chat_template_kwargs {{"thinking":1}}',
+            ["{model}: the chat template has no variable 'thinking'", "leave it out"],
+        ),
         ("--model tiny", ["--data is", "no Hugging Face checkpoint directory"]),
         (
             "--rollout.max_prompt_length 8",
@@ -199,6 +231,8 @@ def test_files(inputs: Inputs, command, damage: Callable[[Inputs], None], words:
         ("--run_dir {data}/x/y", ["--run_dir", "expected a folder that can be written", "{data}"]),
         ("--run_dir /proc/a/run", ["--run_dir is '/proc/a/run'", "expected a folder that can be"]),
         ("--run_dir {model} --resume", ["'{model}'", "expected the folder of a run to resume"]),
+        ("--rollout.top_k 301", ["--rollout.top_k is 301", "at most the 300 tokens of the model"]),
+        ("--rollout.max_logprobs 301", ["--rollout.max_logprobs is 301", "at most the 300 tokens"]),
         ("--rollout.tempature 1", ["unknown option --rollout.tempature", "--rollout.temperature"]),
     ],
 )
@@ -214,6 +248,8 @@ def test_options(inputs: Inputs, command, options: str, words: list[str]):
     ("options", "words"),
     [
         ("--model tinny", ["model 'tinny'", "expected one of", "the nearest is 'tiny'"]),
+        ("--data.answer_key a", ["--data.answer_key is 'a'", "nothing with the built-in task"]),
+        ("--eval.data a", ["--eval.data is 'a'", "problems of its own"]),
         ("--rollout.max_prompt_length 20", ["max_prompt_length is 20", "have up to", "at least"]),
     ],
 )

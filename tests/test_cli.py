@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pat_jax import cli
 from pat_jax.config import RolloutConfig, RunConfig
+from pat_jax.data_config import DataConfig
 from pat_jax.errors import UserError
 from pat_jax.rules import OptionError
 
@@ -40,6 +41,22 @@ def test_without_arguments_it_is_the_demo():
     assert cli.parse([]) == cli.parse(["--preset", "demo"])
 
 
+def test_the_demo_is_chosen_by_whoever_names_neither_model_nor_data(config_file):
+    """With either, what --help says of the others holds."""
+    demo, plain = cli.parse([]), RunConfig()
+    assert demo.optimizer.learning_rate == 5e-4 and plain.optimizer.learning_rate == 1e-6
+    assert cli.parse(["--steps", "7"]) == dataclasses.replace(demo, steps=7)
+    wanted_by_name = {
+        "model": dataclasses.replace(plain, model="mine"),
+        "data": dataclasses.replace(plain, data=DataConfig(("mine",))),
+    }
+    for name, wanted in wanted_by_name.items():
+        assert cli.parse([f"--{name}", "mine"]) == wanted
+        assert cli.parse(["--config", config_file(f"{name}: mine\n")]) == wanted
+    asked = cli.parse(["--model", "tiny", "--preset", "demo"])
+    assert asked == dataclasses.replace(demo, model="tiny")
+
+
 def test_the_command_line_wins_over_files_and_files_over_the_preset(config_file):
     path = config_file("steps: 7\nseed: 3\nrollout:\n  temperature: 0.5\n")
     argv = ["--steps", "9", "--config", path, *GIVEN, "--preset", "qwen3-8b"]
@@ -63,10 +80,10 @@ def test_hyphens_stand_for_underscores():
 
 
 def test_values_are_converted_to_the_type_of_their_field():
-    line = "--optimizer.learning_rate 1e-5 --seed=-4 --resume --run_dir there --train false"
+    line = "--optimizer.learning_rate 1e-5 --seed=4 --resume --run_dir there --train false"
     config = cli.parse([*line.split(), "--algorithm.truncated", "mask"])
     assert config.optimizer.learning_rate == 1e-5
-    assert (config.seed, config.resume, config.train) == (-4, True, False)
+    assert (config.seed, config.resume, config.train) == (4, True, False)
     assert config.algorithm.truncated == "mask"
 
 
@@ -78,7 +95,7 @@ def test_the_file_reads_one_e_minus_six_as_a_number(config_file):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid_and_says_what_it_is(name: str):
-    assert cli.parse(["--preset", name, *GIVEN]).data == "some/data.jsonl"
+    assert cli.parse(["--preset", name, *GIVEN]).data.files == ("some/data.jsonl",)
     assert (cli.PRESETS / f"{name}.yaml").read_text().startswith("# ")
 
 
@@ -122,7 +139,7 @@ def test_a_preset_of_a_real_model_wants_model_and_data():
         ),
         ("--steps", "option --steps has no value: expected an integer."),
         ("--steps --seed 1", "option --steps has no value: expected an integer."),
-        ("steps=1", "unexpected 'steps=1': options are written --section.name value."),
+        ("steps=1", "unexpected 'steps=1': options are written --name value."),
         ("--rollout.top_p 0", "option --rollout.top_p is 0.0: expected a number in (0, 1]."),
         (
             "--rollout.prompts_per_step 8 --algorithm.mini_batch_size 3",
@@ -149,6 +166,51 @@ def test_a_mistake_on_the_command_line_is_one_sentence(argv: str, message: str):
     assert mistake(*argv.split()) == message
 
 
+def test_a_sections_name_may_stand_for_one_of_its_options(config_file):
+    names = ("a.jsonl", "data/*.parquet", "c.json")
+    as_yaml = yaml.safe_dump({"data": list(names)})
+    for argv in (
+        ["--data", *names, "--steps", "3"],
+        ["--steps", "3", "--data.files", *names],
+        ["--steps", "3", "--config", config_file(as_yaml)],
+        ["--steps", "3", "--config", config_file(f"data:\n  files: {list(names)}\n")],
+    ):
+        config = cli.parse(argv)
+        assert (config.data.files, config.steps) == (names, 3)
+        assert cli.parse(["--config", config_file(cli.dump(config))]) == config
+    assert cli.parse(["--data=a.jsonl", "--data", "b c.jsonl"]).data.files == ("b c.jsonl",)
+    assert cli.parse(["--config", config_file("data: one.jsonl\n")]).data.files == ("one.jsonl",)
+    assert cli.parse(["--config", config_file("data:\n")]) == cli.parse([])
+    with pytest.raises(UserError, match="--rollout is a section"):
+        cli.parse(["--rollout", "a"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "message"),
+    [
+        ("--data", "", "option --data has no value: expected one text or several."),
+        (
+            "--preset qwen3-0.6b --model x",
+            "",
+            "option --data.files is '' in preset qwen3-0.6b, line 3: expected a value (it has no"
+            " default here).",
+        ),
+        ("", "data: [a, null]", "option --data.files is 'null' in FILE, line 1: expected one text"),
+        ("", "data: [[a]]", "option --data.files is 'a YAML sequence' in FILE, line 1: expected"),
+        ("", "data: []", "option --data.files is '' in FILE, line 1: expected a value"),
+        ("", "data: a\ndata.files: b", "option --data.files is given twice in FILE, line 2: keep"),
+        (
+            "",
+            "data: {file: b}",
+            "unknown option --data.file in FILE, line 1: did you mean --data.f",
+        ),
+    ],
+)
+def test_a_mistake_in_several_values(config_file, argv: str, text: str, message: str):
+    path = config_file(text)
+    assert message.replace("FILE", path) in mistake(*argv.split(), "--config", path)
+
+
 def test_an_unknown_preset_names_those_there_are():
     assert mistake("--preset", "qwen") == (
         f"option --preset is 'qwen': expected one of {', '.join(PRESETS)}."
@@ -164,7 +226,10 @@ def test_an_unknown_preset_names_those_there_are():
             " --rollout.temperature (see --help)?",
         ),
         ("\nsteps: many\n", "option --steps is 'many' in FILE, line 2: expected an integer."),
-        ("steps: -1\n", "option --steps is -1 in FILE, line 1: expected 0 or a positive integer."),
+        (
+            "steps: -1\n",
+            "option --steps is -1 in FILE, line 1: expected an integer from 0 to 1,000,000,000.",
+        ),
         ("steps:\n", "option --steps is 'null' in FILE, line 1: expected an integer."),
         (
             "steps: [1, 2]\n",
@@ -196,9 +261,9 @@ def test_an_empty_file_or_section_changes_nothing(config_file, text: str):
 
 
 @given(
-    steps=st.integers(0, 10**12),
-    rate=st.floats(0, 1e9),
-    text=st.text(min_size=1),
+    steps=st.integers(0, 10**9),
+    rate=st.floats(0, 1),
+    text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
     resume=st.booleans(),
 )
 def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, text, resume):
@@ -219,11 +284,12 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     text = capsys.readouterr().out
     blocks = dict(re.findall(r"^  --(\S+) (.*\n(?: {8}.*\n?)+)", text, re.MULTILINE))
     names = {f.name for f in dataclasses.fields(RunConfig)}
-    names -= {"rollout", "algorithm", "optimizer", "warm_start", "eval", "checkpoint"}
+    names -= {"data", "rollout", "algorithm", "optimizer", "warm_start", "eval", "checkpoint"}
     names |= {f"rollout.{f.name}" for f in dataclasses.fields(RolloutConfig)}
     assert names | {"preset", "config"} <= set(blocks)
     assert "Softmax temperature" in blocks["rollout.temperature"]
     assert "(default: 1.0)" in blocks["rollout.temperature"]
+    assert blocks["data"].startswith("one text or several, or --data.files (default: arithmetic)")
     assert "{auto,migrate,recompute}" in blocks["rollout.kv_carry"]
     assert max(map(len, text.splitlines())) <= 100
 

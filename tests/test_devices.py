@@ -1,5 +1,6 @@
 """What `configure` sets up, seen from a fresh process: it acts on the whole one."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -37,6 +38,15 @@ def test_freed_memory_is_kept():
         return int(done.stdout)
 
     assert faults(True) <= 4 < faults(False)
+
+
+def test_flags_of_the_user_reach_xla():
+    code = "from pat_jax.devices import configure; configure(1)"
+    flags = {"XLA_FLAGS": "--xla_no_such_flag=1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | flags
+    )
+    assert done.returncode and "Unknown flag in XLA_FLAGS: --xla_no_such_flag" in done.stderr
 
 
 @pytest.mark.parametrize(

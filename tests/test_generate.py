@@ -19,7 +19,7 @@ from runs import QWEN3, finish, start, write_checkpoint
 
 from pat_jax import generate
 from pat_jax.cli import run_command
-from pat_jax.generate import SHORTEST_CACHE, GenerateConfig
+from pat_jax.generate_config import SHORTEST_CACHE, GenerateConfig
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 from pat_jax.setup import model_config
 from pat_jax.task import load_tokenizer
@@ -68,7 +68,7 @@ def test_lines_become_results_in_their_order(model: Path, write, run):
         {"token_ids": [5, 6, 7], "temperature": 0, "min_tokens": 6, "max_tokens": 6},
         {"prompt": "x", "temperature": 50, "max_tokens": 100, "stop_token_ids": [*range(10, 18)]},
     )
-    results = run(prompts, "--max_tokens", "8")
+    results = run(prompts, "--max_completion_length", "8")
     places = [(result["line"], result["sample"]) for result in results]
     assert places == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (4, 0), (4, 1), (5, 0), (6, 0)]
     assert (results[0]["id"], results[0]["metadata"]) == ("first", {"a": [1]})
@@ -134,7 +134,9 @@ def test_what_the_checkpoint_recommends_holds_where_nobody_says_otherwise(
     file.write_text(json.dumps({"do_sample": False, "max_new_tokens": 11, "eos_token_id": 0}))
     try:
         greedy, hot = run(prompts)
-        other, _ = run(prompts, "--temperature", "0", "--max_tokens", "11", out="other.jsonl")
+        other, _ = run(
+            prompts, "--temperature", "0", "--max_completion_length", "11", out="other.jsonl"
+        )
         warm, _ = run(prompts, "--temperature", "9", out="warm.jsonl")
         file.write_text(json.dumps({"max_new_tokens": 4096}))
         (cut,) = run(write({"token_ids": [5] * 120}, name="long.jsonl"), out="cut.jsonl")
@@ -177,9 +179,9 @@ BAD_LINES = [
     ({"prompt": ""}, "the prompt is empty: expected at least one token."),
     ({"promt": "x"}, "unknown field 'promt': did you mean 'prompt'?"),
     ({"token_ids": [5], "top_p": 2}, "top_p is 2: expected a number above 0"),
-    ('{"prompt": "the', "broken JSON at column"),
+    ('{"prompt": "the', "broken JSON (Invalid control character at) at column 16: expected"),
     ("[5]", "a JSON list: expected one object a line."),
-    ("[" * 200_000, "JSON nested too deeply to be read"),
+    ("[" * 200_000, "JSON nested more than 100 deep"),
     ({"token_ids": [300]}, "token id 300: expected ids from 0 to 299."),
     ({"token_ids": [5] * 600}, "600 tokens, but the model's context is 512"),
     ({"token_ids": [5] * 100, "max_tokens": 29}, "100 tokens of prompt and up to 29 of response"),
@@ -234,8 +236,8 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
         return start(*names, "--out", str(out), *SMALL, *options, program=COMMAND)
 
     killed, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    finish(begin(whole, "--min_tokens", "80"))
-    process = begin(killed, "--min_tokens", "80")
+    finish(begin(whole, "--min_completion_length", "80"))
+    process = begin(killed, "--min_completion_length", "80")
     deadline = time.monotonic() + 200
     while not (killed.exists() and killed.read_bytes().count(b"\n") >= 10):
         assert time.monotonic() < deadline and process.poll() is None
@@ -244,7 +246,7 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     process.communicate()
     before = killed.read_bytes()
     assert 10 <= before.count(b"\n") < 120
-    finish(begin(killed, "--min_tokens", "80", "--resume"))
+    finish(begin(killed, "--min_completion_length", "80", "--resume"))
     after = killed.read_bytes()
     assert after.startswith(before[: before.rfind(b"\n") + 1])
     assert after == whole.read_bytes()
@@ -255,11 +257,28 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     [
         (("--prompts", "{folder}/none.jsonl"), ["--prompts", "none.jsonl", "cannot be read"]),
         (("--out", "{folder}/prompts.jsonl/x"), ["--out", "prompts.jsonl/x", "cannot be written"]),
+        (("--prompts", "{folder}"), ["--prompts is '{folder}'", "cannot be read (Is a directory)"]),
+        (("--prompts", "{folder}/empty.jsonl"), ["empty.jsonl'", "the file has no line, expected"]),
+        (
+            ("--chat_template_kwargs", "[]"),
+            ["--chat_template_kwargs is '[]': expected a JSON object"],
+        ),
+        (
+            ("--chat_template_kwargs", '{{"b": 1}}'),
+            ["/model", "the chat template has no variable 'b'"],
+        ),
+        (
+            ("--model", "tiny", "--system_prompt", "be"),
+            ["'tiny' has no tokenizer", "leave them out"],
+        ),
         (("--out", "{folder}/prompts.jsonl"), ["has 2 results", "--resume, or choose another"]),
         (("--out", "{folder}/prompts.jsonl", "--resume"), ["line 1, is no result of this command"]),
-        (("--temperature", "-1"), ["option: sampling option temperature is -1.0"]),
+        (("--temperature", "-1"), ["option --temperature is -1.0: expected 0 (greedy)"]),
         (("--temperature", "hot"), ["--temperature is 'hot': expected a number"]),
-        (("--n", "0"), ["option: n is 0: expected"]),
+        (("--num_generations", "0"), ["option --num_generations is 0: expected"]),
+        (("--max_completion_length", "0"), ["option --max_completion_length is 0: expected"]),
+        (("--min_completion_length", "-1"), ["option --min_completion_length is -1: expected"]),
+        (("--n", "2"), ["unknown option --n: did you mean --num_generations"]),
         (("--model", "{folder}/none"), ["--model", "there is no such directory"]),
         (("--model", "tinny"), ["model 'tinny'", "the nearest is 'tiny'"]),
         (("--max_length", "1"), ["--max_length is 1"]),
@@ -272,12 +291,13 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
 def test_mistakes_in_the_options(write, run, tmp_path: Path, capsys, options, words):
     prompts = write({"token_ids": [5]}, {"token_ids": [6]})
     before = prompts.read_bytes()
+    (tmp_path / "empty.jsonl").write_text("\n\n")
     with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
         run(prompts, *(option.format(folder=tmp_path) for option in options))
     assert (caught.value.code, compiled, prompts.read_bytes()) == (2, [], before)
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1
-    assert all(word in message for word in words), message
+    assert all(word.format(folder=tmp_path) in message for word in words), message
 
 
 def test_a_built_in_shape_takes_token_ids(write, run):
@@ -303,7 +323,7 @@ def test_greedy_agrees_with_transformers(model: Path, write, run, options: dict[
     theirs: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     prompts = [[5, 6, 7], [100, 3], [200, 201, 202, 203, 204, 9, 9]]
     lines = [{"token_ids": tokens, "temperature": 0, **options} for tokens in prompts]
-    results = run(write(*lines), "--max_tokens", "40")
+    results = run(write(*lines), "--max_completion_length", "40")
     names = {"repetition_penalty": "repetition_penalty", "min_tokens": "min_new_tokens"}
     asked = {names[name]: value for name, value in options.items() if name in names}
     ends = [*HuggingFaceTokenizer(model).eos_ids, *options.get("stop_token_ids", ())]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.errors import UserError
 from pat_jax.generation import Generator
@@ -21,6 +20,7 @@ from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.rewards import response_reader
 from pat_jax.rl.types import FinishReason, Prompt
+from pat_jax.rollout_config import RolloutConfig
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(prompts_per_step=3, num_generations=2, max_completion_length=40)
@@ -100,7 +100,7 @@ def test_a_group_is_scored_before_the_rollout_ends(tmp_path: Path):
 
     with RewardScorer(f"{function}:knock", timeout=60.0) as scorer:
         texts = [prompt.text for prompt in PROMPTS for _ in range(2)]
-        scoring = scorer.begin(texts, response_reader(PROMPTS, TOKENIZER))
+        scoring = scorer.begin(texts, response_reader([], TOKENIZER))
         generator(ScriptedEngine(script)).rollout(PROMPTS, 0, scoring.add)
         assert scoring.rewards().tolist() == [0, 1, 5, 4, 4, 5]
 

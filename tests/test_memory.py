@@ -103,9 +103,10 @@ def test_the_peak_is_the_largest_of_the_devices():
 
     memory = setup().memory
     largest = max(memory.weights, key=memory.held)
-    text = describe_peak(memory, [Fake(2 * GIB), Fake(3 * GIB), Fake(None)])
+    text = describe_peak(memory, [Fake(2 * GIB), Fake(3 * GIB), Fake(None)], "the update 7")
     assert "at most 3 GiB of a device" in text and f"in {largest}, the largest" in text
-    assert describe_peak(memory, jax.devices()) == "memory: this backend names no peak"
+    assert text.endswith("and for the update 7")
+    assert describe_peak(memory, jax.devices(), "") == "memory: this backend names no peak"
 
 
 class TestTheCheck:

@@ -133,17 +133,30 @@ def test_without_a_terminal_each_step_is_one_line():
     )
 
 
-def test_on_a_terminal_the_bar_shows_the_stage_and_the_last_step(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.mark.parametrize("columns", [40, 80, 100, 200])
+def test_on_a_terminal_steps_stay_above_the_bar_whole(monkeypatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
     progress = Progress(120, done=2, stream=stream)
-    progress.step(3, STEP)
     progress.stage("rollout dp2tp1 live 12")
+    progress.step(3, STEP)
     progress.print("a line above the bar")
     progress.close()
-    assert "3/120" in stream.getvalue()
-    assert "rollout dp2tp1 live 12  reward 0.412  length p50 57" in stream.getvalue()
-    assert "a line above the bar\n" in stream.getvalue()
+    text = stream.getvalue()
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]
+    (first,) = (i for i, line in enumerate(lines) if line.startswith("step   3/120  reward 0.412"))
+    shown = [lines[first], *(x for x in lines[first + 1 :] if x.startswith("    "))]
+    assert max(map(len, shown)) <= columns
+    assert "  ".join(map(str.strip, shown)) == f"step   3/120  {describe(STEP)}"
+    assert "rollout dp2tp1 live 12" in text and "a line above the bar\n" in text
+    assert "3/120 |" in text
+
+
+def test_a_run_without_a_step_claims_none():
+    assert summarize([{"step": 0, "eval/reward": 0.25}]).splitlines() == [
+        "no step was finished",
+        "held-out reward 0.250",
+    ]
 
 
 def test_what_was_not_measured_is_left_out():
@@ -164,3 +177,15 @@ def test_the_summary_says_where_the_time_went_and_what_came_of_it():
     ]
     assert summarize([{"step": 1}]) == "1 step in 0.0 s"
     assert summarize([]) == "no step was finished"
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [b'{"step": 1, "a/b": 1.0}', b"\xff\xfe\x00", b"[1]", b'{"step": "x"}', b"7", b"{}"]
+    path.write_bytes(b"\n".join([*rows, b'{"step": 2, "a/b": 2.0}', b""]))
+    assert [row["a/b"] for row in read_metrics(path)] == [1.0, 2.0]
+
+
+def test_a_step_without_any_reward_spoils_no_mean():
+    rows = [{"step": 1, "reward/mean": float("nan")}, {"step": 2, "reward/mean": 0.5}]
+    assert "reward 0.500 -> 0.500 (first and last step)" in summarize(rows)

@@ -20,7 +20,16 @@ from pat_jax.profiling.plan.report import PlanReport
 from pat_jax.profiling.plan.text import plan_text
 
 GIB = 2**30
-SMALL = ["--responses", "64", "--max-response", "3072", "--rollouts", "1", "--data", "nowhere"]
+SMALL = [
+    "--responses",
+    "64",
+    "--max_completion_length",
+    "3072",
+    "--rollouts",
+    "1",
+    "--data",
+    "nowhere",
+]
 ASKED = ["--model", "tiny", "--target", "h100:8", *SMALL]
 NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 
@@ -106,6 +115,54 @@ def test_every_figure_says_where_it_is_from(report: PlanReport):
         assert "2 and 4 layers" in text
 
 
+@pytest.mark.parametrize(
+    ("target", "margin", "words"),
+    [
+        ("h100:8", "± 16 %", "Steps may be off by ± 16 %"),
+        ("b200:8", "not verified", "No step of such a machine has been measured"),
+        ("v5e:2x4", "not verified", "No step of such a machine has been measured"),
+    ],
+)
+def test_every_predicted_second_says_how_far_it_may_be_off(target: str, margin: str, words: str):
+    report = made(None, "--target", target)
+    steps = json.loads(report.to_json())["steps"]
+    assert steps["error"] == (None if margin == "not verified" else pytest.approx(0.158, abs=1e-3))
+    assert json.loads(report.to_json())["sources"]["seconds"].startswith(words)
+    text = plan_text(report)
+    assert f"Decode step, ms, {margin} (from" in text and f"nothing ran; steps {margin})" in text
+    assert f"adapting; steps {margin}" in page(report) and page(report).count(words) == 2
+
+
+def test_a_file_of_lengths_that_was_cut_below_the_cap_is_warned_of(tmp_path: Path):
+    path = tmp_path / "cut.csv"
+    path.write_text("\n".join(["length", *map(str, range(10, 600, 10)), *["600"] * 20]))
+    asked = "--lengths", str(path), "--max-completion-length"
+    (warning,) = made(None, *asked, "3072").warnings
+    assert "25.3 % of the responses of cut.csv" in warning and "stop at 600 tokens" in warning
+    assert "below the cap of 3,072" in warning and "--max_completion_length 600." in warning
+    report = made(None, *asked, "3072")
+    assert f"Warning: {warning}" in plan_text(report) and 'class="warning"' in page(report)
+    assert made(None, *asked, "600").warnings == ()
+    path.write_text("\n".join(map(str, range(10, 600, 10))))
+    assert made(None, *asked, "3072").warnings == ()
+
+
+def test_what_the_engine_cannot_do_is_said():
+    report = made(
+        None,
+        "--model",
+        "llama-3.1-70b",
+        "--target",
+        "v5e:4x4",
+        "--train",
+        "false",
+        "--weights",
+        "int8",
+    )
+    assert "At TP16 each of 8 KV heads is on 2 devices" in plan_text(report)
+    assert "The KV cache is in bfloat16: the engine has no other." in page(report)
+
+
 def test_memory_adds_up(report: PlanReport):
     for layout in report.memory.layouts:
         assert layout.programs == GIB // 2 and layout.is_used
@@ -150,7 +207,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
 
 def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     """Between what two layouts take alone the first is refused, and the second is not for its sake."""
-    options = "--max-prompt", "64", "--prompt-tokens", "64"
+    options = "--max_prompt_length", "64", "--prompt-tokens", "64"
     roomy = made(None, *options).memory.layouts
     assert all(layout.is_used for layout in roomy)
     # 256 pages of a sequence and that of nobody; keys and values of two layers, four heads of eight.
@@ -217,12 +274,15 @@ def test_words_of_others_are_no_markup():
         ("--model llama-3.1-8b --target h100:8 --lengths bad.csv", "bad.csv, line 2"),
         ("--model llama-3.1-8b --target h100:8 --responses 13", "--responses is 13"),
         (
-            "--model qwen3-8b --target h100:8 --max-response 40000",
-            "option --max-prompt + --max-response is 1024 + 40000 = 41024: expected at most the "
+            "--model qwen3-8b --target h100:8 --max_completion_length 40000",
+            "option --max_prompt_length + --max_completion_length is 1024 + 40000 = 41024: expected at most the "
             "40960 tokens of the context of 'qwen3-8b' (max_position_embeddings in a checkpoint's "
-            "config.json); take --max-response 39936.",
+            "config.json); take --max_completion_length 39936.",
         ),
-        ("--model tiny --target h100:8 --max-prompt 4096", "lower both, --max-prompt first."),
+        (
+            "--model tiny --target h100:8 --max_prompt_length 4096",
+            "lower both, --max_prompt_length first.",
+        ),
         ("--model tiny --target h100:8 --compile false --profile x", "profile x"),
     ],
 )

@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from pat_jax.engine.trace import RolloutTrace, Switch
-from pat_jax.plot import plot_rollout
+from pat_jax.plot import MOST_TOLD, draw_rollout, plot_rollout
 
 SWITCH = Switch(
     step=128,
@@ -36,7 +38,7 @@ TRACE = RolloutTrace(
 @pytest.fixture
 def drawn(monkeypatch) -> dict[str, list]:
     """What is put on the axes: texts, positions of the lines, bands with their labels' order."""
-    seen: dict[str, list] = {"text": [], "annotate": [], "axvline": [], "axvspan": [], "step": []}
+    seen: dict[str, list] = {"text": [], "axvline": [], "axvspan": [], "step": []}
     for name, calls in seen.items():
         original = getattr(Axes, name)
 
@@ -51,16 +53,56 @@ def drawn(monkeypatch) -> dict[str, list]:
 def test_the_picture_shows_bands_switches_and_live_sequences(tmp_path: Path, drawn):
     plot_rollout(TRACE, tmp_path / "deep" / "rollout.png")
     assert imread(tmp_path / "deep" / "rollout.png").shape[1] == 1440
-    assert [text[2] for text in drawn["text"]] == ["prefill", "dp2tp1", "dp1tp2"]
+    assert [text[2] for text in drawn["text"]] == ["prefill", "dp2tp1", "dp1tp2", "1"]
     assert drawn["axvspan"] == [(0, 0.5), (0.5, 2.5), (2.5, 4.0), (2.25, 2.5)]
     assert drawn["axvline"] == [(2.5,)]
     assert drawn["step"] == [([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])]
-    ((note, *_),) = drawn["annotate"]
-    assert note.splitlines() == [
-        "migrate KV, 3 MiB",
-        "predicted saving 1.5 s",
-        "cost 250 ms (predicted 200 ms)",
+    assert told(TRACE) == [
+        "1: dp2tp1 to dp1tp2 at 4 live, migrate KV, 3 MiB moved; cost 250 ms (predicted 200 ms), "
+        "predicted saving 1.5 s"
     ]
+
+
+def told(trace: RolloutTrace) -> list[str]:
+    """The lines under the picture."""
+    return draw_rollout(trace, "time").get_supxlabel().splitlines()
+
+
+def test_of_a_replay_no_bytes_are_told():
+    (line,) = told(replace(TRACE, switches=(replace(SWITCH, bytes_moved=None),)))
+    assert "migrate KV; cost" in line and " B" not in line
+
+
+@given(
+    ends=st.lists(st.integers(1, 400), min_size=2, max_size=40),
+    at=st.lists(st.integers(1, 19), max_size=20, unique=True).map(sorted),
+)
+@settings(max_examples=15, deadline=None)
+def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
+    """Of any curve and switches: no text lies where live sequences are drawn, none leaves the picture."""
+    steps = tuple(range(0, 400, 20))
+    live = tuple(sum(end > step for end in ends) for step in steps)
+    layout = tuple(f"dp{1 + sum(20 * n <= step for n in at) % 2}tp1" for step in steps)
+    trace = RolloutTrace(
+        times_s=tuple(0.2 + step / 50 for step in steps),
+        steps=steps,
+        live=live,
+        layout=layout,
+        total_s=8.3,
+        total_steps=400,
+        switches=tuple(replace(SWITCH, step=20 * n, seconds=0.01) for n in at),
+        done_after=tuple(sorted(ends)),
+    )
+    figure = draw_rollout(trace, "time")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    drawn_to = axes.transData.transform((0, len(ends)))[1]
+    names = [text.get_window_extent() for text in axes.texts]
+    assert all(box.y0 >= drawn_to for box in names)
+    words = [*names, *(text.get_window_extent() for text in figure.texts)]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 + 1 for box in words)
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in words)
+    assert len(told(trace)) == min(len(at), MOST_TOLD + 1)
 
 
 def test_decode_steps_may_run_to_the_right(tmp_path: Path, drawn):

@@ -167,5 +167,5 @@ def test_a_published_shape_is_measured_with_its_own_vocabulary_and_without_data(
     options = ["--preset", "qwen3-8b", "--model", "qwen3-8b"]
     config = parse(options, ProfileConfig)
     assert model_config(config, 8).vocab_size == 151_936
-    with pytest.raises(UserError, match="--data is ''"):
+    with pytest.raises(UserError, match=r"--data\.files is ''"):
         parse(options)

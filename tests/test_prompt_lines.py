@@ -32,7 +32,7 @@ def ask(
     defaults: Wishes = NOTHING,
     recommended: Wishes = NOTHING,
 ):
-    given = parse_object(json.dumps(line))
+    given = parse_object(json.dumps(line).encode())
     return parse_ask(given, defaults, recommended, tokenizer, max_length=100)
 
 
@@ -81,10 +81,13 @@ def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens
             {"prompt": "a", "temprature": 1},
             "unknown field 'temprature': did you mean 'temperature'?",
         ),
+        ({"prompt": "a", "max_new_tokens": 1}, "did you mean 'max_tokens'?"),
+        ({"prompt": "a", "num_generations": 1}, "did you mean 'n'?"),
+        ({"prompt": "a", "frequency_penalty": 1}, "put fields of your own in 'metadata'"),
         ({"prompt": "a", "xyzzy": 1}, "put fields of your own in 'metadata'"),
         ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot': expected 0 (greedy)"),
         ({"prompt": "a", "top_p": 0}, "top_p is 0: expected a number above 0"),
-        ({"prompt": "a", "n": 0}, "n is 0: expected an integer of at least 1"),
+        ({"prompt": "a", "n": 0}, "n is 0: expected an integer from 1 to 65,536"),
         ({"prompt": "a", "n": True}, "n is True: expected"),
         ({"prompt": "a", "max_tokens": 2.5}, "max_tokens is 2.5: expected"),
         ({"prompt": "a", "seed": -1}, "seed is -1: expected"),
@@ -96,7 +99,7 @@ def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens
             {"prompt": "a", "stop_token_ids": list(range(MAX_STOP_IDS + 1))},
             "stop_token_ids has 9 entries: expected up to 8",
         ),
-        ({"prompt": "a\ud800"}, "prompt has half of a character at 1"),
+        ({"prompt": "a\ud800"}, "prompt has half of a character"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages has half of a character"),
     ],
     ids=str,
@@ -111,13 +114,13 @@ def test_a_wrong_line_is_refused_in_one_sentence(tokenizer, line: dict, words: s
 @pytest.mark.parametrize("line", ["", "[1]", "3", '{"prompt": ', "null"])
 def test_a_line_that_is_no_object_is_refused(line: str):
     with pytest.raises(ValueError, match="expected one object a line"):
-        parse_object(line)
+        parse_object(line.encode())
 
 
 @pytest.mark.parametrize("bracket", ["[", '{"a":'])
 def test_a_line_that_is_nested_too_deeply_is_refused(bracket: str):
-    with pytest.raises(ValueError, match=r"^JSON nested too deeply to be read: expected .*\.$"):
-        parse_object(bracket * 200_000)
+    with pytest.raises(ValueError, match=r"^JSON nested more than 100 deep: expected .*\.$"):
+        parse_object(bracket.encode() * 200_000)
 
 
 def test_text_needs_a_tokenizer():

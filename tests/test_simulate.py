@@ -14,11 +14,11 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.profile import Profile, Subject
 
 OPTIONS = [
-    "--sequences",
+    "--responses",
     "32,64",
-    "--max-response",
+    "--max_completion_length",
     "128",
-    "--samples-per-prompt",
+    "--num_generations",
     "4",
     "--prompt-tokens",
     "16",
@@ -62,7 +62,7 @@ def test_every_question_is_answered(command, profile: Path, tmp_path: Path):
     out = tmp_path / "deep" / "answers.json"
     printed = command(
         *("--profile", str(profile), "--lengths", "reasoning", "--out", str(out)),
-        *("--length_scale", "0.01", "--link-slowdown", "1,20", "--host-us", "0,1000"),
+        *("--length_scale", "0.01", "--link_slowdown", "1,20", "--host-us", "0,1000"),
         *OPTIONS,
     )
     found = json.loads(out.read_text())
@@ -75,14 +75,14 @@ def test_every_question_is_answered(command, profile: Path, tmp_path: Path):
         assert answer["gain_over_best_static"] == pytest.approx(
             1 - answer["systems"][0]["mean_s"] / best
         )
-        key = asked["sequences"], asked["link_slowdown"], asked["host_us"]
+        key = asked["responses"], asked["link_slowdown"], asked["host_us"]
         by_question[key] = {s["name"]: s["mean_s"] for s in answer["systems"]}
     # Slower links are nothing to dp8tp1 and something to dp1tp8; the host is something to both.
     for n in (32, 64):
         plain, slow, busy = (by_question[n, *x] for x in ((1, 0), (20, 0), (1, 1000)))
         assert plain["dp8tp1"] == slow["dp8tp1"] < busy["dp8tp1"]
         assert plain["dp1tp8"] < slow["dp1tp8"] and plain["dp1tp8"] < busy["dp1tp8"]
-    assert "64 sequences, cap 128, links 20x slower, host +1000 us a sequence" in printed
+    assert "64 responses, cap 128, links 20x slower, host +1000 us a sequence" in printed
     assert "costs: profile" in printed and "8 x made up" in printed
     assert "extrapolated, for nothing like it was measured: dp4tp2 beyond 8 rows" in printed
 
@@ -93,7 +93,7 @@ def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: 
     out = tmp_path / "answers.json"
     printed = command(
         *("--profile", str(profile), "--lengths", str(lengths), "--out", str(out)),
-        *("--rollouts", "3", "--growth", "0.3", *OPTIONS, "--sequences", "64"),
+        *("--rollouts", "3", "--growth", "0.3", *OPTIONS, "--responses", "64"),
     )
     (answer,) = json.loads(out.read_text())["answers"]
     tokens = answer["tokens"]
@@ -107,11 +107,15 @@ def test_lengths_grow_from_rollout_to_rollout(command, profile: Path, tmp_path: 
         (["--profile", ""], "option --profile is ''"),
         (["--profile", "none.json"], "profile none.json: cannot be read"),
         (["--lengths", "nothing"], "option --lengths is 'nothing'"),
-        (["--sequences", "12,many"], "option --sequences is '12,many'"),
+        (["--responses", "12,many"], "option --responses is '12,many'"),
         (["--link_slowdown", "-1"], "option --link_slowdown is '-1'"),
         (["--correlation", "1"], "option --correlation is 1.0"),
-        (["--sequence", "3"], "unknown option --sequence: did you mean --sequences"),
+        (["--response", "3"], "unknown option --response: did you mean --responses"),
         (["--device-memory-gib", "1e-6"], "no layout fits"),
+        (
+            ["--max_completion_length", "128,100000"],
+            "--prompt_tokens + --max_completion_length is 16 + 100000 = 100016: expected at most",
+        ),
         (["--out", "/proc/nothing/x.json"], "option --out is '/proc/nothing/x.json'"),
     ],
 )

@@ -19,6 +19,7 @@ from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.state import Burst, DecodeState, RowState, Shape, Until, seen_shape
 from pat_jax.engine.stock import Stocks
 from pat_jax.models.policy import Params
+from pat_jax.planning.held import most_held
 from pat_jax.planning.types import Split
 
 
@@ -135,9 +136,12 @@ class Bursts:
         self.num_running += 1
         return Burst(shape, steps, threshold, self.num_running > 1, output)
 
-    def collect(self, burst: Burst) -> tuple[int, int]:
-        """Waits for a burst; returns the decode steps run and the tokens sampled."""
-        output = jax.device_get(burst.output)
+    def collect(self, burst: Burst) -> tuple[int, int, float]:
+        """Waits for a burst; returns the decode steps run, the tokens sampled, and `Ran.held`."""
+        output, scheduler = jax.device_get(burst.output), self.scheduler
+        live = scheduler.live
+        member_of = np.asarray(scheduler.group(live))
+        before = scheduler.length[live].copy()
         assert self._stocks is not None, "launched"
         self._stocks.note_drawn(self.admission.add(output.pages))
         spoilt = self.scheduler.failed_unheard(output)
@@ -149,7 +153,10 @@ class Bursts:
             self._stocks.take_back()
             for group in spoilt:
                 self.pool.copy(self.admission.wipe(group))
-        return int(output.steps), tokens
+        steps, sampled = int(output.steps), scheduler.length[live] - before
+        check_every = self.catalogue.functions.check_every
+        held = most_held(before - 1, sampled, member_of, steps, check_every)
+        return steps, tokens, float(held.mean()) if steps else 0.0
 
     def _count_pages(self) -> None:
         assert self._stocks is not None, "launched"

@@ -29,8 +29,9 @@ from pat_jax.engine.state import (
 from pat_jax.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.models.paged_layer import reads_what_rows_hold
 from pat_jax.models.policy import Params
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Reads, Split
 from pat_jax.pytree import with_sharding
 
 COPIES = 64  # pages of a group that one program copies
@@ -79,6 +80,14 @@ class Catalogue:
         return abstract_pool(
             functions.policy.config, layout, pages, self.page_size, functions.dtype
         )
+
+    @property
+    def reads(self) -> Reads:
+        """What decode steps read of the KV cache on these devices."""
+        mesh, config = next(iter(self.layouts.values())).mesh, self.functions.policy.config
+        platform = mesh.devices.flat[0].platform
+        is_held = reads_what_rows_hold(platform, self.page_size, config.head_dim)
+        return "held" if is_held else "bucket"
 
     @property
     def staging_bytes(self) -> int:

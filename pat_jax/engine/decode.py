@@ -66,7 +66,7 @@ class DecodeFunctions:
             lambda *args: self._burst(layout, *args),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, rows, scalar),
-            out_specs=(state, BurstOutput(rows, rows, rows, rows, scalar, rows, rows, rows)),
+            out_specs=(state, BurstOutput(rows, rows, rows, rows, rows, scalar, rows, rows, rows)),
             check_vma=False,
         )
 
@@ -105,6 +105,7 @@ class DecodeFunctions:
         output = BurstOutput(
             tokens=jnp.zeros((rows, self.burst_steps), jnp.int32),
             logprobs=jnp.zeros((rows, self.burst_steps), jnp.float32),
+            unfiltered=jnp.zeros((rows, self.burst_steps), jnp.float32),
             emitted=jnp.zeros(rows, jnp.int32),
             live=state.rows.live,
             steps=jnp.int32(0),
@@ -208,9 +209,8 @@ class DecodeFunctions:
             vocab_size, endings = self.policy.config.vocab_size, self._endings(rows)
             may_end = rows.position + 1 >= rows.sampling.may_end_at
             forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
-            tokens, logprobs = sample(
-                logits, number, rows.sampling, seen, forbidden, vocab_size=vocab_size
-            )
+            drawn = sample(logits, number, rows.sampling, seen, forbidden, vocab_size=vocab_size)
+            tokens, logprobs, unfiltered = drawn
             top_tokens, top_logprobs = likeliest(
                 logits, rows.sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size
             )
@@ -218,15 +218,16 @@ class DecodeFunctions:
         failed = jnp.isnan(logprobs)
         stopped = jnp.any(tokens[:, None] == endings, axis=1) | failed
         after = _advance(rows, tokens, stopped, failed)
-        output = BurstOutput(
+        output = replace(
+            output,
             tokens=_put_column(output.tokens, tokens, output.steps),
             logprobs=_put_column(output.logprobs, logprobs, output.steps),
+            unfiltered=_put_column(output.unfiltered, unfiltered, output.steps),
             emitted=output.emitted + rows.live,
             live=after.live,
             steps=output.steps + 1,
             top_tokens=_put_column(output.top_tokens, top_tokens, output.steps),
             top_logprobs=_put_column(output.top_logprobs, top_logprobs, output.steps),
-            pages=output.pages,
         )
         seen = remember(seen, tokens, rows.live)
         return after, seen, tuple(map(_without_tables, written)), output

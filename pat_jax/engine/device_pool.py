@@ -68,7 +68,11 @@ class DevicePool:
         jax.block_until_ready(self.pages)
 
     def delete(self) -> None:
-        """Frees the memory, when what has been dispatched is done with it."""
-        self.settle()
+        """Frees the memory, when what has been dispatched is done with it.
+
+        Where a rollout was interrupted in the middle of a call, it has given its arrays up already.
+        """
         for leaf in jax.tree.leaves(self.pages):
-            leaf.delete()
+            if not leaf.is_deleted():
+                jax.block_until_ready(leaf)
+                leaf.delete()

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import Lock
 from typing import Any, NamedTuple
@@ -58,12 +58,15 @@ class ProgramTable:
         within: Collection[Split] | None = None,
     ) -> None:
         """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts."""
-        with ThreadPoolExecutor(threads) as pool:
+        pool = ThreadPoolExecutor(threads)
+        try:
             futures = [pool.submit(self.compile, key) for key in self.missing(within)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 if progress:
                     progress(done, len(futures))
+        finally:  # who stops here does not wait for what is still being compiled
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def missing(self, within: Collection[Split] | None = None) -> list[Key]:
         """What is declared and not compiled yet, of these layouts and the switches between them."""
@@ -93,6 +96,18 @@ class ProgramTable:
     def __contains__(self, key: Key) -> bool:
         return key in self._compiled
 
-    def keys(self, name: str) -> Iterable[Key]:
+    def __iter__(self) -> Iterator[Key]:
         # A copy of all keys, made in one step: another thread may add to them meanwhile.
-        return [key for key in list(self._compiled) if key.name == name]
+        return iter(list(self._compiled))
+
+    def keys(self, name: str) -> Iterable[Key]:
+        return [key for key in self if key.name == name]
+
+    def bytes_taken(self, key: Key) -> int | None:
+        """Of a device while that program runs, beside what it is given: temporaries, and results that
+        take no argument's place. None where the backend does not tell."""
+        stats = self[key].memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
+        if stats is None:
+            return None
+        results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return stats.temp_size_in_bytes + max(0, results)

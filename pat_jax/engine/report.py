@@ -6,7 +6,7 @@ Knows numbers and names. Does not know who measured them.
 from dataclasses import dataclass, field
 
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Ran
 
 MIB = 2**20
 
@@ -34,31 +34,19 @@ class RolloutReport:
     layouts: list[str] = field(default_factory=list)
     switches: list[Switch] = field(default_factory=list)
     balanced: list[Balanced] = field(default_factory=list)
-    bursts: list[tuple[Split, int, int, float]] = field(
-        default_factory=list
-    )  # split, rows, length, s/step
+    bursts: list[Ran] = field(default_factory=list)
 
-    def add_burst(
-        self,
-        shape: tuple[Split, int, int],
-        began_s: float,
-        seconds: float,
-        *,
-        live: int,
-        steps: int,
-        tokens: int,
-    ) -> None:
-        """A burst of `steps` decode steps in the buckets `shape`: layout, rows of a group, length."""
-        split, rows, _ = shape
+    def add_burst(self, burst: Ran, began_s: float, tokens: int) -> None:
+        """A burst that began then and sampled so many tokens."""
         self.times_s.append(began_s)
         self.steps.append(self.decode_steps)
-        self.live.append(live)
-        self.layouts.append(str(split))
-        self.bursts.append((*shape, seconds / steps))
+        self.live.append(burst.live)
+        self.layouts.append(str(burst.split))
+        self.bursts.append(burst)
         self.tokens += tokens
-        self.decode_steps += steps
+        self.decode_steps += burst.steps
         self.busy_rows += tokens
-        self.total_rows += steps * rows * split.dp
+        self.total_rows += burst.steps * burst.rows * burst.split.dp
 
     def trace(self) -> RolloutTrace:
         return RolloutTrace(
@@ -78,7 +66,7 @@ def describe_switch(switch: Switch, total_s: float) -> str:
     """What was predicted of a switch and what came of it, when the rollout has ended."""
     text = (
         f"switch {switch.source} to {switch.target} cost {switch.seconds:.3f} s "
-        f"({switch.predicted_cost_s:.3f} predicted), moved {switch.bytes_moved / MIB:.1f} MiB "
+        f"({switch.predicted_cost_s:.3f} predicted), moved {(switch.bytes_moved or 0) / MIB:.1f} MiB "
         f"({switch.least_bytes / MIB:.1f} at least), held {switch.extra_bytes / MIB:.1f} MiB more on a "
         f"device, {total_s - switch.at_s:.3f} s to the end"
     )

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine import switch
 from pat_jax.engine.buckets import Buckets
@@ -29,7 +28,8 @@ from pat_jax.engine.state import Burst
 from pat_jax.engine.trace import Switch
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import Balance, Plan, Split, way
+from pat_jax.planning.types import Balance, Plan, Ran, Split, way
+from pat_jax.rollout_config import RolloutConfig
 from pat_jax.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class RolloutEngine:
                         )
                 live = flight.scheduler.live
                 if self._collect(flight, running, began, report, clock):
-                    planner.observe(*report.bursts[-1])
+                    planner.observe(report.bursts[-1])
                 if has_enough is not None:
                     flight.end(has_enough)
                 running, began = following, clock.elapsed
@@ -270,11 +270,11 @@ class RolloutEngine:
         """
         num_live, was_over = len(flight.scheduler.live), burst.is_over
         with clock("decode"):
-            steps, tokens = flight.bursts.collect(burst)
+            steps, tokens, held = flight.bursts.collect(burst)
         if not steps:
             return False
-        seconds = clock.elapsed - began
-        report.add_burst(burst.shape, began, seconds, live=num_live, steps=steps, tokens=tokens)
+        ran = Ran(*burst.shape, num_live, held, steps, clock.elapsed - began)
+        report.add_burst(ran, began, tokens)
         return not (burst.is_ahead and was_over)
 
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:

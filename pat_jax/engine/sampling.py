@@ -44,7 +44,7 @@ def sample(
     forbidden: Int[Array, "rows some"],
     *,
     vocab_size: int,
-) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
     """Draws a token a row by inverting the cumulative distribution in vocabulary order.
 
         p = softmax(filter(penalize(logits) / temperature));  token = min {v : Σ_{u ≤ v} p_u > number}
@@ -57,16 +57,18 @@ def sample(
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
-      The tokens and their log-probabilities in nats under the distribution drawn from; a greedy
-      token's under the softmax at temperature 1. NaN where a logit is NaN or infinite.
+      The tokens; their log-probabilities in nats under the distribution drawn from; and under
+      softmax(logits / temperature) alone, the policy that a trainer knows. A greedy token's under the
+      softmax at temperature 1. NaN where a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
     logits = _in_vocab(logits, vocab_size)
     divisor = jnp.where(is_greedy, 1.0, options.temperature)[:, None]
     has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
     has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
+    is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
     kept = jax.lax.cond(
-        jnp.any(has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)),
+        jnp.any(is_changed),
         lambda x: _filter(_forbid(_penalize(x, options, seen), forbidden) / divisor, options),
         lambda x: x / divisor,
         logits,
@@ -76,7 +78,14 @@ def sample(
     drawn, total = _invert(kept, largest, numbers)
     # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
     tokens = jnp.where(is_greedy | (total == 0), best, drawn)
-    return tokens, _pick(kept, tokens) - largest - jnp.log(total)
+    logprobs = _pick(kept, tokens) - largest - jnp.log(total)
+    unfiltered = jax.lax.cond(
+        jnp.any(is_changed),
+        lambda x: _pick(x, tokens) - jax.nn.logsumexp(x, axis=-1),
+        lambda _: logprobs,
+        logits / divisor,
+    )
+    return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
 
 
 def _invert(

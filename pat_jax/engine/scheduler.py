@@ -28,12 +28,14 @@ class Request:
 @dataclass(frozen=True)
 class Completion:
     tokens: np.ndarray  # int32[length], the token that ended it included
-    logprobs: np.ndarray  # float32[length]
+    logprobs: np.ndarray  # float32[length], under the distribution that each token was drawn from
     is_truncated: bool  # cut at max_new_tokens before a token that ends it
     # The likeliest tokens, likeliest first, and their log-probabilities by the model alone, without
     # penalties, temperature and filters: int32 and float32[length, Sampling.logprobs], if asked for.
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
+    # float32[length], under softmax(logits / temperature); None: they are `logprobs`.
+    unfiltered_logprobs: np.ndarray | None = None
     error: str = ""  # one sentence where the request could not be generated to its end
 
 
@@ -52,6 +54,8 @@ class Scheduler(Accounts):
         )
         self.tokens = np.zeros((len(requests), int(self.end.max(initial=1))), np.int32)
         self.logprobs = np.zeros(self.tokens.shape, np.float32)
+        # Of those drawn from another distribution than the policy's own, burst by burst.
+        self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
         # Of each sequence, burst by burst, where it wants them.
@@ -99,6 +103,8 @@ class Scheduler(Accounts):
             at = slice(self.length[i], self.length[i] + count)
             self.tokens[i, at] = output.tokens[self.row[i], :count]
             self.logprobs[i, at] = output.logprobs[self.row[i], :count]
+            if not self.requests[i].sampling.is_plain:
+                self.unfiltered[i].append(output.unfiltered[self.row[i], :count])
             if wanted := self.requests[i].sampling.logprobs:
                 self.top[i].append(
                     (
@@ -133,9 +139,13 @@ class Scheduler(Accounts):
         tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
         endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
         top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
+        unfiltered = np.concatenate(self.unfiltered[i]) if self.unfiltered[i] else None
         if self.has_failed(i):
             # The token was drawn from logits that are no numbers: it is not part of the response.
             tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
+            unfiltered = None if unfiltered is None else unfiltered[:-1]
             error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
         has_ended = len(tokens) > 0 and int(tokens[-1]) in endings
-        return Completion(tokens, logprobs, not has_ended, *top, error=error)
+        return Completion(
+            tokens, logprobs, not has_ended, *top, unfiltered_logprobs=unfiltered, error=error
+        )

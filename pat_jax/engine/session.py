@@ -16,7 +16,9 @@ from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sampling import sequence_key
 from pat_jax.engine.scheduler import Completion, Request
 from pat_jax.engine.types import PLAIN, Sampling
-from pat_jax.planning.planner import Planner
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.streamed_lengths import StreamedLengths
 from pat_jax.planning.types import Load
 
 WINDOW = 32  # times the engine's capacity: requests that it is handed at once
@@ -142,13 +144,35 @@ class Session:
     ) -> Iterator[tuple[int, Completion]]:
         index, requests = list(batch), list(batch.values())
         self._to_first_layout(requests)
-        stops = None if watch is None else lambda i, tokens: watch(index[i], tokens)
-        for i, done in self.engine.stream(requests, self.planner, RolloutReport(), stops):
+        seen = StreamedLengths(self._lengths, len(requests))
+
+        def has_enough(i: int, tokens: np.ndarray) -> bool:
+            if seen.has_news():  # of all bursts before this one
+                self._lengths = seen.model()
+            has_ended = watch is not None and watch(index[i], tokens)
+            seen.note(i, len(tokens), has_ended=has_ended)
+            return has_ended
+
+        for i, done in self.engine.stream(requests, self.planner, RolloutReport(), has_enough):
+            seen.note(i, len(done.tokens), has_ended=not done.is_truncated)
             if done.error:
                 done = replace(
                     done, error=f"{name(index[i])}: {done.error}{self._where(requests[i], done)}."
                 )
             yield index[i], done
+        self._lengths = seen.model()
+
+    @property
+    def _lengths(self) -> LengthModel:
+        """What the planner expects of responses; nothing where it does not ask."""
+        if isinstance(self.planner, CostModelPlanner):
+            return self.planner.lengths
+        return LengthModel.empty(self.max_length)
+
+    @_lengths.setter
+    def _lengths(self, lengths: LengthModel) -> None:
+        if isinstance(self.planner, CostModelPlanner):
+            self.planner.lengths = lengths
 
     def _to_first_layout(self, requests: Sequence[Request]) -> None:
         begin = requests[: self.engine.capacity]

@@ -93,6 +93,9 @@ class BurstOutput:
 
     tokens: Int[Array | np.ndarray, "rows burst"]
     logprobs: Float[Array | np.ndarray, "rows burst"]
+    unfiltered: Float[
+        Array | np.ndarray, "rows burst"
+    ]  # log-probabilities too, see sampling.sample
     emitted: Int[Array | np.ndarray, " rows"]
     live: Bool[Array | np.ndarray, " rows"]  # that go on
     steps: Int[Array | np.integer, ""]  # decode steps that the device ran

@@ -18,7 +18,8 @@ class Switch:
     live: int  # unfinished sequences at that moment
     source: str  # such as dp2tp1
     target: str
-    bytes_moved: int  # from device to device, weights and KV together, all devices
+    # From device to device, weights and KV together, all devices; None of a replay, which moves none.
+    bytes_moved: int | None
     seconds: float  # what it took
     predicted_saving_s: float  # decode time saved until the end, before the cost
     predicted_cost_s: float

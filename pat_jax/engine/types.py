@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from pat_jax.errors import shown
 from pat_jax.pytree import pytree_dataclass
 
 MAX_STOP_IDS = 8  # of a request, besides the engine's end-of-sequence tokens
 NO_TOKEN = -1
 MIN_TEMPERATURE = 1e-6  # a smaller one would overflow float32 logits
+MAX_TEMPERATURE = 1000.0  # all tokens are as good as equally likely long before
 
 _Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
 
@@ -32,8 +34,8 @@ def _is_a(x: object, kind: type) -> bool:
 
 _RULES: dict[str, _Rule] = {
     "temperature": (
-        lambda x: _number(0)(x) and (x == 0 or x >= MIN_TEMPERATURE),
-        f"0 (greedy) or a number of at least {MIN_TEMPERATURE:g}",
+        lambda x: _number(0, MAX_TEMPERATURE)(x) and (x == 0 or x >= MIN_TEMPERATURE),
+        f"0 (greedy) or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
     ),
     "top_k": (_count, "0 (off) or a positive integer"),
     "top_p": (lambda x: _number(0, 1)(x) and x > 0, "a number above 0 and up to 1 (off)"),
@@ -79,7 +81,14 @@ class Sampling:
         for name, (is_valid, expected) in _RULES.items():
             value = getattr(self, name)
             if not is_valid(value):
-                raise ValueError(f"sampling option {name} is {value!r}: expected {expected}.")
+                raise ValueError(f"{name} is {shown(value)}: expected {expected}.")
+
+    @property
+    def is_plain(self) -> bool:
+        """Tokens are drawn from softmax(logits / temperature), nothing else done to it."""
+        has_filter = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        is_filtered = has_filter and self.temperature > 0
+        return not (is_filtered or self.has_penalty or self.min_tokens)
 
     @property
     def has_penalty(self) -> bool:

@@ -41,6 +41,13 @@ class Baseline:
         bins = 2 * _reach(cap) + 1
         return cls(np.zeros(bins), np.zeros(bins), cap, prior_weight)
 
+    def with_cap(self, cap: int) -> "Baseline":
+        """The same responses where the most tokens of one are others: those cut stay cut where
+        they were.
+        """
+        room = np.pad(self.ended, more := max(0, _reach(cap) - len(self.ended) // 2))
+        return replace(self, ended=room, cut=np.pad(self.cut, more), cap=cap)
+
     def bins(self, lengths: np.ndarray, level: float) -> np.ndarray:
         """int[...]: the bin of each length, int[...] tokens."""
         tokens = np.clip(lengths, 0.5, self.cap)  # 0.5: no token yet

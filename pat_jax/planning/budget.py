@@ -4,16 +4,17 @@ Two rules bound what wrong predictions may cost. Both look back, on what happene
 itself looks ahead.
 
     budget   A switch may be tried as long as the rollout, ended right after it, would be no more
-             than `SHARE` of its predicted time behind the best static layout. Past that, it must
-             promise its cost and a half, layouts not seen yet getting no benefit of the doubt.
+             than `SHARE` of its predicted time behind the best static layout. Past that, or once it
+             has come back to a layout, it must promise its cost and a half over the same path
+             without it, layouts not seen yet getting no benefit of the doubt.
     rent     Where another layout was faster for so long that a switch there would have been paid
              for, it is time to go: break-even, as between renting and buying skis (Karlin et al.
              1988: never more than twice what hindsight would have spent). Where the plan foresees
              a loss, the rent must have outgrown that, too, up to `MOST_RENT` times the switch: the
              better the plan, the less the rule may spoil (Purohit et al. 2018).
 
-Each switch past the budget doubles what the next one must have paid or promise: a plan that goes to
-and fro on wrong beliefs comes to rest.
+Each switch past the budget, and each back to a layout that was left, triples what the next one must
+have paid or promise: a plan that goes to and fro on wrong beliefs comes to rest.
 """
 
 import math
@@ -28,6 +29,7 @@ from pat_jax.planning.types import Split
 SHARE = 0.02  # of the rollout's predicted time
 MULTIPLE = 0.5  # of its cost that a switch past the budget has to save, beside that cost
 MOST_RENT = 3.0  # times its cost: so much rent is due for a switch whatever the plan foresees
+DOUBT = 3.0  # times as much is asked after each switch past the budget or back
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
 
@@ -37,12 +39,13 @@ def sober(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarray:
     A layout not seen yet is taken to be off as the others are in the mean, where the latency model
     hopes for better: trying it costs a switch, or two.
     """
-    hoped = np.array([latency.corrected(split) for split in splits])
-    known = [math.log(ratio) for ratio in latency.correction.values()]
+    correction = latency.correction
+    hoped = np.array([correction.factor(split) for split in splits])
+    known = [math.log(factor) for factor in correction.factors.values()]
     if not known:
         return hoped
     mean = math.exp(sum(known) / len(known))
-    is_seen = np.array([split in latency.correction for split in splits])
+    is_seen = np.array([split in correction.factors for split in splits])
     return np.where(is_seen, hoped, np.maximum(hoped, mean))
 
 
@@ -53,12 +56,14 @@ class Account:
     prefill_s: np.ndarray  # of all prompts in each
     start: int
     switches_s: float = 0.0  # what the switches took, and moves between groups
-    doubt: float = 1.0  # times that a switch must pay for itself; doubled by each past the budget
+    doubt: float = 1.0  # times that a switch must pay for itself
     rent_s: np.ndarray = field(init=False)  # corrected; lost of late by not being in each
+    _been: set[int] = field(init=False)  # layouts that it has been in
     _ran: np.ndarray = field(init=False)  # by where it ran
     _stayed: np.ndarray = field(init=False)  # had everything run in each
 
     def __post_init__(self):
+        self._been = {self.start}
         self.rent_s, self._ran, self._stayed = (np.zeros_like(self.prefill_s) for _ in range(3))
 
     def burst(self, here: int, profile_s: np.ndarray, correction: np.ndarray) -> None:
@@ -68,9 +73,10 @@ class Account:
         seconds = profile_s * correction
         self.rent_s = np.maximum(self.rent_s + seconds[here] - seconds, 0.0)
 
-    def switch(self, seconds: float, *, was_afforded: bool) -> None:
-        if not was_afforded:
-            self.doubt *= 2
+    def switch(self, there: int, seconds: float, *, was_afforded: bool) -> None:
+        if not was_afforded or there in self._been:
+            self.doubt *= DOUBT
+        self._been.add(there)
         self.switches_s += seconds
         self.rent_s[:] = 0.0
 
@@ -87,9 +93,9 @@ class Account:
         return self.spent_s(correction) - float(static_s.min())
 
     def affords(self, cost_s: float, remaining_s: float, correction: np.ndarray) -> bool:
-        """Whether a switch stays within the budget."""
+        """Whether a switch stays within the budget, nothing having gone to and fro so far."""
         predicted_s = self.spent_s(correction) + remaining_s
-        return self.behind_s(correction) + cost_s <= SHARE * predicted_s
+        return self.doubt == 1 and self.behind_s(correction) + cost_s <= SHARE * predicted_s
 
     def must_save(self, cost_s: float) -> float:
         """Seconds that a switch past the budget has to promise, beside its cost."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from pat_jax.planning.latency import ROUNDS, LatencyModel, migration
 from pat_jax.planning.step_model import Physics, Surface
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Reads, Split
 
 LARGE_S = 1e9  # seconds of what the latency model does not know: never chosen, yet finite
 
@@ -32,6 +32,8 @@ class CostTables:
     prefill_physics: np.ndarray  # [split, part]
     prefill_blocks: int  # pages of a group that one call computes
     page_size: int  # tokens
+    capacity: int  # sequences that have rows at once, whatever the layout
+    reads: Reads
 
     @classmethod
     def of(cls, latency: LatencyModel, splits: Sequence[Split]) -> "CostTables":
@@ -62,21 +64,52 @@ class CostTables:
             _physics(latency.prefill, splits),
             latency.prefill_blocks,
             latency.page_size,
+            min((s.dp * x.rows[-1] for s, x in latency.decode.items() if s in splits), default=0),
+            latency.reads,
         )
 
-    def steps(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds of one decode step with `fullest` rows, both [..., split, moment]."""
-        row, length = self._bucket(self.rows, fullest), self._bucket(self.lengths, context)
-        bucket = self.rows[row], self.lengths[length]
-        load = np.maximum(np.ceil(fullest), bucket[0]), np.maximum(context, bucket[1])
-        growth = _seconds(self.decode_physics, *load) / _seconds(self.decode_physics, *bucket)
-        return self.decode[np.arange(len(self.splits))[:, None], row, length] * growth
+    def steps(self, fullest: np.ndarray, context: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Seconds of one decode step, [..., split, moment], as `LatencyModel.decode_step`.
+
+        Args:
+          fullest: rows of the fullest group, [..., split, moment].
+          context: tokens in the cache of the longest row, at most.
+          mean: of a row.
+        """
+        row = self._bucket(self.rows, fullest)
+        rows = np.maximum(np.ceil(fullest), self.rows[row])
+        if self.reads == "bucket":
+            length = self._bucket(self.lengths, context)
+            return self._steps(row, rows, np.maximum(context, self.lengths[length]))
+        held = fullest * mean
+        seconds = self._steps(row, rows, held / rows)
+        if self.rows[0] > 1:
+            return seconds
+        alone = self._steps(0 * row, np.ones_like(rows), np.minimum(context, held))
+        return np.maximum(seconds, alone)
+
+    def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """With so many `tokens` in each of `rows`, which run in the bucket at place `row`."""
+        last = len(self.lengths) - 1
+        high = np.clip(np.searchsorted(self.lengths, tokens), min(1, last), last)
+        low = np.maximum(high - 1, 0)
+        known = np.clip(tokens, self.lengths[0], self.lengths[-1])
+        width = np.maximum(self.lengths[high] - self.lengths[low], 1)
+        share = np.where(high > low, (known - self.lengths[low]) / width, 0.0)
+        split = np.arange(len(self.splits))[:, None]
+        shorter, longer = (self.decode[split, row, length] for length in (low, high))
+        # One length alone does not tell what fewer tokens cost.
+        growth = _seconds(self.decode_physics, rows, tokens if last else np.maximum(tokens, known))
+        growth = growth / _seconds(self.decode_physics, self.rows[row], known)
+        return ((1 - share) * shorter + share * longer) * growth
 
     def migrations(self, fullest: np.ndarray, live: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds, [from, to, moment], of the KV cache of `live` rows, `fullest`[from, moment]."""
+        """Seconds, [from, to, moment], of the KV cache of `live` rows, both [from, moment]."""
         dp = np.array([split.dp for split in self.splits])
         everybody, one = self.migrate[..., None]
-        seconds = migration(dp[:, None, None], dp[:, None], everybody, one, fullest[:, None], live)
+        seconds = migration(
+            dp[:, None, None], dp[:, None], everybody, one, fullest[:, None], live[:, None]
+        )
         return seconds * (context / self.round_tokens)
 
     def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:

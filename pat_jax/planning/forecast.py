@@ -23,6 +23,7 @@ class SequenceClasses:
     generated: np.ndarray  # int[classes], tokens sampled so far
     budget: np.ndarray  # int[classes], tokens that may still be sampled
     context: np.ndarray  # int[classes], tokens in the cache of the longest member
+    mean_context: np.ndarray  # float[classes], and of all
     count: np.ndarray  # [groups, classes], members by data-parallel group
     speaker: np.ndarray  # int[classes], the member that the class is forecast by
 
@@ -45,10 +46,12 @@ class SequenceClasses:
         label = np.repeat(np.arange(classes), sizes)
         groups = int(load.group.max()) + 1
         count = np.bincount(load.group[order] * classes + label, minlength=groups * classes)
+        context = load.context[order]
         return cls(
             load.generated[first],
             load.budget[first],
-            np.maximum.reduceat(load.context[order], starts),
+            np.maximum.reduceat(context, starts),
+            np.add.reduceat(context, starts) / sizes,
             count.reshape(groups, classes),
             first,
         )
@@ -62,8 +65,10 @@ class Forecast:
     any_live: np.ndarray  # float[moments], probability that the rollout is still going
     live: np.ndarray  # float[moments], expected unfinished sequences
     context: np.ndarray  # int[moments], tokens in the cache of the longest sequence
-    mean_context: np.ndarray  # float[moments], tokens in the cache of a sequence
+    mean_context: np.ndarray  # float[moments], tokens in the cache of a sequence that is live then
     fullest: np.ndarray  # float[outcomes, splits, moments], live sequences of the fullest group
+    takes_turns: np.ndarray  # bool[moments], sequences wait for pages that others give back
+    prompts: float = 1.0  # of a live sequence: samples of a prompt share its prefill
 
     @classmethod
     def of(
@@ -73,12 +78,20 @@ class Forecast:
         splits: Sequence[Split],
         current: Split | None,
         num_moments: int,
+        *,
+        rows_vary: bool = False,
     ) -> "Forecast":
-        """`current` is the split that `load.group` counts in; None where nothing runs yet."""
+        """
+        Args:
+          current: the split that `load.group` counts in; None where nothing runs yet.
+          rows_vary: sequences wait for pages, not for rows: how many run at once changes with how
+            much those hold that do.
+        """
         edges = moment_edges(horizon(load, lengths), num_moments)
         moments = edges[:-1]
         classes, survive = _survival(load, lengths, moments)
         count, context_now = classes.count.astype(float), classes.context  # float for BLAS
+        mean_now = classes.mean_context
         num_now, is_queued = len(survive), np.zeros(len(moments), bool)
         if load.waiting:
             queue = refill(load, lengths, count.sum(axis=0) @ survive, moments)
@@ -86,6 +99,7 @@ class Forecast:
             count = np.pad(count, ((0, groups - len(count)), (0, 0)))
             count = np.hstack([count, np.tile(queue.count / groups, (groups, 1))])
             context_now = np.concatenate([context_now, queue.context])
+            mean_now = np.concatenate([mean_now, queue.context])
             survive = np.vstack([survive, queue.survive])
         total = count.sum(axis=0)
         none_live = np.exp(total @ np.log1p(-np.minimum(survive, 1 - 1e-15)))
@@ -96,14 +110,16 @@ class Forecast:
         fullest, variance = [], survive * (1 - survive)
         for split in splits:
             members = _in_groups(count, split.dp, current)
-            most = members[:, :num_now].sum(axis=1).max()  # none is ever fuller than now
+            now = members[:, :num_now]
+            most = now.sum(axis=1).max()  # none is ever fuller than now
             expected = _fullest(members, survive, variance, split.dp)
             expected = np.minimum(expected, np.ceil(most))
-            fullest.append(np.where(is_queued, most, expected))
-        weight = total[:, None] * survive if load.waiting else total[:, None]
+            queued = _varied(now, survive[:num_now], split.dp) if rows_vary else most
+            fullest.append(np.where(is_queued, queued, expected))
+        weight = total[:, None] * survive
         # Where all who are known will have ended, whoever is live then is like any of them.
         weight = np.where(weight.sum(axis=0) > 0, weight, total[:, None])
-        mean_context = context_now @ weight / weight.sum(axis=0) + moments
+        mean_context = mean_now @ weight / weight.sum(axis=0) + moments
         return cls(
             edges[1:] - moments,
             1 - none_live,
@@ -111,6 +127,8 @@ class Forecast:
             context,
             mean_context,
             np.maximum(np.stack(fullest, axis=1), 1),
+            is_queued & rows_vary,
+            1.0 if load.siblings is None else len(np.unique(load.siblings.of_live)) / load.live,
         )
 
 
@@ -150,6 +168,18 @@ def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: i
     expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
     # The fullest of several groups varies less than each of them.
     return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
+
+
+def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
+    """Rows of the fullest of `dp` groups while others take the pages of those that end.
+
+    As many on average, each with other contexts: the more of them are new, the less is known.
+    """
+    most, mean = count.sum(axis=1).max(), count.sum(axis=1).mean()
+    kept = count.sum(axis=0) @ survive / count.sum()
+    spread = np.sqrt(mean * (1 - kept))
+    expected = mean + (most - mean) * kept + _max_of(dp) * spread
+    return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread
 
 
 def _merged(count: np.ndarray, source_dp: int, target_dp: int) -> np.ndarray:

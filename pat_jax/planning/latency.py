@@ -8,22 +8,19 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from pat_jax.planning.correction import Correction
 from pat_jax.planning.step_model import Surface
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Ran, Reads, Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
-RECENT = 5  # what a correction rests on: bursts of a layout, and before them what was believed
-BELIEVED = 2  # bursts that what was believed counts for, at most
-ODD = 0.25  # log ratio; a burst further than this from the median counts as this far
-MOST = math.log(2)  # log ratio; a machine further than this from its profile needs a new one
+READS = "reads"  # and what of the KV cache its steps read
 
 
 def migration(
@@ -59,12 +56,9 @@ class LatencyModel:
     prefill_blocks: int  # pages of a group that one call computes
     page_size: int  # tokens
     round_tokens: int  # of a group, that one round of a migration moves
-    correction: Mapping[Split, float] = field(
-        default_factory=dict
-    )  # measured / predicted step time
-    recent: Mapping[Split, tuple[float, ...]] = field(
-        default_factory=dict
-    )  # log ratios that the correction is taken from, oldest first
+    reads: Reads = "bucket"
+    # What a run has seen of step times.
+    correction: Correction = field(default_factory=Correction, compare=False)
 
     @cached_property
     def decode(self) -> dict[Split, Surface]:
@@ -82,27 +76,32 @@ class LatencyModel:
             points[split][self.prefill_blocks, length] = seconds
         return {split: Surface(known) for split, known in points.items()}
 
-    def decode_step(self, split: Split, rows: int, length: int) -> float:
+    def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
         """One decode step with `rows` live rows in the fullest group and contexts up to `length`.
 
-        A load between two buckets runs in the larger one, and costs what that one costs.
+        Rows between two buckets run in the larger one, and cost what that one costs; so do lengths,
+        where it is buckets that are read. What all layouts pay for each live sequence comes on top
+        (`Correction.per_sequence_s`).
+
+        Args:
+          held: tokens in the caches of the group that holds most; `length` in each row where not
+            given.
         """
+        return self.profiled_step(split, rows, length, held) * self.correction.factor(split)
+
+    def profiled_step(
+        self, split: Split, rows: int, length: int, held: float | None = None
+    ) -> float:
+        """The same, as the profile has it."""
         surface = self.decode[split]
-        return surface(*surface.cover(rows, length)) * self.corrected(split)
+        bucket, covered = surface.cover(rows, length)
+        if self.reads == "bucket":
+            return surface(bucket, covered)
+        return surface.reading(bucket, length, rows * length if held is None else held)
 
-    def corrected(self, split: Split) -> float:
-        """Measured over profiled step time, as far as it is known.
-
-        A layout not seen yet gets the benefit of the doubt, as much of it as the others gave reason
-        for: half of what the profile was wrong by there, and all of it where they were faster. A
-        profile that holds is taken at its word.
-        """
-        if split in self.correction or not self.correction:
-            return self.correction.get(split, 1.0)
-        errors = [math.log(ratio) for ratio in self.correction.values()]
-        mean = sum(errors) / len(errors)
-        size = math.sqrt(sum(error * error for error in errors) / len(errors))
-        return math.exp(min(mean, -0.5 * size))
+    def tokens_read(self, burst: Ran) -> float:
+        """Of the KV cache, in a step of a burst, by the group that reads most."""
+        return burst.rows * burst.length if self.reads == "bucket" else burst.held
 
     def reslice(self, source: Split, target: Split) -> float:
         return self.reslice_table[(source, target)]
@@ -134,6 +133,33 @@ class LatencyModel:
             seconds += (upto - done) * self.prefill_call(target, bucket)
             done = upto
         return seconds + (calls - done) * self.prefill_call(target, length)
+
+    def packed(self, split: Split, group: np.ndarray, tokens: np.ndarray) -> float:
+        """Prefill of sequences of so many `tokens`, int[sequences], in their data-parallel groups.
+
+        Their pages fill calls whoever they are of, lower positions first, in all groups at once
+        (`engine/due.py`); smaller calls for what is left are priced as whole ones.
+        """
+        pages = -(-tokens // self.page_size)
+        if not pages.any():
+            return 0.0
+        size = (int(group.max()) + 1, int(pages.max()))
+        is_last = np.zeros((size[0], size[1] + 1))
+        np.add.at(is_last, (group, pages), 1)
+        # How many blocks a group has up to each position, in pages.
+        blocks = is_last[:, ::-1].cumsum(axis=1)[:, -2::-1].cumsum(axis=1)
+        most = blocks[:, -1:]
+        until = np.arange(1, math.ceil(most.max() / self.prefill_blocks) + 1) * self.prefill_blocks
+        reach = [
+            np.searchsorted(one, np.minimum(until, last)) * (until - self.prefill_blocks < last)
+            for one, last in zip(blocks, most[:, 0], strict=True)
+        ]
+        position, calls = np.unique(np.max(reach, axis=0), return_counts=True)
+        context = np.minimum((position + 1) * self.page_size, tokens.max())
+        return sum(
+            n * self.prefill_call(split, length)
+            for n, length in zip(calls.tolist(), context.tolist(), strict=True)
+        )
 
     def prefill_call(self, split: Split, length: int) -> float:
         """One call of `prefill_blocks` blocks a group, in contexts of up to `length` tokens."""
@@ -167,25 +193,11 @@ class LatencyModel:
             },
         )
 
-    def observed(self, split: Split, rows: int, length: int, seconds: float) -> "LatencyModel":
-        """Corrected by one measured step time: drift, heat, a noisy neighbour.
-
-        The correction is the mean of the last log ratios about their median (Huber's estimator of
-        location, one step), those of the first bursts filled up with what was believed before.
-        One odd burst hardly moves it; of a lasting change it knows all after `RECENT` bursts.
-        """
-        believed = self.corrected(split)
-        profiled = self.decode_step(split, rows, length) / believed
-        ratio = _within(math.log(seconds / profiled), MOST)
-        before = self.recent.get(split, (math.log(believed),) * BELIEVED)
-        recent = (*before, ratio)[-RECENT:]
-        middle = median(recent)
-        error = middle + fmean(_within(one - middle, ODD) for one in recent)
-        model = replace(
-            self,
-            correction={**self.correction, split: math.exp(error)},
-            recent={**self.recent, split: recent},
-        )
+    def observed(self, burst: Ran) -> "LatencyModel":
+        """Corrected by what the steps of a burst took: drift, heat, a noisy neighbour, the host."""
+        profiled = self.profiled_step(burst.split, burst.rows, burst.length, burst.held)
+        seen = self.correction.observed(burst.split, burst.live, profiled, burst.step_s)
+        model = replace(self, correction=seen)
         model.__dict__["decode"] = self.decode  # the tables are the same: sorted and fitted once
         return model
 
@@ -194,7 +206,7 @@ class LatencyModel:
 
         Not of moves between groups of a layout: where none is known, none is made.
         """
-        return all(getattr(self, name) == getattr(other, name) for name in SHAPE) and all(
+        return all(getattr(self, name) == getattr(other, name) for name in (*SHAPE, READS)) and all(
             {key for key in getattr(other, name) if name != "migrate_table" or key[0] != key[1]}
             <= getattr(self, name).keys()
             for name in TABLES
@@ -206,18 +218,14 @@ class LatencyModel:
             name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
             for name in TABLES
         }
-        return {**tables, **{name: getattr(self, name) for name in SHAPE}}
+        return {**tables, **{name: getattr(self, name) for name in (*SHAPE, READS)}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LatencyModel":
         tables: dict[str, Any] = {
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
-        return cls(**tables, **{name: data[name] for name in SHAPE})
-
-
-def _within(value: float, limit: float) -> float:
-    return min(max(value, -limit), limit)
+        return cls(**tables, **{name: data[name] for name in (*SHAPE, READS)})
 
 
 def _plain(key: tuple) -> list:

@@ -7,6 +7,7 @@ import numpy as np
 LEVEL_STEP = 0.03  # standard deviation of the level's own moves, log tokens an iteration
 SLOPE_STEP = 0.003  # and of its slope's
 FIRST_SLOPE = 0.02  # what a slope may be before anything was seen
+JUMP = 2.5  # standard deviations; a level further off than that has jumped, and says nothing of a slope
 MAX_SLOPE = 0.1  # log tokens an iteration: ten iterations for a factor of e
 
 
@@ -25,13 +26,15 @@ class LengthTrend:
 
     def observed(self, level: float, variance: float) -> "LengthTrend":
         """With one iteration's measured level and its variance: what is now known of it."""
-        total = self.level_variance + variance
-        gain, slope_gain = self.level_variance / total, self.covariance / total
-        surprise = level - self.level
+        surprise, level_variance = level - self.level, self.level_variance
+        if surprise**2 > JUMP**2 * (level_variance + variance):
+            level_variance += surprise**2
+        total = level_variance + variance
+        gain, slope_gain = level_variance / total, self.covariance / total
         return LengthTrend(
             self.level + gain * surprise,
             float(np.clip(self.slope + slope_gain * surprise, -MAX_SLOPE, MAX_SLOPE)),
-            (1 - gain) * self.level_variance,
+            (1 - gain) * level_variance,
             (1 - gain) * self.covariance,
             self.slope_variance - slope_gain * self.covariance,
         )

@@ -49,6 +49,10 @@ class LengthModel:
     def cap(self) -> int:
         return self.baseline.cap
 
+    def with_cap(self, cap: int) -> "LengthModel":
+        """What was seen, under another cap: a response that was cut is known to be longer, no more."""
+        return replace(self, baseline=self.baseline.with_cap(cap))
+
     @property
     def shift_variance(self) -> float:
         """Of the next rollout's scores as a whole."""

@@ -1,27 +1,18 @@
-"""How many bytes of a device each layout takes, and which layouts can hold a load.
+"""How many bytes of a device each layout takes, how many pages that leaves, and where there is room.
 
-Knows bytes, buckets and the engine's order of moves. Does not know arrays or where a limit is from.
+Knows bytes and the engine's order of moves. Does not know arrays, where a limit is from, or what it
+costs that pages are few (`turns.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.planning.forecast import Forecast
 from pat_jax.planning.types import Split
 
 USABLE = 0.9  # of a device's memory: the rest is left to what programs need while they run
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Fits:
-    """Where there is room, at each moment of a forecast."""
-
-    run: np.ndarray  # bool[split, moments]: pages to decode on to the next moment
-    reslice: np.ndarray  # bool[from, to]: the weights, a chunk of them twice, pages on their way
-    carry: np.ndarray  # bool[to, moments]: pages; migrating takes no more than computing them anew
 
 
 @dataclass(frozen=True)
@@ -63,31 +54,16 @@ class MemoryModel:
         """Pages of the fullest group for `fullest` sequences of `tokens`."""
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
-    def holds(self, split: Split, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Whether the pool has as many pages, nobody preempted."""
-        return self.needed(fullest, tokens) < self.pages[split]
+    def has_room(self, splits: Sequence[Split]) -> np.ndarray:
+        """Whether the weights and the pool fit, bool[split]; if none do, of who lacks least."""
+        held = np.array([self.held(split) for split in splits])
+        return held <= max(self.usable, held.min())
 
-    def fits(self, splits: tuple[Split, ...], forecast: Forecast, last: int) -> Fits:
-        """Where there is room for what a forecast expects.
+    def may_switch(self, splits: Sequence[Split]) -> np.ndarray:
+        """Where there is room to go and to be, bool[from, to]."""
+        return self.has_room(splits) & (self._peaks(splits) <= self.usable)
 
-        Where there is none in any layout, the one that lacks least may run: somewhere it must.
-
-        Args:
-          last: tokens in the longest cache when its sequence has used up its budget.
-        """
-        fullest, now = forecast.fullest[0], np.minimum(forecast.context + self.ahead, last)
-        ahead = forecast.context + np.maximum(forecast.steps, self.ahead)
-        pages = np.array([self.pages[split] for split in splits])[:, None]
-        free = pages - 1 - self.needed(fullest, np.minimum(ahead, last))
-        has_room = np.array([self.held(split) <= self.usable for split in splits])[:, None]
-        run = has_room & (free >= 0)
-        run[free.argmax(axis=0), np.arange(free.shape[1])] |= ~run.any(axis=0)
-        need = self.needed(fullest, now)
-        arrives = has_room & (need < pages)
-        reslice = self._peaks(splits) <= self.usable
-        return Fits(run, reslice, arrives)
-
-    def _peaks(self, splits: tuple[Split, ...]) -> np.ndarray:
+    def _peaks(self, splits: Sequence[Split]) -> np.ndarray:
         """Most bytes of a switch, [from, to].
 
         A re-slice frees each old leaf once its new one is there, so the larger of the two sets of

@@ -19,6 +19,7 @@ from pat_jax.planning.balance import balance_seconds
 from pat_jax.planning.budget import Account, sober
 from pat_jax.planning.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.compilation import Uncompiled, follow
+from pat_jax.planning.correction import Correction
 from pat_jax.planning.costs import CostTables
 from pat_jax.planning.forecast import Forecast
 from pat_jax.planning.latency import LatencyModel
@@ -33,6 +34,7 @@ from pat_jax.planning.types import (
     Load,
     OneWay,
     Plan,
+    Ran,
     Split,
     recompute_below,
 )
@@ -47,9 +49,9 @@ class Planner(ABC):
     def plan(self, load: Load, current: Split) -> Plan:
         """The layout of the next burst and when to end it."""
 
-    def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
-        """A burst ran in these buckets with `seconds` a step; a planner may learn from it."""
-        del split, rows, length, seconds
+    def observe(self, burst: Ran) -> None:
+        """This burst ran; a planner may learn from what it took."""
+        del burst
 
     def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
         """The switch from `source` that `plan` asked for took `seconds`, and `kv` is how it went."""
@@ -81,7 +83,7 @@ class CostModelPlanner(Planner):
     min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
     grid: int = 48  # future moments looked at
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
-    memory: MemoryModel | None = None  # a layout without room is no candidate
+    memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
@@ -95,8 +97,7 @@ class CostModelPlanner(Planner):
 
     def start(self, load: Load) -> Split:
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
-        costs = self._within_memory(self._costs(forecast), forecast, load)
-        costs = self._compiled_only(costs, None)
+        costs = self._compiled_only(self._costs(forecast), None)
         total, choices = costs.cheapest(self.safety)
         if not self.switch_costs.seen:
             # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
@@ -108,27 +109,25 @@ class CostModelPlanner(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         here = self.splits.index(current)
-        forecast, priced, costs = self._outlook(load, current)
+        forecast, costs = self._outlook(load, current)
         self._book(load, here, costs)
         totals, choices = costs.cheapest(self.safety)
-        stay = float(priced.run[here].sum())
-        total = priced.seconds(here, follow(choices, here), self.safety)
-        is_full = bool((costs.run[here] > priced.run[here]).any())
+        stay = float(costs.run[here].sum())
+        path = follow(choices, here)
+        total = costs.seconds(here, path, self.safety)
         leaves = choices[:, here] != here
-        pays = bool(leaves.any()) and (stay - total >= self.min_saving * stay or is_full)
+        pays = bool(leaves.any()) and stay - total >= self.min_saving * stay
         at = int(leaves.argmax())
         there, live = int(choices[at, here]), int(forecast.fullest[0, here, at])
         saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
         why = f"{current} to {self.splits[there]} at {live} live in the fullest group: {saves}"
-        if is_full:
-            why += f"; {current} would not hold the KV cache to the end"
         if pays and at == 0:
-            if self._may_switch(costs, here, there, total):
+            if self._may_switch(costs, here, path, total):
                 return self._switch(load, costs, (here, there), stay, total, why)
             pays, saves = False, f"{saves}, too little past the budget"
         if (due := self._due(here, costs, totals)) is not None:
             total = self.safety * float(costs.switch[0, here, due])
-            total += priced.seconds(due, follow(choices, due), self.safety)
+            total += costs.seconds(due, follow(choices, due), self.safety)
             why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
             return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
@@ -136,10 +135,9 @@ class CostModelPlanner(Planner):
         why = f"stay in {current}: best alternative {saves}"
         return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
 
-    def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
-        if self.is_frozen:
-            return
-        self.latency = self.latency.observed(split, rows, length, seconds)
+    def observe(self, burst: Ran) -> None:
+        if not self.is_frozen:
+            self.latency = self.latency.observed(burst)
 
     def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
         assert self._account is not None and self._asked is not None, "it was planned here"
@@ -148,7 +146,8 @@ class CostModelPlanner(Planner):
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
         correction = sober(self.latency, self.splits)
         was_afforded = self._account.affords(seconds, remaining_s, correction)
-        self._account.switch(seconds, was_afforded=was_afforded)
+        there = self.splits.index(plan.split)
+        self._account.switch(there, seconds, was_afforded=was_afforded)
         if self.is_frozen:
             return
         # Where pages lack, sequences that were to migrate are not: it went another way than planned.
@@ -193,31 +192,31 @@ class CostModelPlanner(Planner):
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
         here = self.splits.index(plan.split)
-        _, priced, costs = self._outlook(load, plan.split)
+        _, costs = self._outlook(load, plan.split)
         if not plan.threshold:
-            return float(priced.run[here].sum()), costs.profile_step_s
+            return float(costs.run[here].sum()), costs.profile_step_s
         _, choices = costs.cheapest(self.safety)
-        seconds = priced.seconds(here, follow(choices, here), self.safety)
+        seconds = costs.seconds(here, follow(choices, here), self.safety)
         return seconds, costs.profile_step_s
 
-    def _outlook(self, load: Load, current: Split) -> tuple[Forecast, Costs, Costs]:
-        """What is expected and what it costs; then without what has no room or is not compiled."""
-        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid)
-        priced, here = self._costs(forecast), self.splits.index(current)
-        costs = self._compiled_only(self._within_memory(priced, forecast, load), here)
-        return forecast, priced, costs
+    def _outlook(self, load: Load, current: Split) -> tuple[Forecast, Costs]:
+        """What is expected and what it costs, without what has no room or is not compiled."""
+        # Who waits although there are rows waits for pages.
+        waits_for_rows = self.memory is None or load.live >= self._dense().capacity
+        forecast = Forecast.of(
+            load, self.lengths, self.splits, current, self.grid, rows_vary=not waits_for_rows
+        )
+        here = self.splits.index(current)
+        return forecast, self._compiled_only(self._costs(forecast), here)
 
     def _costs(self, forecast: Forecast) -> Costs:
-        tables = self._dense()
+        tables, memory = self._dense(), self.memory
         reslice = self.switch_costs.reslice(self.splits, tables.reslice)
         tables = replace(tables, reslice=reslice)
-        return Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs)
-
-    def _within_memory(self, costs: Costs, forecast: Forecast, load: Load) -> Costs:
-        if self.memory is None:
+        costs = Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs, memory)
+        if memory is None:
             return costs
-        last = int((load.context + load.budget).max())
-        return costs.where(self.memory.fits(self.splits, forecast, last))
+        return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
 
     def _compiled_only(self, costs: Costs, here: int | None) -> Costs:
         if self.uncompiled is None or not self.uncompiled.compile_s:
@@ -237,16 +236,19 @@ class CostModelPlanner(Planner):
             self._account.burst(here, steps * step_s, sober(self.latency, self.splits))
         self._burst = costs.profile_step_s, load.step
 
-    def _may_switch(self, costs: Costs, here: int, there: int, remaining_s: float) -> bool:
+    def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""
-        assert self._account is not None
-        correction, cost = sober(self.latency, self.splits), float(costs.switch[0, here, there])
-        if self._account.affords(cost, remaining_s, correction):
+        account, cost = self._account, float(costs.switch[0, here, path[0]])
+        assert account is not None
+        correction = sober(self.latency, self.splits)
+        if account.affords(cost, remaining_s, correction):
             return True
-        hoped = np.array([self.latency.corrected(split) for split in self.splits])
-        soberly = replace(costs, run=costs.run * (correction / hoped)[:, None])
-        totals, _ = soberly.cheapest(self.safety)
-        return float(soberly.run[here].sum() - totals[here]) >= self._account.must_save(cost)
+        hoped = np.array([self.latency.correction.factor(split) for split in self.splits])
+        soberly = costs.slower(correction / hoped)
+        # Without it: here until the path leaves for another layout.
+        is_later = np.logical_or.accumulate(path != path[0])
+        without = soberly.seconds(here, np.where(is_later, path, here), self.safety)
+        return without - soberly.seconds(here, path, self.safety) >= account.must_save(cost)
 
     def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
         """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
@@ -283,6 +285,8 @@ class CostModelPlanner(Planner):
     def _dense(self) -> CostTables:
         """The latency model's tables as arrays; its corrections are not in them."""
         if self._tables is None or self._tables_of is not self.latency.decode_table:
-            self._tables = CostTables.of(replace(self.latency, correction={}), self.splits)
+            self._tables = CostTables.of(
+                replace(self.latency, correction=Correction()), self.splits
+            )
             self._tables_of = self.latency.decode_table
         return self._tables

@@ -8,8 +8,9 @@ import numpy as np
 from pat_jax.planning.costs import LARGE_S, CostTables
 from pat_jax.planning.forecast import WEIGHTS, Forecast
 from pat_jax.planning.latency import LatencyModel
-from pat_jax.planning.memory import Fits
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.switch_costs import SwitchCosts
+from pat_jax.planning.turns import Turns
 from pat_jax.planning.types import OneWay
 
 
@@ -25,6 +26,7 @@ class Costs:
     switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
     prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
     profile_step_s: np.ndarray  # float[split], of a decode step at the first moment, uncorrected
+    shared: np.ndarray  # float[moments], seconds of `run` that are the same in every split
 
     @classmethod
     def of(
@@ -34,16 +36,30 @@ class Costs:
         forecast: Forecast,
         carry: OneWay | Literal["auto"],
         switch_costs: SwitchCosts,
+        memory: MemoryModel | None = None,
     ) -> "Costs":
-        """`carry` is the only way allowed to carry the KV cache, or auto."""
-        fullest, context = forecast.fullest[0], forecast.context
-        correction = np.array([latency.corrected(split) for split in tables.splits])
-        step = np.tensordot(WEIGHTS, tables.steps(forecast.fullest, context), axes=1)
-        run = step * forecast.steps * forecast.any_live
-        migrate = tables.migrations(fullest, forecast.live, forecast.mean_context)
+        """
+        Args:
+          carry: the only way allowed to carry the KV cache, or auto.
+          memory: what pools hold; everything where not given.
+        """
+        turns = Turns.of(forecast, tables.splits, memory)
+        correction = latency.correction
+        factors = np.array([correction.factor(split) for split in tables.splits])
+        step = np.tensordot(
+            WEIGHTS, tables.steps(turns.rows, turns.context, forecast.mean_context), axes=1
+        )
+        fullest = turns.rows[0]
+        mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
+        one = tables.recomputations(np.ones_like(fullest), mean_context)
+        # All sequences have to make all their steps, whoever waits for whom.
+        shared = correction.per_sequence_s * forecast.live * forecast.steps * forecast.any_live
+        run = (factors[:, None] * step + turns.again * one) * turns.steps * forecast.any_live
+        run += shared
+        migrate = tables.migrations(fullest, turns.live, forecast.mean_context)
         migrate = migrate * switch_costs.kv("migrate")
-        prefill = tables.recomputations(fullest, context)
-        recompute = prefill * switch_costs.kv("recompute")
+        prefill = tables.recomputations(forecast.prompts * fullest[:, :1], mean_context[:, :1])
+        recompute = tables.recomputations(fullest, mean_context) * switch_costs.kv("recompute")
         if carry == "migrate":
             recompute = np.full_like(recompute, LARGE_S)
         elif carry == "recompute":
@@ -51,24 +67,34 @@ class Costs:
         switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
         diagonal = np.arange(len(tables.splits))
         switch[diagonal, diagonal] = 0.0
-        run *= correction[:, None]
         switch = np.moveaxis(switch, -1, 0)
         return cls(
-            tables, forecast.any_live, run, migrate, recompute, switch, prefill[:, 0], step[:, 0]
+            tables,
+            forecast.any_live,
+            run,
+            migrate,
+            recompute,
+            switch,
+            prefill[:, 0],
+            step[:, 0],
+            shared,
         )
 
-    def where(self, fits: Fits) -> "Costs":
-        """The same, with what has no room priced out of every plan."""
-        has_room = fits.reslice[:, :, None] & fits.carry
-        switch = np.where(np.moveaxis(has_room, -1, 0), self.switch, LARGE_S)
+    def slower(self, times: np.ndarray) -> "Costs":
+        """Steps take so many `times` as long in each split, float[split], but for what all share."""
+        return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
+
+    def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
+        """The same, with layouts that have no room priced out of every plan.
+
+        Args:
+          has_room: bool[split]. Who is there already may stay.
+          may_switch: bool[from, to].
+        """
+        switch = np.where(may_switch, self.switch, LARGE_S)
         diagonal = np.arange(len(self.run))
         switch[:, diagonal, diagonal] = 0.0
-        return replace(
-            self,
-            run=np.where(fits.run, self.run, LARGE_S * self.any_live),
-            switch=switch,
-            prefill=np.where(fits.carry[:, 0], self.prefill, LARGE_S),
-        )
+        return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
 
     def only_way(self, at: int, source: int, target: int) -> OneWay | None:
         """The way that is left where the other is not allowed or was not measured."""

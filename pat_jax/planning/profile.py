@@ -5,22 +5,23 @@ Knows the file and its checks. Does not know how anything is measured (`profilin
 
 import hashlib
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pat_jax.errors import UserError
+from pat_jax.errors import UserError, shortened, shown
 from pat_jax.files import replace_text
-from pat_jax.planning.latency import ROUNDS, SHAPE, TABLES, LatencyModel
-from pat_jax.planning.types import Split
+from pat_jax.json_text import parse_json
+from pat_jax.planning.latency import READS, ROUNDS, SHAPE, TABLES, LatencyModel
+from pat_jax.planning.types import Reads, Split
 
 VERSION = 3
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25
+MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows or tokens
 KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
     "decode_table": (1, 2, ()),
     "reslice_table": (2, 0, ()),
@@ -134,7 +135,9 @@ def _parsed(path: Path) -> Profile:
     content = _read(path)
     try:
         subject = Subject(**content["subject"])
-        latency = LatencyModel.from_json(content["latency"])
+        # Profiles from before it was written down: kernels read pages where they were not measured on a CPU.
+        read = "bucket" if subject.backend == "cpu" else "held"
+        latency = LatencyModel.from_json({READS: read, **content["latency"]})
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,
@@ -151,14 +154,14 @@ def _parsed(path: Path) -> Profile:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(path, f"cannot be read ({error.strerror})") from None
     except ValueError as error:  # JSON's and Unicode's are of this kind
         raise ProfileError(path, f"truncated or no JSON ({error})") from None
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
-        raise ProfileError(path, f"field version is {version!r}, expected {VERSION}")
+        raise ProfileError(path, f"field version is {shown(version)}, expected {VERSION}")
     return content
 
 
@@ -174,16 +177,19 @@ def _problems(profile: Profile) -> Iterable[str]:
                     f"and {num_sizes} sizes of at least 1{' and a word of ' * bool(words)}{', '.join(words)}"
                 )
                 return
+    if latency.reads not in get_args(Reads):
+        yield f"field {READS} is {latency.reads!r}, expected one of {', '.join(get_args(Reads))}"
+        return
     for name in SHAPE:
         if not _is_count(size := getattr(latency, name)):
-            yield f"field {name} is {size!r}, expected an integer of at least 1"
+            yield f"field {name} is {shown(size)}, expected an integer of at least 1"
             return
     tables |= {"collectives": profile.collectives, "compile_s": profile.compile_s}
     for name, table in tables.items():
         for key, seconds in table.items():
-            if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            if not (isinstance(seconds, int | float) and 0 < seconds <= MOST_S):
                 yield (
-                    f"field {name}, entry {_words(key)}, is {seconds!r}, expected a positive "
+                    f"field {name}, entry {_words(key)}, is {shown(seconds)}, expected a positive "
                     "number of seconds"
                 )
                 return
@@ -203,7 +209,7 @@ def _is_key(key: tuple, num_layouts: int, num_sizes: int, words: tuple[str, ...]
 
 
 def _is_count(size: object) -> bool:
-    return isinstance(size, int) and size >= 1
+    return isinstance(size, int) and 1 <= size <= MOST_SIZE
 
 
 def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
@@ -229,4 +235,7 @@ def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
 
 
 def _words(key: object) -> str:
-    return " ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+    parts = key if isinstance(key, tuple) else (key,)
+    return " ".join(
+        shortened(str(part)) if isinstance(part, Split) else shown(part) for part in parts
+    )

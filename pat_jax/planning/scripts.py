@@ -12,6 +12,7 @@ class FixedLayout(Planner):
     """One layout for good."""
 
     split: Split
+    reason: str = "pinned"
 
     def start(self, load: Load) -> Split:
         del load
@@ -19,7 +20,7 @@ class FixedLayout(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del load, current
-        return Plan(self.split, threshold=0, reason="pinned")
+        return Plan(self.split, threshold=0, reason=self.reason)
 
 
 class Step(NamedTuple):

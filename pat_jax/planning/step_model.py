@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -71,18 +72,37 @@ class Surface:
         """The bucket that a load of this size runs in; past the last bucket, the load itself."""
         return _cover(self.rows, rows), _cover(self.lengths, length)
 
-    def __call__(self, rows: int, length: int) -> float:
+    def __call__(self, rows: int, length: float) -> float:
         """Seconds of a bucket: as measured, or by its neighbours.
 
         A bucket below the smallest costs what the smallest costs.
         """
-        if (rows, length) in self.points:
-            return self.points[rows, length]
+        at: tuple[int, Any] = rows, length  # of the bucket itself, mostly
+        if at in self.points:
+            return self.points[at]
         return _between(
             rows, self.rows, lambda n: self._line(n, length), lambda n: self.physics(n, length)
         )
 
-    def _line(self, rows: int, length: int) -> float:
+    def reading(self, rows: int, longest: float, tokens: float) -> float:
+        """Seconds of a bucket of `rows` whose rows hold `tokens` together, each at most `longest`.
+
+        Kernels that read what is there take as long as for rows of that many tokens on average, and
+        as long as for the longest alone, where that is known.
+        """
+        seconds = self._read(rows, tokens / rows)
+        if self.rows[0] > 1:
+            return seconds
+        return max(seconds, self._read(1, min(longest, tokens)))
+
+    def _read(self, rows: int, tokens: float) -> float:
+        """With so many in each row: below the smallest length as well, if others tell how it goes."""
+        if tokens >= self.lengths[0] or len(self.lengths) == 1:
+            return self(rows, tokens)
+        known = self(rows, self.lengths[0])
+        return known * self.physics(rows, tokens) / self.physics(rows, self.lengths[0])
+
+    def _line(self, rows: int, length: float) -> float:
         """With `rows` that have been measured, if not with this length."""
         return _between(
             length,
@@ -98,10 +118,10 @@ def _cover(steps: Sequence[int], needed: int) -> int:
 
 
 def _between(
-    at: int,
+    at: float,
     known: Sequence[int],
     seconds: Callable[[int], float],
-    physics: Callable[[int], float],
+    physics: Callable[[float], float],
 ) -> float:
     i = bisect_left(known, at)
     if i == len(known):

@@ -7,6 +7,9 @@ import numpy as np
 
 Carry = Literal["migrate", "recompute", "mixed"]  # how the KV cache crosses a switch
 OneWay = Literal["migrate", "recompute"]
+# What a decode step reads of the KV cache: as many tokens for every row as its length bucket has room
+# for, or those that each row holds.
+Reads = Literal["bucket", "held"]
 MIGRATE_ALL, RECOMPUTE_ALL = 0, 2**31 - 1  # see Plan.recompute_below
 WAYS: dict[int, Carry] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
 
@@ -63,6 +66,23 @@ class Load:
     @property
     def unfinished(self) -> int:
         return self.live + self.waiting
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A decode burst that has run: its buckets, what it read, what it took."""
+
+    split: Split
+    rows: int  # row bucket of a group
+    length: int  # length bucket, tokens
+    live: int  # unfinished sequences of all groups when it began
+    held: float  # tokens in the caches of the group that holds most, on average over the steps
+    steps: int
+    seconds: float  # of all steps
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps
 
 
 @dataclass(frozen=True)

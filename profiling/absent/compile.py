@@ -116,7 +116,7 @@ def installed(target: Target) -> dict[str, str]:
         missing = "ptxas" if names else " or ".join(PLUGINS[platform])
         raise UserError(
             f"target {target}: XLA's compiler for it needs {missing}, which is not installed; "
-            "pip install 'pat_jax[plan]'."
+            "pip install -e '.[plan]'."
         )
     packages = [
         name for name in PACKAGES if name.partition("-")[0] != "libtpu" or platform == "tpu"

@@ -69,8 +69,9 @@ class Order:
     def from_json(cls, content: Mapping[str, Any]) -> "Order":
         config, model = dict(content["config"]), dict(content["model"])
         for field in fields(RunConfig):
-            if isinstance(config[field.name], Mapping):
-                config[field.name] = type(getattr(RunConfig(), field.name))(**config[field.name])
+            if isinstance(section := config[field.name], Mapping):
+                values = {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
+                config[field.name] = type(getattr(RunConfig(), field.name))(**values)
         if model["rope_scaling"]:
             model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
         target, depths = Target.parse(content["target"]), tuple(content["depths"])

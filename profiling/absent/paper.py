@@ -122,7 +122,7 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     if config.rollout.weights == "auto":
         yield [("--weights int8", of_rollout(weights="int8"))]
     if (longest := _longest_response(order)) > 0:
-        words = f"--max-response {longest}"
+        words = f"--max_completion_length {longest}"
         yield [(words, of_rollout(max_completion_length=longest))]
     if config.train:
         without = replace(order, config=replace(config, train=False))

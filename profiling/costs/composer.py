@@ -1,39 +1,51 @@
 """A latency model of a machine that is not here, composed from the kernels of one layer. Seconds.
 
 Computed: a decode step is the sum of its kernels over all layers, the embedding, the head and what
-sampling does with its logits; re-slicing reads and writes the new shards at the memory's rate (going
+sampling does with its logits, the sums of a layer behind its products as far as its links let them
+(`links.added`); re-slicing reads and writes the new shards at the memory's rate (going
 down: gathers them over the links); migrating, and moving sequences between the groups of a layout,
 sends what a device gives away at the rate of the links; recomputing is a prefill.
 
-Assumed: `HOST_S_PER_ROW` of host time a row of a group in each step, where a host schedules every
-step; `SWITCH_S` of host and launch time a switch; a move between groups is charged its bytes alone.
+Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch time a switch; a move between groups is charged its bytes alone.
 The KV cache is taken to fit.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.rounds import SIZES
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.paged_layer import reads_what_rows_hold
 from pat_jax.planning.latency import ROUNDS, LatencyModel
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Reads, Split
 from pat_jax.profiling.costs.kernels import BYTES, HEAD_DIM, Kernels
-from pat_jax.profiling.costs.links import waiting_s
+from pat_jax.profiling.costs.links import added, waiting_s
+from pat_jax.rollout_config import RolloutConfig
 
-# Of SGLang's about 20 us that are in no kernel table, what is neither sampling, nor the logits' way
-# there, nor elementwise: steps of 1 and of 128 sequences in its issue 1008 differ by 19 us a sequence
-# more than their products and attention do. A TPU's program samples and goes on by itself.
-HOST_S_PER_ROW = {"cuda": 1.4e-5, "tpu": 0.0}
+LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
 SAMPLING_BYTES = 16  # of a logit: read, widened, compared with noise and read again
 PREFILL_BLOCKS = 128  # pages of a group in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
 PAGE_SIZE = RolloutConfig().page_size
 ROUND_TOKENS = SIZES[0] * PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """Seconds of a decode step that are in no kernel table."""
+
+    layer: float = 0.0  # of each, whatever is live: launches, gaps between kernels
+    row: float = 0.0  # of a group
+
+
+# A burst runs on the device: no host schedules its steps. What composed kernels lack of whole steps of
+# Llama-3.1-8B on H100s, over TP 1 to 8 and all batches, is 16 us a layer and 0 to 3 us a row.
+UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
 
 
 class Composer:
@@ -44,7 +56,7 @@ class Composer:
         kernels: Kernels,
         model: ModelConfig,
         switch_s: float = SWITCH_S,
-        host_s_per_row: float | None = None,
+        unlisted: Unlisted | None = None,
         *,
         page_size: int = PAGE_SIZE,
         prefill_blocks: int = PREFILL_BLOCKS,
@@ -53,17 +65,23 @@ class Composer:
         Args:
           page_size: tokens.
           prefill_blocks: pages of a group in one call.
-          host_s_per_row: of a group, in each step; not given: what the platform's engines take.
+          unlisted: not given: that of the platform.
         """
         self.kernels, self.model, self.switch_s = kernels, model, switch_s
         self.page_size, self.prefill_blocks = page_size, prefill_blocks
-        usual = HOST_S_PER_ROW[kernels.chip.platform]
-        self.host_s_per_row = usual if host_s_per_row is None else host_s_per_row
+        self.unlisted = unlisted or UNLISTED[kernels.chip.platform]
 
     @property
     def round_tokens(self) -> int:
         """Of a group, that one round of a migration moves."""
         return SIZES[0] * self.page_size
+
+    @property
+    def reads(self) -> Reads:
+        """What the engine's programs would read there."""
+        platform = self.kernels.chip.platform
+        is_held = reads_what_rows_hold(platform, self.page_size, self.model.head_dim)
+        return "held" if is_held else "bucket"
 
     def _heads(self, tp: int) -> tuple[int, int]:
         """Query and KV heads of one device; KV heads are replicated where there are fewer."""
@@ -73,16 +91,20 @@ class Composer:
         heads, kv_heads = self._heads(tp)
         return (heads + 2 * kv_heads) * self.model.head_dim
 
-    def _layer_ms(self, tokens: int, tp: int) -> float:
-        """One layer's products, and what is done number by number; on one device."""
+    def _products_ms(self, tokens: int, tp: int) -> float:
+        """Of one layer, on one device."""
         model, gemm = self.model, self.kernels.gemm
         return (
             gemm(tokens, self._query_and_kv(tp), model.embed_dim)
             + gemm(tokens, model.embed_dim, model.num_heads * model.head_dim // tp)
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
-            + sum(self.kernels.elementwise(num_bytes) for num_bytes in self._passes(tokens, tp))
         )
+
+    def _layer_ms(self, tokens: int, tp: int) -> float:
+        """One layer's products, and what is done number by number; on one device."""
+        passes = sum(self.kernels.elementwise(num_bytes) for num_bytes in self._passes(tokens, tp))
+        return self._products_ms(tokens, tp) + passes
 
     def _sum_ms(self, tokens: int, tp: int) -> float:
         waiting_ms = 1e3 * waiting_s(self.kernels.chip, tp)
@@ -99,14 +121,16 @@ class Composer:
         yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
 
     def decode_links_s(self, rows: int, tp: int) -> float:
-        """Of a step, what its devices send: two sums a layer, one embedding, the logits."""
+        """What its links add to a step: two sums a layer, one embedding, the logits."""
         if tp == 1:
             return 0.0
-        gather = self.kernels.all_gather(tp, rows * self.model.padded_vocab_size)
-        return ((2 * self.model.num_layers + 1) * self._sum_ms(rows, tp) + gather) / 1e3
+        one, logits = self._sum_ms(rows, tp), rows * self.model.padded_vocab_size
+        layer = added(self.kernels.chip, 2 * one, self._products_ms(rows, tp))
+        gather = self.kernels.all_gather(tp, logits * LOGIT_BYTES // BYTES)
+        return (self.model.num_layers * layer + one + gather) / 1e3
 
     def prefill_links_s(self, tp: int) -> float:
-        """Of a prefill call."""
+        """Of a prefill call, whose products are not waiting for memory: its sums come on top."""
         tokens = self.prefill_blocks * self.page_size
         return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
 
@@ -119,10 +143,11 @@ class Composer:
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         layer = self._layer_ms(rows, tp)
         layer += self.kernels.decode_attention(rows, attended, *self._heads(tp))
+        layer += 1e3 * self.unlisted.layer
         vocab = model.padded_vocab_size
         head = self.kernels.gemm(rows, vocab // tp, model.embed_dim)
         on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(rows, vocab)
-        return on_device + self.decode_links_s(rows, tp) + self.host_s_per_row * rows
+        return on_device + self.decode_links_s(rows, tp) + self.unlisted.row * rows
 
     def prefill_call(self, split: Split, length: int) -> float:
         """One call of positions up to `length`; attention as its share of whole prompts' prefill.
@@ -184,6 +209,7 @@ class Composer:
             prefill_blocks=self.prefill_blocks,
             page_size=self.page_size,
             round_tokens=self.round_tokens,
+            reads=self.reads,
         )
 
 

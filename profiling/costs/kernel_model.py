@@ -6,7 +6,8 @@
     elementwise  floor + bytes
 
 `kernel_coefficients.yaml` holds the shares, fitted by `benchmarks/fit_kernels.py` to published
-measurements where there are any. Other chips take over those of a relative, at their own rates.
+measurements where there are any. Other chips take over those of a relative, at their own rates, but
+for the kinds of kernels that the file has shares of their own for.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from pat_jax.profiling.costs.targets import Chip, Target
 FILE = Path(__file__).parent / "kernel_coefficients.yaml"
 PAGE = 128  # tokens: what a kernel reads at least of a sequence
 SPLIT = 512  # tokens: from here on a sequence is read by several blocks
+RELATIVE = "relative"  # the chip whose shares stand for those that are not there
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,13 @@ def _file() -> dict[str, Any]:
 
 def measured_chips() -> tuple[str, ...]:
     """Those whose coefficients were fitted to measurements of their own."""
-    return tuple(_file()["chips"])
+    return tuple(name for name, shares in _file()["chips"].items() if RELATIVE not in shares)
+
+
+def _shares(name: str) -> dict[str, Any]:
+    own = dict(_file()["chips"][name])
+    relative = own.pop(RELATIVE, None)
+    return (_shares(relative) if relative else {}) | own
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class ModelledKernels:
     target: Target
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
     sums: Sums = "one-shot"
+    kv_bytes: float = BYTES  # of one number of the KV cache
 
     @property
     def chip(self) -> Chip:
@@ -64,9 +73,7 @@ class ModelledKernels:
 
     @cached_property
     def shares(self) -> Shares:
-        known = _file()
-        name = known["relatives"].get(self.chip.name, self.chip.name)
-        return Shares(**known["chips"][name])
+        return Shares(**_shares(self.chip.name))
 
     @cached_property
     def links(self) -> Links:
@@ -82,7 +89,7 @@ class ModelledKernels:
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         del heads  # queries are few: what counts is the cache that is read
         share = self.shares.decode_attention
-        num_bytes = 2 * BYTES * HEAD_DIM * rows * kv_heads * max(length, PAGE)
+        num_bytes = 2 * self.kv_bytes * HEAD_DIM * rows * kv_heads * max(length, PAGE)
         read = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
         read += 1e-6 * rows * (share["row_us"] + kv_heads * share["head_us"])
         floor = share["floor_us"] + share["split_us"] * min(1.0, length / SPLIT)

@@ -59,6 +59,18 @@ def waiting_s(chip: Chip, devices: int) -> float:
     return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
 
 
+def added(chip: Chip, sums: float, products: float) -> float:
+    """What the sums of a layer add to the time of its products.
+
+    A TPU's program fetches the next weights from memory while devices sum: the two take about the
+    root of their squares together. On a GPU one waits for the other.
+    """
+    if chip.platform != "tpu":
+        return sums
+    sharpness = coefficients()["ici"]["beside"]
+    return (products**sharpness + sums**sharpness) ** (1 / sharpness) - products
+
+
 @dataclass(frozen=True)
 class HostLinks:
     """GPUs: fast links inside a host, a network between hosts. Groups fill hosts."""

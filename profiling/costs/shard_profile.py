@@ -13,7 +13,6 @@ from functools import cached_property
 
 import jax.numpy as jnp
 
-from pat_jax.config import RolloutConfig
 from pat_jax.devices import Device
 from pat_jax.engine.buckets import Buckets
 from pat_jax.engine.layout import factored_mesh, layout_chain, prime_factors
@@ -31,6 +30,7 @@ from pat_jax.profiling.costs.kernel_model import ModelledKernels
 from pat_jax.profiling.costs.links import Sums, links_of
 from pat_jax.profiling.costs.targets import Target
 from pat_jax.profiling.measure import Warmup
+from pat_jax.rollout_config import RolloutConfig
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,8 @@ class ShardProfiler:
                 decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
             for (_, length), seconds in warmup.new["prefill_table"].items():
                 prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
-        return replace(self._switches, decode_table=decode, prefill_table=prefill)
+        reads = next(iter(self.engines.values())).catalogue.reads
+        return replace(self._switches, decode_table=decode, prefill_table=prefill, reads=reads)
 
     @cached_property
     def _switches(self) -> LatencyModel:

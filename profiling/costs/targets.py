@@ -14,8 +14,9 @@ from typing import Literal
 
 import yaml
 
-from pat_jax.errors import UserError
+from pat_jax.errors import UserError, shown
 
+MOST_DEVICES = 1024
 EXAMPLES = "h100:8 (eight of one host), h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2"
 
 
@@ -65,7 +66,7 @@ class Target:
         known = chips()
         if name not in known:
             raise UserError(
-                f"target {text!r}: {name!r} is no accelerator known here, expected one of "
+                f"target {shown(text)}: {name!r} is no accelerator known here, expected one of "
                 f"{', '.join(known)}; write {EXAMPLES}."
             )
         chip, sizes = known[name], _sizes(text, shape)
@@ -80,18 +81,23 @@ def chips() -> Mapping[str, Chip]:
 
 
 def _sizes(text: str, shape: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+    if not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){0,3}", shape):
         raise UserError(
-            f"target {text!r}: expected the number of devices behind the colon; write {EXAMPLES}."
+            f"target {shown(text)}: expected the number of devices behind the colon; write {EXAMPLES}."
         )
-    return tuple(int(size) for size in shape.split("x"))
+    sizes = tuple(int(size) for size in shape.split("x"))
+    if math.prod(sizes) > MOST_DEVICES:
+        raise UserError(
+            f"target {shown(text)}: {math.prod(sizes):,} devices, expected at most {MOST_DEVICES:,}."
+        )
+    return sizes
 
 
 def _slice(text: str, chip: Chip, sizes: tuple[int, ...]) -> Target:
     if len(sizes) != chip.dimensions:
         example = "x".join("2" * (chip.dimensions - 1) + "4")
         raise UserError(
-            f"target {text!r}: expected the {chip.dimensions} dimensions of a {chip.name} slice, such "
+            f"target {shown(text)}: expected the {chip.dimensions} dimensions of a {chip.name} slice, such "
             f"as {chip.name}:{example}."
         )
     return Target(text, chip, sizes, math.prod(sizes), 1)
@@ -100,13 +106,13 @@ def _slice(text: str, chip: Chip, sizes: tuple[int, ...]) -> Target:
 def _hosts(text: str, chip: Chip, sizes: tuple[int, ...]) -> Target:
     if len(sizes) > 2:
         raise UserError(
-            f"target {text!r}: expected devices of a host and, behind an x, hosts, such as "
+            f"target {shown(text)}: expected devices of a host and, behind an x, hosts, such as "
             f"{chip.name}:8 or {chip.name}:8x4."
         )
     devices, hosts = (*sizes, 1)[:2]
     if devices > chip.largest_host:
         raise UserError(
-            f"target {text!r}: a host has at most {chip.largest_host} {chip.name} joined by "
+            f"target {shown(text)}: a host has at most {chip.largest_host} {chip.name} joined by "
             f"{chip.link}; write {chip.name}:8x{-(-devices // 8)} for several hosts."
         )
     return Target(text, chip, (hosts, devices), devices, hosts)

@@ -1,21 +1,19 @@
 """What steps and switches take on the machine that is planned: a profile, or kernels composed."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pat_jax.engine.buckets import Buckets
 from pat_jax.errors import UserError
-from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency import LatencyModel
-from pat_jax.planning.profile import Profile, read_profile
+from pat_jax.planning.profile import Subject, read_profile
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent.jobs import Plant
+from pat_jax.profiling.absent.jobs import Order, Plant
 from pat_jax.profiling.costs.composer import Composer
 from pat_jax.profiling.costs.kernels import BYTES, Source
 from pat_jax.profiling.costs.links import Sums
-from pat_jax.profiling.costs.sources import EXPLAINED, kernels_for
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.costs.sources import EXPLAINED, error_of, kernels_for
 from pat_jax.profiling.what_if import profile_words, splits_of, sums_of
 
 
@@ -28,6 +26,7 @@ class Costs:
     explained: str
     sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a group
     notes: tuple[str, ...]  # what is assumed, in sentences
+    error: float | None  # how far a step may be off, as a share; None: not verified
 
 
 def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Costs:
@@ -41,7 +40,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Cost
     """
     order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
     if profile:
-        return profiled(profile, order.target, order.model, buckets)
+        return profiled(profile, order, buckets)
     kernels = kernels_for(
         order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
     )
@@ -56,32 +55,45 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Cost
         kernels.source,
         EXPLAINED[kernels.source],
         lambda split, rows: composer.decode_links_s(rows, split.tp),
-        tuple(_assumed(composer, order.target, sums)),
+        tuple(_assumed(composer, plant, sums)),
+        error_of(order.target.chip, kernels.source),
     )
 
 
-def _assumed(composer: Composer, target: Target, sums: Sums) -> Iterator[str]:
+def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
+    chip, gaps, kv_heads = (
+        plant.order.target.chip,
+        composer.unlisted,
+        plant.order.model.num_kv_heads,
+    )
     yield (
         f"{composer.switch_s} s of each switch for draining the burst and the host, beside its bytes "
         "(assumed)."
     )
-    if target.chip.platform == "cuda":
-        host_us = 1e6 * composer.host_s_per_row
+    if chip.platform == "cuda":
         yield f"GPUs of a host sum as {sums} kernels do; --sums has others."
         yield (
-            f"{host_us:.3g} us of the host for each row of a group in each step (measured of another "
-            "engine, on an H100)."
+            f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a group "
+            "in a step are in no kernel (what steps composed for an H100 lack of measured ones)."
+        )
+    else:
+        yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
+    yield "The KV cache is in bfloat16: the engine has no other."
+    if widest := max((split.tp for split in plant.layouts if split.tp > kv_heads), default=0):
+        yield (
+            f"At TP{widest} each of {kv_heads} KV heads is on {widest // kv_heads} devices: the engine "
+            "does not divide the tokens of a head."
         )
 
 
-def profiled(path: Path, target: Target, model: ModelConfig, buckets: Buckets) -> Costs:
+def profiled(path: Path, order: Order, buckets: Buckets) -> Costs:
     """From a profile of the user's own.
 
     Raises:
-      UserError: it cannot be read, or is of another model or number of devices.
+      UserError: it cannot be read, or is of another model, arithmetic, or number or kind of devices.
     """
     profile = read_profile(path)
-    _check(path, profile, target, model)
+    _check(path, profile.subject, order)
     known = splits_of(profile.latency)
     rows = {split: rows for split, rows in buckets.rows.items() if split in known}
     return Costs(
@@ -91,15 +103,28 @@ def profiled(path: Path, target: Target, model: ModelConfig, buckets: Buckets) -
         sums_of(profile),
         (f"Layouts that {path} has no times of are not planned.",)
         * (len(rows) < len(buckets.rows)),
+        error_of(order.target.chip, "profile"),
     )
 
 
-def _check(path: Path, profile: Profile, target: Target, model: ModelConfig) -> None:
-    subject = profile.subject
-    names = ("embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads")
-    expected = {name: getattr(model, name) for name in names} | {"devices": target.num_devices}
-    found = {name: subject.model.get(name) for name in names} | {"devices": subject.num_devices}
-    wrong = [f"{name} {found[name]}, not {n}" for name, n in expected.items() if found[name] != n]
+# Fields of a model that say nothing of what a step takes.
+_UNTIMED = {"vocab_multiple", "max_position", "rope_theta", "rope_scaling", "norm_eps"}
+
+
+def _check(path: Path, subject: Subject, order: Order) -> None:
+    target, config = order.target, order.config
+    model = {k: v for k, v in asdict(order.model).items() if k not in _UNTIMED}
+    expected = model | {
+        "devices": target.num_devices,
+        "backend": "gpu" if target.chip.platform == "cuda" else target.chip.platform,
+        "dtype": config.compute_dtype,
+        "weights": config.rollout.weights,
+    }
+    found = {**subject.model, "devices": subject.num_devices}
+    found |= {name: getattr(subject, name) for name in ("backend", "dtype", "weights")}
+    wrong = [
+        f"{name} {found.get(name)}, not {n}" for name, n in expected.items() if found.get(name) != n
+    ]
     if wrong:
         raise UserError(
             f"option --profile is {str(path)!r}: of something else ({'; '.join(wrong)}); measure one "

@@ -52,7 +52,7 @@ def page(report: PlanReport) -> str:
         f"<title>{escape(title)}: a plan by pat_jax</title>"
         f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>"
         f"<header><p>Plan before you rent</p><h1>{escape(title)}</h1>"
-        f"<p>{_workload(report)}</p></header>{''.join(sections)}</main></body></html>\n"
+        f"<p>{_workload(report)}</p>{_warnings(report)}</header>{''.join(sections)}</main></body></html>\n"
     )
 
 
@@ -63,6 +63,10 @@ def _workload(report: PlanReport) -> str:
         f"{subject.sequences:,} responses of up to {subject.cap:,} tokens. Computed before any of "
         "these devices was there: nothing ran."
     )
+
+
+def _warnings(report: PlanReport) -> str:
+    return "".join(f'<p class="warning">{escape(line)}</p>' for line in report.warnings)
 
 
 def _section(title: str, *content: str, source: str = "") -> str:
@@ -77,7 +81,7 @@ def _answer(report: PlanReport) -> str:
     best = found.best_static
     used = [layout for layout in memory.layouts if layout.is_used]
     tiles = [
-        (f"{shown(found.adaptive.mean_s)} s", "a rollout, adapting"),
+        (f"{shown(found.adaptive.mean_s)} s", f"a rollout, adapting; steps {report.steps.margin}"),
         _saved(found.gain(best), f"{best.name}, the best static layout"),
         _saved(max(map(found.gain, found.static)), "the worst static layout"),
         (f"{len(used)} of {len(memory.layouts)}", "layouts fit"),
@@ -99,7 +103,8 @@ def _sections(report: PlanReport) -> Iterator[str]:
             [time_row(report, system) for system in systems(report)],
         ),
         source=f"Replayed {len(report.comparison.tokens)} rollouts with the planner that ships, on a "
-        f"clock whose steps take what {report.steps.explained} say. Lengths: {report.lengths.source}.",
+        f"clock whose steps take what {report.steps.explained} say. {report.steps.reliance} Lengths: "
+        f"{report.lengths.source}.",
     )
     yield _section("The first rollout", trace_plot(report), *switch_table(report))
     yield _section(
@@ -112,7 +117,7 @@ def _sections(report: PlanReport) -> Iterator[str]:
         "Time of a decode step",
         *step_plots(report),
         details("Every predicted step", step_table(report)),
-        source=f"Predicted, from {report.steps.explained}.",
+        source=f"Predicted, from {report.steps.explained}. {report.steps.reliance}",
     )
     if report.programs:
         yield _section(

@@ -1,6 +1,6 @@
 """From a question to a plan's report: what fits, what steps take, what adapting gains."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from pat_jax.profiling.plan.report import (
     Subject,
 )
 from pat_jax.profiling.response_lengths import ResponseLengths
+from pat_jax.profiling.text_table import percent
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
 WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
@@ -92,6 +93,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         comparison,
         limits(comparison, machine),
         (*costs.notes, *_notes(question)),
+        tuple(_warnings(question)),
     )
 
 
@@ -191,6 +193,7 @@ def _steps(machine: Machine, costs: Costs, sequences: int) -> StepTimes:
     return StepTimes(
         costs.source,
         costs.explained,
+        costs.error,
         machine.splits,
         live,
         contexts,
@@ -224,6 +227,18 @@ def _lengths(question: Question) -> LengthSummary:
         draw.correlation,
         draw.samples_per_prompt,
     )
+
+
+def _warnings(question: Question) -> Iterator[str]:
+    lengths, draw = question.lengths, question.series.draw
+    cut_at = lengths.cut_at
+    if cut_at is not None and draw.scale * cut_at < draw.cap:
+        yield (
+            f"{percent(lengths.share_of(cut_at))} of the responses of {lengths.source} stop at "
+            f"{cut_at:,} tokens as if cut there, below the cap of {draw.cap:,}: what they would have said "
+            f"is missing, and the real tail is longer; give lengths cut at {draw.cap:,} or later, or ask "
+            f"for --max_completion_length {round(draw.scale * cut_at)}."
+        )
 
 
 def _notes(question: Question) -> tuple[str, ...]:

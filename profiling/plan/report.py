@@ -12,7 +12,7 @@ from pat_jax.planning.types import Split
 from pat_jax.profiling.absent.compiled import CompiledProgram
 from pat_jax.profiling.comparison import Comparison
 
-VERSION = 1  # of the JSON
+VERSION = 2  # of the JSON
 KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),
@@ -80,12 +80,27 @@ class StepTimes:
 
     source: str  # tables, coefficients, chip data or profile
     explained: str  # what that means
+    error: float | None  # how far a step may be off, as a share; None: not verified
     splits: tuple[Split, ...]
     live: tuple[int, ...]  # sequences, evenly over the groups
     contexts: tuple[int, ...]  # tokens
     # [context][live][split]; None where a layout has more groups than there are sequences, or where
     # no bucket is so large
     seconds: tuple[tuple[tuple[float | None, ...], ...], ...]
+
+    @property
+    def margin(self) -> str:
+        """In a word or two, to stand behind a figure of seconds."""
+        return "not verified" if self.error is None else f"± {100 * self.error:.0f} %"
+
+    @property
+    def reliance(self) -> str:
+        """In a sentence."""
+        if self.error is None:
+            return (
+                "No step of such a machine has been measured beside its prediction: not verified."
+            )
+        return f"Steps may be off by {self.margin}, and what is made of them with them."
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,7 @@ class PlanReport:
     comparison: Comparison  # empty of systems never
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
+    warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
     version: int = field(default=VERSION)
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
@@ -134,7 +150,11 @@ class PlanReport:
         content = {
             "version": self.version,
             "command": self.command,
-            "sources": {**SOURCES, self.steps.source: self.steps.explained},
+            "sources": {
+                **SOURCES,
+                self.steps.source: self.steps.explained,
+                "seconds": self.steps.reliance,
+            },
             "subject": asdict(self.subject),
             "memory": asdict(self.memory),
             "programs": [program.to_json() for program in self.programs],
@@ -144,6 +164,7 @@ class PlanReport:
             "comparison": self.comparison.to_json(),
             "limits": self.limits,
             "notes": self.notes,
+            "warnings": self.warnings,
         }
         return json.dumps(content, indent=1) + "\n"
 
@@ -170,6 +191,7 @@ class PlanReport:
             Comparison.from_json(content["comparison"]),
             tuple(content["limits"]),
             tuple(content["notes"]),
+            tuple(content["warnings"]),
             content["version"],
         )
 

@@ -14,7 +14,8 @@ IN_A_STEP = 2  # loops around what happens in every decode step
 
 def plan_text(report: PlanReport) -> str:
     """What fits, what is sent, how long steps take, what adapting gains, what limits it."""
-    parts = [_title(report), _memory(report.memory)]
+    parts = [_title(report), *(f"Warning: {line}" for line in report.warnings)]
+    parts.append(_memory(report.memory))
     parts += [_compiles(report), _sent(report)] if report.programs else []
     parts += [_steps(report.steps), _gains(report), *_switches(report)]
     parts.append("What limits it:\n" + "\n".join(f"- {line}" for line in report.limits))
@@ -118,7 +119,7 @@ def decode_collectives(program: CompiledProgram) -> Iterator[list[Cell]]:
 
 
 def _steps(steps: StepTimes) -> str:
-    parts = [f"Decode step, ms (from {steps.explained})"]
+    parts = [f"Decode step, ms, {steps.margin} (from {steps.explained})"]
     for context, table in zip(steps.contexts, steps.seconds, strict=True):
         header = [f"live, {context:,} tokens", *map(str, steps.splits)]
         rows = [
@@ -154,7 +155,8 @@ def _gains(report: PlanReport) -> str:
     count = len(found.tokens)
     return "\n".join(
         [
-            f"A rollout, mean of {count} replayed with the planner that ships (computed: nothing ran)",
+            f"A rollout, mean of {count} replayed with the planner that ships (computed: nothing ran; "
+            f"steps {report.steps.margin})",
             text_table(header, rows),
             f"over the best static layout, {found.best_static.name}: "
             f"{percent(found.gain(found.best_static))} (worst rollout {percent(found.worst_gain)}); "

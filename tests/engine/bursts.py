@@ -14,7 +14,15 @@ def burst_output(
     steps = np.int32(tokens.shape[1])
     none_drawn = np.zeros((len(tokens), 1), np.int32)
     return BurstOutput(
-        tokens, logprobs, emitted, live, steps, top, -top.astype(np.float32), none_drawn
+        tokens,
+        logprobs,
+        2 * logprobs,
+        emitted,
+        live,
+        steps,
+        top,
+        -top.astype(np.float32),
+        none_drawn,
     )
 
 

@@ -110,9 +110,10 @@ class Iterations:
         )
         self.generator.release()
         self.state, result = self.trainer.update(self.state, batch, self.reference)
-        self.generator.load(self.state.params)
+        assert 0 <= self.generator.load(self.state.params) < 1e-4
         assert result.num_updates == 2 and np.isfinite(result.metrics["train/loss"])
-        assert result.metrics["train/behavior_gap_max"] < 1e-4 or options
+        is_trained = self.generator.config.temperature == 1  # the trainer's own
+        assert (result.metrics["train/behavior_gap_max"] < 1e-4) == is_trained
         switches = report.switches
         return [s.source for s in switches[:1]] + [s.target for s in switches]
 
@@ -131,9 +132,9 @@ def test_iterations_compile_nothing(warm):
     paths = []
     with counted_compilations() as events:
         paths.append(warm.iterate(0, FixedLayout(DP8)))
-        paths.append(warm.iterate(1, up, temperature=0.7, top_k=5))
+        paths.append(warm.iterate(1, up, temperature=1.0, top_k=5))
         paths.append(warm.iterate(2, down, temperature=1.3, top_k=0, top_p=0.9))
-        paths.append(warm.iterate(3, there_and_back, temperature=0.9, top_k=3, top_p=1.0))
+        paths.append(warm.iterate(3, there_and_back, temperature=1.0, top_k=3, top_p=0.8))
     assert events == []
     assert paths == [
         [],
@@ -194,7 +195,8 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
     assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
     warm.generator.evaluate([Prompt(2, (3, 4), "", {})], 0.0, ignore)
     assert warm.generator.lengths is learned
-    assert asked == [{0, 1, 2, 3}, {None}]  # prompt 2 of the held-out ones is another
+    # Prompt 2 of the held-out ones is another; in between the transfer was checked.
+    assert asked == [{0, 1, 2, 3}, {None}, {None}]
 
 
 def test_the_profile_covers_what_a_rollout_runs(warm):

@@ -38,7 +38,7 @@ def seen_in(rows: int, prompt: Sequence[int] = PROMPT, response: Sequence[int] =
 def drawn(*, logits=LOGITS, numbers=GRID, is_early=False, **options):
     """Tokens and log-probabilities of one distribution for every number."""
     rows = len(numbers)
-    tokens, logprobs = draw(
+    tokens, logprobs, _ = draw(
         np.broadcast_to(logits, (rows, PADDED)),
         np.asarray(numbers, np.float32),
         rows_of([Sampling(**options)] * rows),
@@ -177,7 +177,7 @@ def test_greedy_heeds_penalties_and_what_is_forbidden():
 def test_rows_have_their_own_options():
     each = [options for options in OPTIONS if "is_early" not in options] + [{"temperature": 0.0}]
     count = len(each)
-    tokens, logprobs = draw(
+    tokens, logprobs, _ = draw(
         np.broadcast_to(LOGITS, (ROWS, PADDED)),
         GRID.astype(np.float32),
         rows_of([Sampling(**each[i % count]) for i in range(ROWS)]),
@@ -199,7 +199,7 @@ def test_a_filtered_token_is_not_drawn_between_two_kept_ones():
     boundaries = np.cumsum(probs / probs.sum())[:-1]
     numbers = boundaries[:, None] + np.arange(-16, 16) * 2.0**-24
     rows = numbers.size
-    tokens, logprobs = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
+    tokens, logprobs, _ = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
         np.broadcast_to(logits, (rows, vocab)),
         numbers.reshape(-1).astype(np.float32),
         rows_of([Sampling(top_k=top_k)] * rows),
@@ -246,7 +246,7 @@ def test_large_vocabularies_are_drawn_from_block_by_block(vocab, spread):
     logits[vocab // 3 : vocab // 2] = -1e30  # whole blocks may be empty
     numbers = np.concatenate([rng.random(2000), [0.0, 1 - 2.0**-23]]).astype(np.float32)
     rows = len(numbers)
-    tokens, logprobs = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
+    tokens, logprobs, _ = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
         np.broadcast_to(logits, (rows, vocab)),
         numbers,
         RowSampling.empty(rows),

@@ -61,7 +61,7 @@ def test_draws_follow_the_distribution_of_transformers(logits, prompt, response,
     expected = their_probabilities(logits, prompt + response, len(prompt), sampling)
     rows = len(NUMBERS)
     is_early = len(response) < sampling.min_tokens
-    tokens, logprobs = draw(
+    tokens, logprobs, _ = draw(
         np.broadcast_to(logits, (rows, PADDED)),
         NUMBERS.astype(np.float32),
         rows_of([sampling] * rows),

@@ -53,5 +53,5 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(field, bad):
         with pytest.raises(ValueError) as caught:
             Sampling(**{field: value})
         message = str(caught.value)
-        assert message.startswith(f"sampling option {field} is {value!r}: expected ")
+        assert message.startswith(f"{field} is {value!r}: expected ")
         assert message.endswith(".") and "\n" not in message

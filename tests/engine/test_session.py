@@ -6,13 +6,16 @@ import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
-from fakes import SETTINGS, subject
+from fakes import SETTINGS, made_up_latency, subject
 
 from benchmarks.lossless import make_requests
 from pat_jax.engine.nan_search import where_nans_start
 from pat_jax.engine.session import WINDOW, Session
 from pat_jax.engine.types import Sampling
+from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.types import Load, Plan, Split
 
 BENCH = "kv2"
 
@@ -89,6 +92,34 @@ def test_who_has_said_enough_stops_there(session: Session):
     assert len(done[0].tokens) == len(done[2].tokens) == 40
     assert 10 <= len(done[1].tokens) == heard[1] < 10 + burst
     assert done[1].tokens.tolist() == done[0].tokens[: len(done[1].tokens)].tolist()
+
+
+def test_the_planner_learns_how_long_responses_become_while_they_come(session: Session):
+    """One that its watcher has stopped has ended; one that is cut is known to be longer."""
+    splits = tuple(session.engine.layouts)
+    latency = made_up_latency(
+        dict.fromkeys(splits, 0.1), dict.fromkeys(splits, 0.01), reslice=9, migrate_per_token=9
+    )
+    moments: list[int] = []
+
+    class Listening(CostModelPlanner):
+        def plan(self, load: Load, current: Split) -> Plan:
+            moments.append(round(self.lengths.baseline.ended.sum()))
+            return Plan(current, threshold=0)
+
+    planner = Listening(splits, latency, LengthModel.empty(128))
+    (request, *_) = make_requests(SETTINGS[BENCH], 0)
+    requests = [
+        replace(request, max_new_tokens=40, ignore_eos=True, sampling=Sampling())
+        for _ in range(3 * session.engine.capacity)
+    ]
+    learning = Session(session.engine, planner)
+    dict(learning.stream(requests, watch=lambda i, tokens: i % 2 == 0 and len(tokens) >= 8))
+    assert 0 < moments[len(moments) // 2] < len(requests) / 2 and sorted(moments) == moments
+    baseline = planner.lengths.baseline
+    assert baseline.ended.sum() == baseline.cut.sum() == len(requests) / 2
+    at = baseline.bins(np.array([40]), 0.0)
+    assert baseline.cut[at] == len(requests) / 2
 
 
 BAD = [

@@ -147,7 +147,7 @@ def test_a_configuration_is_refused(checkpoint, changes, words):
 def test_a_configuration_file_is_refused(checkpoint):
     path = checkpoint / "config.json"
     path.write_text('{\n  "vocab_size": 61,\n  "hidden_size" 16\n}')
-    assert refusal(checkpoint).startswith("/config.json: line 3 is not valid JSON (")
+    assert refusal(checkpoint).startswith("/config.json, line 3, column 17: broken JSON (")
     path.write_text("[1]")
     assert refusal(checkpoint).startswith("/config.json: the file holds a JSON list")
     path.write_bytes(b'{"a": "\xff"}')
@@ -234,11 +234,19 @@ def test_an_index_is_refused(checkpoint):
     assert refusal(checkpoint).startswith(
         f"/{second.name}: the file is missing, expected by {INDEX}"
     )
-    for weight_map in (None, ["a"], {"a": 1}, {"a": "../secret"}, {"a": ""}):
+    for weight_map in (
+        None,
+        ["a"],
+        {"a": 1},
+        {"a": "../secret"},
+        {"a": ""},
+        {"a": "\0"},
+        {"a": "\ud800"},
+    ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         assert refusal(checkpoint).startswith(f"/{INDEX}: field 'weight_map' is missing or damaged")
     index.write_text(sound[:-30])
-    assert refusal(checkpoint).startswith(f"/{INDEX}: line ")
+    assert refusal(checkpoint).startswith(f"/{INDEX}, line ")
 
 
 @given(data=st.data())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
+from platforms import lowered_for
 
 from pat_jax.models import paged_kernels
 from pat_jax.models.burst_layer import BurstLayer
@@ -193,10 +194,10 @@ def tpu_interpreted(*arguments):
 
 
 def gpu_split(*arguments):
-    """As where the blocks of a table are not divided by any number of parts: five blocks by three."""
+    """A page at once: rows of one, three and five turns by three parts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged_kernels, "PAGES_PER_BLOCK", 1)
-        patch.setattr(paged_kernels, "MAX_SPLITS", 3)
+        patch.setattr(paged_kernels, "GPU_KEYS", 16)
+        patch.setattr(paged_kernels, "GPU_PARTS", 3)
         return gpu_interpreted(*arguments)
 
 
@@ -242,8 +243,7 @@ def test_a_decode_step_is_lowered_to_the_kernel_of_its_platform(platform, kernel
     token = jax.ShapeDtypeStruct((4, 1, 8, 128), jnp.bfloat16)
     queries = jax.ShapeDtypeStruct((4, 1, 8, 4, 128), jnp.bfloat16)
     positions = jax.ShapeDtypeStruct((4, 1), jnp.int32)
-    traced = attend.trace(layer, queries, token, token, positions)
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    text = lowered_for(platform, PagedLayer.attend, layer, queries, token, token, positions)
     for name in ("tpu_custom_call", "triton"):
         assert (name in text) == (name == kernel)
     # The tokens are written as rows of one matrix: else a TPU lays the pool out anew in every step.
@@ -274,3 +274,11 @@ def test_a_row_that_stands_behind_its_table_spoils_no_page():
     attended, written = layer.attend(queries, token, token, jnp.array([[2 * PAGE_SIZE]]))
     np.testing.assert_array_equal(written.keys[1:], pool[1:])
     assert np.isfinite(attended).all()
+
+
+def test_a_row_without_pages_reads_one_token():
+    """One that has ended stands far on while its group's burst lasts: what it held is another's."""
+    pool = jnp.zeros((3, HEADS, PAGE_SIZE, DIM))
+    layer = PagedLayer(pool, pool, jnp.array([[NULL_PAGE, NULL_PAGE], [1, 2], [1, 2]]))
+    to_read = layer._to_read(jnp.array([6, 5, 40]))
+    assert to_read.tolist() == [1, 6, 2 * PAGE_SIZE]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
+from platforms import lowered_for
 
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.prefill_kernels import (
@@ -114,10 +115,8 @@ def lowered(
     new = jax.ShapeDtypeStruct((4, length, 8, dim), dtype)
     queries = jax.ShapeDtypeStruct((4, length, 8, group, dim), dtype)
     positions = jax.ShapeDtypeStruct((4, length), jnp.int32)
-    traced = jax.jit(lambda layer, *chunk: layer.attend(*chunk)).trace(
-        PagedLayer(pool, pool, table), queries, new, new, positions
-    )
-    return traced.lower(lowering_platforms=(platform,)).as_text()
+    layer = PagedLayer(pool, pool, table)
+    return lowered_for(platform, PagedLayer.attend, layer, queries, new, new, positions)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -144,27 +144,6 @@ def test_bfloat16_is_used_when_asked_for_and_logits_stay_float32():
     assert 1e-5 < error < 0.05
 
 
-def test_attention_in_query_blocks_equals_attention_at_once(monkeypatch):
-    keys = jax.random.split(jax.random.key(0))
-    queries = jax.random.normal(keys[0], (2, 32, 2, 2, 8))
-    context = jax.random.normal(keys[1], (2, 2, 2, 40, 8))  # keys and values
-    positions = jnp.stack([jnp.arange(32), jnp.arange(32) + 8])
-
-    def loss(queries, context):
-        out = layers.attend(queries, context[0], context[1], positions)
-        return jnp.sum(jnp.sin(out)), out
-
-    results = {}
-    for block in (8, 512):
-        monkeypatch.setattr(layers, "QUERY_BLOCK", block)
-        run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        results[block] = jax.jit(run)(queries, context)
-    for got, expected in zip(
-        jax.tree.leaves(results[8]), jax.tree.leaves(results[512]), strict=True
-    ):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
-
-
 def test_rotation_equals_complex_multiplication_in_float64():
     config = CONFIGS["qwen2"]
     x = np.random.default_rng(0).normal(size=(2, 5, 3, 8)).astype(np.float32)

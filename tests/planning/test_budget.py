@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency
+from fakes import SPLITS, made_up_latency, ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.budget import MOST_RENT, MULTIPLE, SHARE, Account, sober
+from pat_jax.planning.budget import DOUBT, MOST_RENT, MULTIPLE, SHARE, Account, sober
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 NONE = np.ones(4)  # no correction
@@ -23,8 +23,8 @@ def test_behind_is_what_was_spent_over_the_best_layout(prefill, start, ran, corr
     account = Account(prefill, start)
     for here, profile_s in ran:
         account.burst(here, profile_s, correction)
-    for seconds in switches:
-        account.switch(seconds, was_afforded=True)
+    for there, seconds in enumerate(switches, start + 1):
+        account.switch(there, seconds, was_afforded=True)
     spent = prefill[start] + sum(switches) + sum(s[i] * correction[i] for i, s in ran)
     static = [prefill[i] + sum(s[i] * correction[i] for _, s in ran) for i in range(4)]
     assert account.spent_s(correction) == pytest.approx(spent)
@@ -61,23 +61,35 @@ def test_rent_is_that_of_late():
     for other in (5.0, 0.5):
         account.burst(0, np.array([1.0, other, 1.0, 1.0]), NONE)
     assert account.rent_s.tolist() == [0.0, 0.5, 0.0, 0.0]
-    account.switch(1.0, was_afforded=True)
+    account.switch(1, 1.0, was_afforded=True)
     assert not account.rent_s.any()
 
 
-def test_each_switch_past_the_budget_makes_the_next_one_harder():
+@pytest.mark.parametrize("is_back", [True, False])
+def test_each_switch_past_the_budget_or_back_makes_the_next_one_harder(is_back: bool):
     account, step = Account(np.zeros(4), 0), np.array([2.0, 1.0, 2.0, 2.0])
     cost = np.full(4, 1.5)
-    for times in (1, 2, 4):
+    for times in (1, DOUBT, DOUBT**2):
         assert account.must_save(1.5) == MULTIPLE * times * 1.5
         bursts_until_due = 0
         while account.due(0, step, cost, cost) is None:
             account.burst(0, step, NONE)
             bursts_until_due += 1
         assert bursts_until_due == math.floor(1.5 * times) + 1
-        account.switch(1.0, was_afforded=True)
-        assert account.must_save(1.5) == MULTIPLE * times * 1.5
-        account.switch(1.0, was_afforded=False)
+        if is_back:
+            account.switch(0, 1.0, was_afforded=True)
+        else:
+            account.switch(1 + int(times), 1.0, was_afforded=True)
+            assert account.must_save(1.5) == MULTIPLE * times * 1.5
+            account.switch(2 + int(times), 1.0, was_afforded=False)
+
+
+def test_no_budget_is_left_once_a_rollout_has_come_back_to_a_layout():
+    account = Account(np.zeros(4), 0)
+    account.switch(1, 0.0, was_afforded=True)
+    assert account.affords(1.0, 100.0, NONE)
+    account.switch(0, 0.0, was_afforded=True)
+    assert not account.affords(1e-9, 100.0, NONE)
 
 
 class TestSober:
@@ -91,7 +103,7 @@ class TestSober:
             for name, ratio in ratios.items():
                 split = next(split for split in SPLITS if str(split) == name)
                 seconds = ratio * self.latency.decode_step(split, 4, 64)
-                latency = latency.observed(split, 4, 64, seconds)
+                latency = latency.observed(ran(split, 4, 64, seconds))
         return sober(latency, SPLITS)
 
     def test_nothing_seen_the_profile_holds(self):

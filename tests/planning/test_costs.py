@@ -24,6 +24,29 @@ LATENCY = replace(LATENCY, prefill_table={key: 0.01 * key[1] for key in LATENCY.
 TABLES = CostTables.of(LATENCY, SPLITS)
 
 
+READING = replace(LATENCY, reads="held")
+SPARSE = replace(
+    READING, decode_table={at: s for at, s in READING.decode_table.items() if at[1] % 4 == 0}
+)
+
+
+@pytest.mark.parametrize("latency", [READING, SPARSE], ids=["one row known", "four at least"])
+@given(
+    st.lists(st.tuples(*[st.floats(0.1, 200)] * 4), min_size=1, max_size=5),
+    st.integers(1, 500),
+    st.floats(0.0, 1.0),
+)
+def test_every_step_that_reads_what_rows_hold_is_the_latency_models(latency, rows, context, share):
+    fullest = np.array(rows).T
+    contexts = context + 30 * np.arange(len(rows))
+    steps = CostTables.of(latency, SPLITS).steps(fullest, contexts, share * contexts)
+    for i, split in enumerate(SPLITS):
+        for j, length in enumerate(contexts.tolist()):
+            n = int(np.ceil(fullest[i, j]))
+            held = fullest[i, j] * share * length
+            assert steps[i, j] == pytest.approx(latency.decode_step(split, n, length, held))
+
+
 @given(
     st.lists(st.tuples(*[st.floats(0.1, 200)] * 4), min_size=1, max_size=5),
     st.integers(1, 500),
@@ -31,8 +54,8 @@ TABLES = CostTables.of(LATENCY, SPLITS)
 def test_every_price_is_the_latency_models(rows, context):
     fullest = np.array(rows).T
     contexts = context + 30 * np.arange(len(rows))
-    steps = TABLES.steps(fullest, contexts)
-    live = fullest.max(axis=0) * 8
+    steps = TABLES.steps(fullest, contexts, contexts)
+    live = np.array([[8], [4], [3], [2]]) * fullest.max(axis=0)
     migrations = TABLES.migrations(fullest, live, contexts)
     recomputations = TABLES.recomputations(fullest, contexts)
     for j, length in enumerate(contexts.tolist()):
@@ -44,7 +67,7 @@ def test_every_price_is_the_latency_models(rows, context):
                 expected = (
                     0.0
                     if i == k
-                    else LATENCY.migrate(split, target, fullest[i, j], live[j], length)
+                    else LATENCY.migrate(split, target, fullest[i, j], live[i, j], length)
                 )
                 assert migrations[i, k, j] == pytest.approx(expected)
 
@@ -62,11 +85,11 @@ def test_layouts_may_have_buckets_of_their_own():
     )
     tables = CostTables.of(model, (one, two))
     for rows in (1, 3, 4, 5):
-        prices = tables.steps(np.full((2, 1), rows), np.array([8]))[:, 0]
+        prices = tables.steps(np.full((2, 1), rows), np.array([8]), np.array([8]))[:, 0]
         expected = [model.decode_step(split, rows, 8) for split in (one, two)]
         np.testing.assert_allclose(prices, expected)
     # Three rows of eight tokens, two of them in one group: half a round of both, then of one.
-    migrations = tables.migrations(np.full((2, 1), 2), np.array([3]), np.array([8]))
+    migrations = tables.migrations(np.full((2, 1), 2), np.full((2, 1), 3), np.array([8]))
     assert migrations[0, 1, 0] == 0.5 * 7.0 + 0.5 * 5.0
     # What nobody measured is priced out of reach, not guessed.
     assert migrations[1, 0, 0] >= LARGE_S / 2

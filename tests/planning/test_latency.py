@@ -1,7 +1,6 @@
-"""The latency model: looked up in buckets, predicted beyond them, corrected, stored."""
+"""The latency model: looked up in buckets, predicted beyond them, stored."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.engine.due import Spans, prefill_calls
-from pat_jax.planning.latency import RECENT, LatencyModel
+from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.types import Split
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
@@ -93,6 +92,22 @@ def test_recomputing_costs_the_calls_that_the_engine_makes(rows, length):
     assert MODEL.recompute(TP2, rows, length) == pytest.approx(expected)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 128)), min_size=1, max_size=40),
+)
+def test_prompts_cost_the_calls_that_the_engine_packs_them_into(prompts):
+    """Of any lengths, in any groups; past the last bucket a context is known to the page."""
+    model = made_up_latency(
+        {SPLITS[1]: 1.0}, {SPLITS[1]: 0.1}, reslice=1.0, migrate_per_token=1.0, lengths=(64, 128)
+    )
+    model = replace(model, prefill_table={(SPLITS[1], 64): 0.5, (SPLITS[1], 128): 0.75})
+    group, tokens = np.array(prompts).T
+    spans = Spans(np.arange(len(group)), group, 0 * tokens, tokens)
+    calls = prefill_calls(spans, num_groups=4, sizes=(8, 8), page_size=16)
+    expected = sum(model.prefill_call(SPLITS[1], call.context) for call in calls)
+    assert model.packed(SPLITS[1], group, tokens) == pytest.approx(expected)
+
+
 def test_sequences_of_several_lengths_cost_their_tokens():
     """As a share of rows as long as the longest."""
     assert MODEL.recompute(TP2, 8.5, 16) == MODEL.recompute(TP2, 9, 16)
@@ -114,70 +129,6 @@ def test_more_rows_or_tokens_never_cost_less(rows, more_rows, length, more_lengt
         lambda n, t: model.recompute(SPLITS[1], n, t),
     ):
         assert 0 < cost(rows, length) <= cost(more_rows, more_length)
-
-
-def test_observations_pull_one_layout_towards_what_was_seen():
-    model = MODEL
-    for _ in range(200):
-        model = model.observed(DP2, 4, 64, seconds=1.5)
-    assert model.decode_step(DP2, 4, 64) == pytest.approx(1.5)
-    assert model.decode_step(DP2, 8, 128) == pytest.approx(7.5)  # the same drift everywhere
-    assert MODEL.decode_step(DP2, 4, 64) == 1.0  # values do not change
-
-
-@pytest.mark.parametrize("seen, doubt", [(0.8, 0.8), (1.0, 1.0), (1.44, 1 / 1.2)])
-def test_a_layout_not_seen_yet_gets_the_benefit_of_the_doubt(seen, doubt):
-    """All of it where another was faster than profiled, half of the error where it was slower."""
-    model = taught(MODEL, DP2, [seen] * RECENT)
-    assert model.decode_step(TP2, 8, 64) == pytest.approx(doubt * 1.5)
-    model = taught(model, TP2, [1.6 / 1.5] * RECENT)
-    assert model.decode_step(TP2, 8, 64) == pytest.approx(1.6)  # its own time, now that it is seen
-
-
-def taught(model: LatencyModel, split: Split, ratios: Sequence[float]) -> LatencyModel:
-    """Having seen bursts of 8 rows that took so many times what the profile says."""
-    for ratio in ratios:
-        model = model.observed(split, 8, 64, ratio * MODEL.decode_step(split, 8, 64))
-    return model
-
-
-@given(
-    st.floats(0.55, 1.9),
-    st.lists(st.floats(-0.05, 0.05), min_size=12, max_size=12),
-    st.sampled_from([1e-6, 0.5, 2.0, 1e6]),
-)
-def test_one_odd_burst_moves_the_correction_by_less_than_a_tenth(drift, noise, odd):
-    """At the start, when nothing is known, and after any number of bursts."""
-    ratios = [min(max(drift + one, 0.5), 2.0) for one in noise]
-    for count in (0, 1, 2, 3, RECENT, len(ratios)):
-        before = taught(MODEL, DP2, [1.0] * (RECENT if count else 0) + ratios[:count])
-        if 0 < count < RECENT:
-            continue  # a change being learned: two of the last five bursts may both be right
-        after = taught(before, DP2, [before.corrected(DP2) * odd])
-        assert abs(after.corrected(DP2) / before.corrected(DP2) - 1) < 0.1
-
-
-@given(st.floats(0.5, 2.0), st.lists(st.floats(0.9, 1.1), max_size=8))
-def test_a_lasting_change_is_known_after_five_bursts(drift, before):
-    model = taught(MODEL, DP2, before)
-    assert taught(model, DP2, [drift] * RECENT).corrected(DP2) == pytest.approx(drift)
-    almost = taught(model, DP2, [drift] * (RECENT - 1)).corrected(DP2)
-    assert abs(np.log(almost / drift)) <= 0.06
-
-
-@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12))
-def test_a_correction_lies_among_what_was_seen(ratios):
-    corrected = taught(MODEL, DP2, ratios).corrected(DP2)
-    seen = [1.0, *ratios]
-    assert min(seen) * (1 - 1e-9) <= corrected <= max(seen) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("seconds, limit", [(1e6, 2.0), (1e-6, 0.5)])
-def test_more_than_a_factor_of_two_is_not_believed(seconds, limit):
-    model = MODEL
-    for _ in range(300):
-        model = model.observed(DP2, 4, 64, seconds)
-    assert model.decode_step(DP2, 4, 64) == pytest.approx(limit)
 
 
 class TestOtherBuckets:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.types import Siblings
@@ -45,3 +46,19 @@ class TestCalibration:
         place = self.places(is_informed)
         assert np.mean((place > 0.25) & (place < 0.75)) == pytest.approx(0.5, abs=0.06)
         assert np.mean((place > 0.05) & (place < 0.95)) == pytest.approx(0.9, abs=0.04)
+
+
+@pytest.mark.parametrize("times", [2.0, 4.0, 0.5])
+def test_lengths_that_jump_are_not_overshot_and_the_mass_at_the_cap_is_known(times):
+    """Ten rollouts of 1,024 log-normal responses, then so many times as long; the cap at 8,192."""
+    rng, cap, spread = np.random.default_rng(0), 8192, 0.8
+    model, ask = LengthModel.empty(cap), (np.zeros(1, int), np.array([cap]))
+    for i in range(20):
+        median = 900 * (times if i >= 10 else 1)
+        if i > 10:
+            alive = model.survival(*ask, np.array([round(median), cap - 1]))[0]
+            truth = ndtr((np.log(median) - np.log(cap)) / spread)
+            assert alive[0] == pytest.approx(0.5, abs=0.06)
+            assert alive[1] == pytest.approx(truth, rel=0.25, abs=0.002)
+        lengths = np.clip(rng.lognormal(np.log(median), spread, 1024), 1, cap).astype(int)
+        model = model.updated(lengths, lengths == cap)

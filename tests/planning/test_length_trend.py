@@ -53,3 +53,19 @@ def test_a_jump_is_no_slope():
     trend = follow([0.0, 3.0], 1e-6)
     assert abs(trend.slope) <= MAX_SLOPE
     assert LengthTrend(level=2.0).next(largest=1.5).level == 1.5
+
+
+@pytest.mark.parametrize("jump", [np.log(1.5), np.log(4), -np.log(2)])
+@pytest.mark.parametrize("noise", [1e-4, 3e-3])
+def test_after_a_jump_the_level_is_there_and_goes_no_further(jump, noise):
+    """Seen: 23 % too long two iterations after lengths rose, 16 % nine iterations after."""
+    trend = follow([0.0] * 10, noise)
+    for _ in range(10):
+        trend = follow([jump], noise, trend)
+        assert trend.level == pytest.approx(jump, abs=0.03 + 2 * noise**0.5 / 10)
+        assert abs(trend.slope) < 0.01
+
+
+def test_two_jumps_in_turn_are_both_believed():
+    trend = follow([0.0] * 10 + [1.0, 0.0], 1e-3)
+    assert trend.level == pytest.approx(0.0, abs=0.05)

@@ -1,4 +1,4 @@
-"""The length model as the planner uses it: survival curves, what they are conditional on, JSON."""
+"""The length model as the planner uses it: survival curves, what they are conditional on."""
 
 import json
 from dataclasses import replace
@@ -7,54 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from length_models import CAP, experienced_model, learned, log_normal, responses, siblings
 
-from pat_jax.errors import UserError
 from pat_jax.planning import lengths as lengths_module
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.types import Siblings
 
-CAP = 60
-responses = st.lists(
-    st.tuples(st.integers(1, CAP), st.booleans(), st.integers(0, 5)), min_size=1, max_size=30
-)
-
-
-def learned(*rollouts, cap: int = CAP, prior_weight: float = 2.0) -> LengthModel:
-    """From rollouts of (length, is cut, prompt)."""
-    model = LengthModel.empty(cap, prior_weight)
-    for rollout in rollouts:
-        lengths, is_cut, prompt = (np.array(column) for column in zip(*rollout, strict=True))
-        model = model.updated(lengths, is_cut, prompt)
-    return model
-
-
-def siblings(of_live, done=(), of_done=(), is_cut=None, prompt=None) -> Siblings:
-    of_live, of_done = np.array(of_live, int), np.array(of_done, int)
-    count = max(of_live.max(initial=-1), of_done.max(initial=-1)) + 1
-    return Siblings(
-        prompt=np.arange(count) if prompt is None else np.array(prompt),
-        of_live=of_live,
-        of_done=of_done,
-        done=np.array(done, int),
-        is_cut=np.zeros(len(done), bool) if is_cut is None else np.array(is_cut, bool),
-    )
-
-
-def log_normal(rng: np.random.Generator, count: int, median: float = 300.0) -> np.ndarray:
-    return np.maximum(rng.lognormal(np.log(median), 0.6, count), 1).astype(int)
-
 
 @pytest.fixture(scope="module")
 def experienced() -> LengthModel:
-    """Two epochs of 100 prompts, 8 samples each; a prompt's lengths are much alike."""
-    rng, model = np.random.default_rng(3), LengthModel.empty(4096)
-    level = rng.lognormal(np.log(300), 0.5, 100)
-    for _ in range(2):
-        lengths = np.repeat(level, 8) * rng.lognormal(0, 0.3, 800)
-        model = model.updated(
-            lengths.astype(int), np.zeros(800, bool), np.repeat(np.arange(100), 8)
-        )
-    return model
+    return experienced_model()
 
 
 class TestSurvival:
@@ -242,34 +204,6 @@ class TestManySequences:
         alive = experienced.survival(np.full(1000, 9), budget, moments)
         assert (alive[moments[None, :] >= budget[:, None]] == 0).all()
         assert (alive[:, 0] == 1).all()
-
-
-class TestJson:
-    @given(responses, responses)
-    def test_a_model_comes_back_exactly_and_goes_on_alike(self, first, second):
-        model = replace(learned(first, prior_weight=0.7), keep=0.6)
-        back = LengthModel.from_json(json.loads(json.dumps(model.to_json())))
-        assert back.to_json() == model.to_json()
-        lengths, is_cut, prompt = (np.array(column) for column in zip(*second, strict=True))
-        after, after_back = (m.updated(lengths, is_cut, prompt) for m in (model, back))
-        assert after.to_json() == after_back.to_json()
-        known = siblings([0, 1, 2], [7], [1])
-        ask = np.array([3, 4, 5]), np.array([50, 50, 50]), np.arange(50), known
-        np.testing.assert_array_equal(after.survival(*ask), after_back.survival(*ask))
-
-    def test_everything_is_in_it(self, experienced):
-        """A field that is left out would come back as its default."""
-        text = json.dumps(experienced.to_json())
-        back = LengthModel.from_json(json.loads(text))
-        for part in ("baseline", "trend", "effects"):
-            one, two = getattr(experienced, part), getattr(back, part)
-            for name in type(one).__dataclass_fields__:
-                np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        assert back.keep == experienced.keep and len(text) < 200_000
-
-    def test_another_version_is_refused(self):
-        with pytest.raises(UserError, match="version 1, this is version 2"):
-            LengthModel.from_json({"ended": [0.0], "cut": [0.0]})
 
 
 def test_the_model_is_a_value(experienced):

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from fakes import SPLITS, made_up_latency, make_load
+from fakes import SPLITS, made_up_latency, make_load, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def without_budget():
 
 
 def make_planner(latency, lengths=LONG_TAIL, **options) -> CostModelPlanner:
-    return CostModelPlanner(tuple(latency.correction or SPLITS), latency, lengths, **options)
+    return CostModelPlanner(SPLITS, latency, lengths, **options)
 
 
 class TestKnownAnswers:
@@ -235,7 +235,7 @@ class TestObserving:
         planner = make_planner(latency, lengths_of((CAP, 10)), **options)
         true_step = 10 * latency.decode_step(TP8, 2, 64)
         for _ in range(20):
-            planner.observe(TP8, 2, 64, true_step)
+            planner.observe(ran(TP8, 2, 64, true_step))
         return planner
 
     def test_what_a_burst_took_changes_the_next_plan(self):
@@ -248,13 +248,13 @@ class TestObserving:
     def test_a_frozen_planner_does_not_learn(self):
         planner = self.taught(is_frozen=True)
         assert planner.plan(make_load(2, TP8, budget=CAP), TP8).split == TP8
-        assert planner.latency.correction == {}
+        assert planner.latency.correction.factors == {}
 
     def test_one_odd_burst_hardly_counts(self):
         latency = machine(FASTER_WITH_TP)
         planner = make_planner(latency)
-        planner.observe(DP8, 4, 64, 2 * latency.decode_step(DP8, 4, 64))
-        assert planner.latency.correction == {DP8: pytest.approx(1.05, abs=0.05)}
+        planner.observe(ran(DP8, 4, 64, 2 * latency.decode_step(DP8, 4, 64)))
+        assert planner.latency.correction.factors == {DP8: pytest.approx(1.1, abs=0.1)}
 
 
 class TestRent:

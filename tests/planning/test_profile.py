@@ -56,6 +56,24 @@ def test_a_profile_reads_back_as_it_was(path: Path):
     assert not SUBJECT.differences(read.subject)
 
 
+@pytest.mark.parametrize(
+    ("backend", "reads"), [("gpu", "held"), ("tpu", "held"), ("cpu", "bucket")]
+)
+def test_a_profile_from_before_reads_were_written_down_reads_as_its_programs_did(
+    path: Path, backend: str, reads: str
+):
+    def older(content: dict) -> None:
+        del content["latency"]["reads"]
+        content["subject"]["backend"] = backend
+
+    assert read_profile(edited(path, older)).latency.reads == reads
+
+
+def test_what_steps_read_is_one_of_two_things(path: Path):
+    message = refusal(edited(path, lambda content: content["latency"].update(reads="pages")))
+    assert "field reads is 'pages', expected one of bucket, held" in message
+
+
 def test_whoever_asks_for_no_subject_gets_any(path: Path):
     assert read_profile(path).latency == PROFILE.latency
     damaged = edited(path, lambda content: content["latency"]["decode_table"][0].__setitem__(1, -1))

@@ -6,12 +6,13 @@ import numpy as np
 from fakes import made_up_machine
 from hypothesis import strategies as st
 
-from pat_jax.config import RolloutConfig
+from pat_jax.engine.due import Spans, prefill_calls
 from pat_jax.planning.planner import Planner
-from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
+from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Reads, Split
 from pat_jax.profiling.machine import Machine, Workload
+from pat_jax.rollout_config import RolloutConfig
 
-CAP, LONGEST_PROMPT, CAPACITY = 150, 20, 40
+CAP, LONGEST_PROMPT, CAPACITY = 150, 40, 40
 CONFIG = replace(
     RolloutConfig(),
     max_prompt_length=LONGEST_PROMPT,
@@ -28,9 +29,10 @@ def make_machine(
     reslice=0.2,
     migrate_per_token=1e-3,
     prefill=1.0,
+    reads: Reads = "bucket",
     **costs: float | None,
 ) -> Machine:
-    return made_up_machine(
+    machine = made_up_machine(
         CONFIG,
         CAPACITY,
         (32, 64, 128, 192),
@@ -41,18 +43,31 @@ def make_machine(
         prefill=prefill,
         **costs,
     )
+    return replace(machine, truth=replace(machine.truth, reads=reads))
 
 
 MACHINE = make_machine()
 
 
-def make_workload(seed: int, size: int = 32) -> Workload:
+def make_workload(seed: int, size: int = 32, samples: int = 0, longest: int = 20) -> Workload:
+    """`samples` of each prompt, which say so; 0: prompts are strangers."""
     rng = np.random.default_rng(seed)
     responses = np.clip(rng.lognormal(3, 1, size).astype(int), 1, CAP)
-    return Workload(rng.integers(1, LONGEST_PROMPT + 1, size), responses, CAP)
+    prompts = rng.integers(1, longest + 1, size)
+    if not samples:
+        return Workload(prompts, responses, CAP)
+    of = np.arange(size) // samples
+    return Workload(prompts[of], responses, CAP, of)
 
 
-workloads = st.builds(make_workload, st.integers(0, 10_000), st.integers(1, CAPACITY))
+seeds, sizes = st.integers(0, 10_000), st.integers(1, CAPACITY)
+workloads = st.builds(make_workload, seeds, sizes)
+# With prompts of several pages, and several samples of each.
+grouped = st.builds(make_workload, seeds, sizes, st.integers(0, 6), st.just(LONGEST_PROMPT))
+# More than there are rows for.
+queued = st.builds(
+    make_workload, seeds, st.integers(1, 3 * CAPACITY), st.integers(0, 6), st.just(LONGEST_PROMPT)
+)
 machines = st.builds(
     make_machine,
     st.tuples(*[st.floats(0.05, 1.0)] * 4),
@@ -60,16 +75,20 @@ machines = st.builds(
     st.floats(0, 5),
     st.floats(0, 0.01),
     st.floats(0.01, 3),
+    st.sampled_from(["bucket", "held"]),
     shift_per_token=st.none() | st.floats(1e-4, 1.0),
 )
 
 
 def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE) -> float:
-    """Step by step: the fullest group's live rows in their bucket, the longest cache in its own."""
+    """Step by step: the fullest group's live rows in their bucket, the longest cache in its own.
+
+    Or what the group that holds most reads, each sequence its own tokens and the newest.
+    """
     buckets, latency = machine.buckets, machine.truth
     per_group = -(-workload.size // split.dp)
     group = np.arange(workload.size) // per_group
-    total = latency.recompute(split, per_group, int(workload.prompts.max()))
+    total = prefill_seconds(workload, split, group, machine)
     for step in range(0, int(workload.responses.max()), machine.check_every):
         is_live = workload.responses > step
         fullest = int(np.bincount(group[is_live]).max())
@@ -79,8 +98,27 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
         )
         length = buckets.length_for(needed)
         rows = buckets.rows_for(split, fullest)
-        total += machine.check_every * latency.decode_step(split, rows, length)
+        read = np.zeros(split.dp)
+        for at in range(step, step + machine.check_every):
+            said = workload.responses > at
+            read += np.bincount(group[said], (workload.prompts + at)[said], split.dp)
+        held = read.max() / machine.check_every
+        total += machine.check_every * latency.decode_step(split, rows, length, held)
     return total
+
+
+def prefill_seconds(
+    workload: Workload, split: Split, group: np.ndarray, machine: Machine = MACHINE
+) -> float:
+    """The engine's own calls, each priced by the longest context in it."""
+    latency, every = machine.truth, np.arange(workload.size)
+    if workload.prompt_id is not None:  # samples of a prompt in one group share its pages
+        pairs = np.stack([group, workload.prompt_id])
+        every = np.sort(np.unique(pairs, axis=1, return_index=True)[1])
+    spans = Spans(every, group[every], 0 * every, workload.prompts[every] - 1)
+    sizes = latency.prefill_blocks, latency.prefill_blocks
+    calls = prefill_calls(spans, num_groups=split.dp, sizes=sizes, page_size=latency.page_size)
+    return sum(latency.prefill_call(split, call.context) for call in calls)
 
 
 @dataclass

@@ -14,9 +14,11 @@ from replays import (
     CONFIG,
     MACHINE,
     AtSteps,
+    grouped,
     in_short_bursts,
     machines,
     make_machine,
+    queued,
     static_seconds,
     workloads,
 )
@@ -43,16 +45,17 @@ class Restless(AtSteps):
         return Balance(options[self.drawn % len(options)]) if options else None
 
 
-@given(workloads, st.sampled_from(SPLITS))
-def test_without_a_choice_it_is_the_static_replay(workload, split):
-    alone = Machine.of(MACHINE.truth, (split,), CONFIG, capacity=CAPACITY)
+@pytest.mark.parametrize("machine", [MACHINE, make_machine(reads="held")], ids=["bucket", "held"])
+@given(grouped, st.sampled_from(SPLITS))
+def test_without_a_choice_it_is_the_static_replay(machine, workload, split):
+    alone = Machine.of(machine.truth, (split,), CONFIG, capacity=CAPACITY)
     best = clairvoyant(workload, alone)
     assert best.total_s == pytest.approx(static_seconds(workload, split, alone))
     assert (best.start, best.switches) == (split, ())
 
 
-@settings(max_examples=40)
-@given(workloads, machines, st.data())
+@settings(max_examples=60)
+@given(queued, machines, st.data())
 def test_no_planner_is_faster(workload, machine, data):
     best = clairvoyant(workload, machine).total_s
     lengths = LengthModel.empty(CAP)

@@ -1,7 +1,10 @@
 """Kernels from coefficients: above the roofline, near what was measured, and honest about both."""
 
+import re
 from itertools import product
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from published import DATA, needs_data
 
 from pat_jax.errors import UserError
+from pat_jax.models.layers import linear
 from pat_jax.models.presets import preset
+from pat_jax.models.weight_formats import WeightFormat, abstract_weight
 from pat_jax.planning.types import Split
 from pat_jax.profiling.costs.composer import Composer
 from pat_jax.profiling.costs.kernel_files import MEASURED, KernelTables
@@ -55,6 +60,19 @@ def test_weights_in_eight_bits_take_half_as_long_to_read():
     target = Target.parse("v5e:2x4")
     wide, narrow = (ModelledKernels(target, size).gemm(1, 8192, 8192) for size in (2, 1))
     assert narrow == pytest.approx(wide / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("weights", ["int8", "fp8"])
+def test_products_of_eight_bit_weights_are_of_bfloat16_numbers_and_priced_so(weights: WeightFormat):
+    """The weights alone are quantized: a prefill is not computed at the rate of eight bits."""
+    kept = abstract_weight((256, 128), 1, weights)
+    x = jax.ShapeDtypeStruct((4096, 128), jnp.bfloat16)
+    program = jax.jit(linear).trace(x, kept).lower(lowering_platforms=("cuda",)).as_text()
+    (product,) = re.findall(r"stablehlo.dot_general .*: \((.*)\) ->", program)
+    assert product == "tensor<4096x128xbf16>, tensor<256x128xbf16>"
+    target, sizes = Target.parse("h100:8"), (16_384, 8192, 8192)
+    wide, narrow = (ModelledKernels(target, size).gemm(*sizes) for size in (2, 1))
+    assert narrow == pytest.approx(wide, rel=0.01)
 
 
 @needs_data

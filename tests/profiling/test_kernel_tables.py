@@ -15,7 +15,13 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.costs.composer import ROUND_TOKENS, SWITCH_S, Composer, weight_bytes
+from pat_jax.profiling.costs.composer import (
+    ROUND_TOKENS,
+    SWITCH_S,
+    Composer,
+    Unlisted,
+    weight_bytes,
+)
 from pat_jax.profiling.costs.kernel_files import KernelTables, Line, NoData
 from pat_jax.profiling.costs.kernel_model import ModelledKernels
 from pat_jax.profiling.costs.targets import Target, chips
@@ -72,7 +78,9 @@ class FlatKernels(KernelTables):
 def test_groups_are_kept_even_where_several_are():
     """A round is 512 tokens of 128 KiB, shared among the devices of a group."""
     buckets = Buckets.build(SPLITS, capacity=64, min_rows=1, min_length=512, max_length=1024)
-    truth = Composer(FlatKernels(), preset("llama-3.1-8b")).latency_model(buckets)
+    truth = Composer(FlatKernels(), preset("llama-3.1-8b"), unlisted=Unlisted()).latency_model(
+        buckets
+    )
     for split in (DP8, DP4TP2, DP2TP4):
         assert truth.shift_round(split) == pytest.approx(512 * 128 * 1024 / split.tp / 1e11)
     assert truth.shift_round(TP8) == math.inf

@@ -94,16 +94,16 @@ def test_a_model_too_large_says_by_how_much_and_what_would_fit():
 
 
 def test_the_longest_response_that_fits_is_said():
-    asked = order("llama-3.1-8b", "v5e:2x4", max_response=110_000)
+    asked = order("llama-3.1-8b", "v5e:2x4", max_completion_length=110_000)
     with pytest.raises(UserError, match=r"more than the 14.4 that can be used; ") as caught:
         check_room(asked, "llama-3.1-8b")
-    (longest,) = re.findall(r" --max-response (\d+), --train false", str(caught.value))
+    (longest,) = re.findall(r" --max_completion_length (\d+), --train false", str(caught.value))
     needs = needs_of(asked)
     # Sixteen gigabytes but a tenth, less weights, optimizer and the longest prompt.
     left = 0.9 * 16 * GIB - needs.resident - needs.weights[nearest(needs)]
     assert 0 <= left / (KV_BYTES["llama-3.1-8b"] / 8) - 1024 - int(longest) < 1024 + 16 * 8
-    assert has_room(order("llama-3.1-8b", "v5e:2x4", max_response=int(longest)))
-    assert not has_room(order("llama-3.1-8b", "v5e:2x4", max_response=int(longest) + 1024))
+    assert has_room(order("llama-3.1-8b", "v5e:2x4", max_completion_length=int(longest)))
+    assert not has_room(order("llama-3.1-8b", "v5e:2x4", max_completion_length=int(longest) + 1024))
     assert re.search(r", v6e:2x4 or v5e:4x4 would fit\.$", str(caught.value))
 
 

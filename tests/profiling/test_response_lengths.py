@@ -82,3 +82,16 @@ def test_samples_of_a_prompt_share_its_length():
     lengths = ResponseLengths("mine", tokens, np.ones(4), prompts)
     drawn = lengths.draw(Draw(32, 100, 4)).prompts.reshape(-1, 4)
     assert (drawn == drawn[:, :1]).all() and set(drawn.flat) <= {1, 2, 3, 4}
+
+
+def test_responses_that_pile_up_at_their_longest_were_cut_there():
+    def cut_at(*tokens: int) -> int | None:
+        found, counts = np.unique(np.array(tokens), return_counts=True)
+        return ResponseLengths("mine", found, counts.astype(float)).cut_at
+
+    assert cut_at(*range(1, 101), 100, 100) is None  # no more than thinning out
+    assert cut_at(*range(1, 80), *[100] * 3) == 100
+    assert cut_at(1, 2, 3) is None  # too few to say
+    assert cut_at(*[5] * 1000, *range(1, 80), 100, 100) is None  # too few of all
+    assert ResponseLengths.built_in("math").cut_at == 4096
+    assert all(ResponseLengths.built_in(name).cut_at is None for name in ("reasoning", "short"))

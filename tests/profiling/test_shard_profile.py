@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.config import RolloutConfig
 from pat_jax.engine.layout import factored_mesh, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.errors import UserError
@@ -20,6 +19,7 @@ from pat_jax.planning.latency import LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.costs.shard_profile import ShardProfiler, layouts_of, shard_of
 from pat_jax.profiling.costs.targets import Target
+from pat_jax.rollout_config import RolloutConfig
 
 CONFIG = RolloutConfig(
     prompts_per_step=4,

@@ -34,7 +34,7 @@ PROFILE = Profile(
     LATENCY,
     {("all-reduce", tp, 4096 * n): SUM_S * n for tp in (2, 4, 8) for n in (1, 4)},
 )
-AS_IT_IS = WhatIf(sequences=16, cap=96, longest_prompt=32)
+AS_IT_IS = WhatIf(responses=16, cap=96, longest_prompt=32)
 
 
 def test_the_model_is_read_back():
@@ -66,7 +66,7 @@ def test_the_machine_has_the_buckets_that_are_needed():
     assert machine.capacity == 16 and not machine.has_pools and machine.runs_ahead
     assert unmeasured(PROFILE, machine) == ""
     assert machine.truth.decode_step(DP8, 2, 128) == LATENCY.decode_step(DP8, 2, 128)
-    larger = machine_of(PROFILE, replace(AS_IT_IS, sequences=64, cap=1000))
+    larger = machine_of(PROFILE, replace(AS_IT_IS, responses=64, cap=1000))
     told = unmeasured(PROFILE, larger)
     assert "contexts beyond 128 tokens (up to 1,088)" in told
     assert "dp1tp8 beyond 16 rows a group (up to 64)" in told and "dp8tp1" not in told
@@ -90,7 +90,7 @@ def test_memory_leaves_out_what_has_no_room():
 
 
 def test_a_question_says_what_is_other():
-    assert str(AS_IT_IS) == "16 sequences, cap 96"
-    changed = replace(AS_IT_IS, sequences=2048, link_slowdown=4, host_us=20)
-    assert str(changed) == "2,048 sequences, cap 96, links 4x slower, host +20 us a sequence"
+    assert str(AS_IT_IS) == "16 responses, cap 96"
+    changed = replace(AS_IT_IS, responses=2048, link_slowdown=4, host_us=20)
+    assert str(changed) == "2,048 responses, cap 96, links 4x slower, host +20 us a sequence"
     assert Split(8, 1) == DP8

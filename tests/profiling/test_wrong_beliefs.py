@@ -8,14 +8,14 @@ from fakes import SPLITS, made_up_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.config import RolloutConfig
 from pat_jax.planning.budget import SHARE
 from pat_jax.planning.lengths import LengthModel
 from pat_jax.planning.planner import CostModelPlanner
 from pat_jax.planning.scripts import FixedLayout
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Ran
 from pat_jax.profiling.machine import Machine, Replay, Workload
 from pat_jax.profiling.simulator import replay
+from pat_jax.rollout_config import RolloutConfig
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP, CAPACITY = 300, 32
@@ -152,11 +152,11 @@ class HardOfHearing(CostModelPlanner):
     def __post_init__(self):
         self.rng, self.is_odd = np.random.default_rng(self.seed), True
 
-    def observe(self, split: Split, rows: int, length: int, seconds: float) -> None:
+    def observe(self, burst: Ran) -> None:
         noise = self.rng.lognormal(0, 0.1)
-        if split == DP2TP4 and self.is_odd:
+        if burst.split == DP2TP4 and self.is_odd:
             noise, self.is_odd = 2.0, False
-        super().observe(split, rows, length, noise * seconds)
+        super().observe(replace(burst, seconds=noise * burst.seconds))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -165,5 +165,20 @@ def test_noise_and_one_odd_burst_change_little(seed):
     workload, lengths = make_workload(seed, CAPACITY), lengths_of(15, 33, 65, 200)
     quiet, _ = run(CostModelPlanner(SPLITS, machine.truth, lengths), workload, machine)
     noisy, _ = run(HardOfHearing(SPLITS, machine.truth, lengths, seed=seed), workload, machine)
-    assert len(noisy.trace.switches) <= len(quiet.trace.switches) + 3
+    assert len(noisy.trace.switches) <= len(quiet.trace.switches) + 4
     assert noisy.total_s <= 1.05 * quiet.total_s
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_host_time_that_the_profile_does_not_know_costs_little(seed):
+    """At 32 live sequences it doubles a step. As a factor of the layout that was seen with them it
+    would outlive them (seen: up to 13 % of a rollout)."""
+    steps = tuple(step / 1000 for step in (0.5, 0.4, 0.3, 0.28))
+    machine = make_machine(steps, 3e-5, reslice=2e-4, migrate_per_token=5e-7, prefill=1e-3)
+    workload, lengths = make_workload(seed, CAPACITY), lengths_of(15, 33, 65, 200)
+    loaded = replace(machine, host_s_per_sequence=1.5e-5)
+    knowing = CostModelPlanner(SPLITS, machine.truth, lengths, is_frozen=True)
+    learning = CostModelPlanner(SPLITS, machine.truth, lengths)
+    frozen, _ = run(knowing, workload, loaded)
+    learned, _ = run(learning, workload, loaded)
+    assert learned.total_s <= 1.02 * frozen.total_s

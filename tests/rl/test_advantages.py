@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pat_jax.rl.advantages import group_advantages
+from pat_jax.rl.advantages import group_advantages, has_signal
 
 REWARDS = np.random.default_rng(0).normal(size=(5, 8))
 
@@ -40,6 +42,45 @@ def test_scaling_removes_the_unit_and_the_offset_of_the_reward():
 
 def test_a_reward_that_is_not_finite_is_named():
     rewards = np.zeros((2, 3))
-    rewards[1, 2] = np.nan
-    with pytest.raises(ValueError, match="sample 2 of group 1 is nan"):
+    rewards[1, 2] = np.inf
+    with pytest.raises(ValueError, match="sample 2 of group 1 is inf"):
         group_advantages(rewards)
+
+
+@given(st.integers(2, 12), st.floats(-1e3, 1e3, allow_subnormal=False), st.integers(0, 2**32 - 1))
+def test_rewards_equal_up_to_rounding_have_no_signal_and_others_have(samples, reward, seed):
+    """Sums of the same parts in another order; float32 as rewards are kept."""
+    parts = np.random.default_rng(seed).normal(size=(samples, 3)).argsort(axis=1)
+    shares = np.array([0.1, 0.2, 0.7], np.float32) * np.float32(reward)
+    rewards = np.array([np.add.reduce(shares[order]) for order in parts], np.float32)
+    other = rewards.copy()
+    other[0] += np.float32(1e-5) * abs(other[0]) + np.float32(1e-30)
+    both = np.stack([rewards, other])
+    assert has_signal(both).tolist() == [False, True]
+    assert not group_advantages(both)[0].any() and group_advantages(both)[1].any()
+
+
+def test_groups_of_one_fractional_reward_have_no_signal():
+    """Their deviation in float32 is not 0: the rounded mean is another number."""
+    rewards = np.full((5, 7), np.array([[0.1], [0.3], [0.7], [1 / 3], [1e6 / 3]]), np.float32)
+    assert rewards.std(axis=1).any()
+    assert not has_signal(rewards).any()
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+@given(data=st.data())
+def test_a_response_without_a_reward_is_as_if_it_were_not_there(scale, data):
+    is_missing = np.array(data.draw(st.lists(st.booleans(), min_size=8, max_size=8)))
+    found = group_advantages(np.where(is_missing, np.nan, REWARDS), scale=scale)
+    assert np.isnan(found[:, is_missing]).all()
+    if not is_missing.all():
+        alone = group_advantages(REWARDS[:, ~is_missing], scale=scale)
+        np.testing.assert_allclose(found[:, ~is_missing], alone, rtol=1e-6)
+
+
+def test_a_group_of_one_reward_or_of_none_has_no_signal():
+    rewards = np.array([[np.nan, 3.0, np.nan], [np.nan] * 3, [1, 1, np.nan], [1, np.nan, 2]])
+    assert has_signal(rewards).tolist() == [False, False, False, True]
+    np.testing.assert_array_equal(
+        group_advantages(rewards)[:3], [[np.nan, 0, np.nan], [np.nan] * 3, [0, 0, np.nan]]
+    )

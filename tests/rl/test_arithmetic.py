@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.config import RolloutConfig
 from pat_jax.rl.arithmetic import (
     LETTERS,
     TOKENIZER,
@@ -17,8 +16,9 @@ from pat_jax.rl.arithmetic import (
     solve,
     worked_response,
 )
-from pat_jax.rl.rewards import exact_reward
+from pat_jax.rl.built_in_rewards import exact_reward
 from pat_jax.rl.types import FinishReason, Prompt
+from pat_jax.rollout_config import RolloutConfig
 
 LONGEST = TermCounts(minimum=TermCounts().maximum)
 CAREFUL = DemonstrationMix(guess_share=0.0, slip_share=0.0)
@@ -29,7 +29,10 @@ seeds = st.integers(0, 2**32 - 1)
 
 def reward(prompt: Prompt, completion: str) -> float:
     [score] = exact_reward(
-        [prompt.text], [completion], answer=[prompt.columns["answer"]], finish=[FinishReason.STOP]
+        [prompt.text],
+        [completion],
+        answer=[prompt.columns["answer"]],
+        finish_reason=[FinishReason.STOP],
     )
     return score
 

@@ -1,7 +1,9 @@
 """Every response token is in a mini-batch once, in its place and with its weight."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +22,7 @@ from pat_jax.rl.batches import (
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 BUCKETS = (4, 8, 16)
+LONGEST = 11  # tokens that a response may have
 
 
 def make_groups(
@@ -76,13 +79,16 @@ def expected_occurrences(groups, advantages, aggregation, truncated):
         for rollout, advantage in zip(group.rollouts, row, strict=True)
     ]
     counted = [rollout for rollout, _, is_counted in responses if is_counted]
-    num_tokens = sum(len(rollout.tokens) for rollout in counted)
+    num_tokens = sum(len(rollout.tokens) for rollout in counted) or 1
     expected = {}
     for rollout, advantage, is_counted in responses:
         weight = 0.0
         if is_counted:
             per_sequence = 1 / (len(counted) * len(rollout.tokens))
-            weight = 1 / num_tokens if aggregation == "token" else per_sequence
+            constant = 1 / (len(responses) * LONGEST)
+            weight = {"token": 1 / num_tokens, "sequence": per_sequence, "constant": constant}[
+                aggregation
+            ]
         for token, logprob in zip(rollout.tokens, rollout.logprobs, strict=True):
             expected[int(token)] = (weight, advantage, float(logprob))
     return expected
@@ -93,7 +99,7 @@ def expected_occurrences(groups, advantages, aggregation, truncated):
     st.integers(1, 4),
     st.integers(1, 80),
     st.sampled_from([1, 2, 4]),
-    st.sampled_from(["token", "sequence"]),
+    st.sampled_from(["token", "sequence", "constant"]),
     st.sampled_from(["mask", "score"]),
 )
 def test_every_response_token_is_there_once_with_its_weight(
@@ -108,6 +114,7 @@ def test_every_response_token_is_there_once_with_its_weight(
         micro_shapes=allowed,
         aggregation=aggregation,
         truncated=truncated,
+        max_completion_length=LONGEST,
     )
     assert len(batch.mini_batches) == -(-len(groups) // mini_batch_size)
     for i, micro_batches in enumerate(batch.mini_batches):
@@ -118,9 +125,39 @@ def test_every_response_token_is_there_once_with_its_weight(
         for token, values in found.items():
             np.testing.assert_allclose(values, expected[token], rtol=1e-6)
         total = sum(float(micro.weights.sum(dtype=np.float64)) for micro in micro_batches)
-        any_counted = any(weight for weight, *_ in expected.values())
-        np.testing.assert_allclose(total, float(any_counted), rtol=1e-6)
+        wanted = sum(weight for weight, *_ in expected.values())
+        np.testing.assert_allclose(total, wanted, rtol=1e-6)
+        assert aggregation == "constant" or wanted == 0 or wanted == pytest.approx(1)
     check_shapes_and_padding(batch, groups, allowed)
+
+
+@given(LENGTHS, st.sets(st.integers(0, 17)), st.sampled_from(["token", "sequence"]))
+def test_a_response_without_an_advantage_is_left_out_as_a_masked_one_is(
+    lengths, missing, aggregation
+):
+    missing = [i for i in missing if i < sum(len(responses) for _, responses in lengths)]
+    groups, advantages = make_groups(
+        [(n, [(length, FinishReason.STOP) for length, _ in responses]) for n, responses in lengths]
+    )
+    masked = [(group.prompt, list(group.rollouts)) for group in groups]
+    for i in missing:
+        row, sample = divmod(i, advantages.shape[1])
+        cut = replace(masked[row][1][sample], finish=FinishReason.LENGTH)
+        masked[row][1][sample] = cut
+    options: dict[str, Any] = {
+        "mini_batch_size": 2,
+        "micro_shapes": shapes(BUCKETS, 40, 2),
+        "aggregation": aggregation,
+    }
+    reference = advantages.copy()
+    advantages.flat[missing], reference.flat[missing] = np.nan, 0.0
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        to_train_batch(groups, advantages, truncated="score", **options).mini_batches,
+        to_train_batch(
+            [RolloutGroup(*one) for one in masked], reference, truncated="mask", **options
+        ).mini_batches,
+    )
 
 
 def check_shapes_and_padding(batch: TrainBatch, groups: list[RolloutGroup], allowed) -> None:

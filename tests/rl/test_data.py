@@ -1,16 +1,15 @@
-import json
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from row_writing import write, write_lines
 
 from pat_jax.errors import UserError
 from pat_jax.rl.arithmetic import problems
+from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.data import Problems, ProblemSplits, PromptSource, load_problems
-from pat_jax.rl.problem_files import INSTRUCTION, read_problem_file
+from pat_jax.rl.problem_files import INSTRUCTION
 from pat_jax.rl.split import Split, split_of
 from pat_jax.rl.types import Prompt
 
@@ -38,18 +37,9 @@ class WordTokenizer:
         return [token for part in parts for token in self.encode(part)]
 
 
-def write(path: Path, content: object) -> Path:
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return path
-
-
-def write_lines(path: Path, *rows: object) -> Path:
-    return write(path, "".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def load(path: Path, *, seed: int = 0, max_prompt_length: int = 10_000, **options) -> ProblemSplits:
+def load(*paths: Path, seed: int = 0, max_prompt_length: int = 10_000, **options) -> ProblemSplits:
     return load_problems(
-        path, WordTokenizer(), seed=seed, max_prompt_length=max_prompt_length, **options
+        paths, WordTokenizer(), seed=seed, max_prompt_length=max_prompt_length, **options
     )
 
 
@@ -145,53 +135,7 @@ def test_the_split_is_a_property_of_the_text(tmp_path):
     assert first.train.batch(0, 8) != second.train.batch(0, 8)
 
 
-# --- formats ---------------------------------------------------------------------------------
-
-PROBLEM = {"problem": "1 + 1?", "answer": "2", "difficulty": 1.0}
-QUESTION = {"question": "Half of 4000?", "answer": "#### of 4000 / 2 = 2000\n#### 2,000"}
-
-
-def test_a_problem_of_deepscaler(tmp_path):
-    [row] = read_problem_file(write(tmp_path / "a.json", [PROBLEM])).rows
-    assert row.text == "1 + 1?" and row.prompt == f"1 + 1?\n{INSTRUCTION}"
-    assert row.columns == {"answer": "2", "difficulty": 1.0}
-
-
-def test_a_number_as_answer(tmp_path):
-    [row] = read_problem_file(write(tmp_path / "a.json", [{**PROBLEM, "answer": 2}])).rows
-    assert row.columns["answer"] == "2"
-
-
-def test_a_question_of_gsm8k(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", QUESTION)
-    [row] = read_problem_file(path, instruction="").rows
-    assert row.prompt == row.text == "Half of 4000?"
-    assert row.columns == {"answer": "2000", "solution": QUESTION["answer"]}
-
-
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
-def test_prompts_with_columns_in_every_kind_of_file(tmp_path, suffix):
-    rows = [
-        {
-            "prompt": [
-                {"role": "system", "content": "be"},
-                {"role": "user", "content": str(number)},
-            ],
-            "level": number,
-        }
-        for number in range(3)
-    ]
-    path = tmp_path / f"a{suffix}"
-    if suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif suffix == ".json":
-        write(path, rows)
-    else:
-        write_lines(path, *rows)
-    read = read_problem_file(path).rows
-    assert [row.prompt for row in read] == [row["prompt"] for row in rows]
-    assert [row.text for row in read] == ["be\n\n0", "be\n\n1", "be\n\n2"]
-    assert [row.columns for row in read] == [{"level": 0}, {"level": 1}, {"level": 2}]
+# --- files -----------------------------------------------------------------------------------
 
 
 def test_ids_are_line_numbers_whatever_is_left_out(tmp_path):
@@ -205,18 +149,29 @@ def test_ids_are_line_numbers_whatever_is_left_out(tmp_path):
     assert "1 longer than 2 tokens" in str(splits)
 
 
-def test_a_null_answer_is_left_out_and_counted(tmp_path):
-    path = write(tmp_path / "a.json", [PROBLEM, {**PROBLEM, "answer": None}, PROBLEM])
-    file = read_problem_file(path)
-    assert [row.number for row in file.rows] == [1, 3]
-    assert file.num_without_answer == 1
+def test_ids_count_on_from_file_to_file(tmp_path):
+    one = write(
+        tmp_path / "1.json",
+        [{"problem": "1 + 1?", "answer": "2"}, {"problem": "c", "answer": None}],
+    )
+    other = write_lines(tmp_path / "2.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    splits = load(one, other, heldout_share=0.0)
+    assert {prompt.id: prompt.text for prompt in splits.train} == {
+        1: f"1 + 1?\n{INSTRUCTION}",
+        3: "a",
+        4: "b",
+    }
+    assert splits.without_answer == [f"{one}, row 2, field 'answer'"]
+    with pytest.raises(UserError, match=r"1\.json and 1 more \(training split\) has 3 prompts"):
+        splits.train.batch(0, 4)
 
 
 @needs_data
 def test_the_deepscaler_sample():
     splits = load(DEEPSCALER)
     assert len(splits.train) + len(splits.heldout) == 999
-    assert splits.num_without_answer == 1  # row 887
+    assert splits.without_answer == [f"{DEEPSCALER}, row 887, field 'answer'"]
+    assert f"1 without an answer (the first: {DEEPSCALER}, row 887" in str(splits)
     everything = [*splits.train, *splits.heldout]
     assert {prompt.id for prompt in everything} == set(range(1, 1001)) - {887}
     first = next(prompt for prompt in everything if prompt.id == 1)
@@ -234,66 +189,44 @@ def test_the_gsm8k_sample():
     )
 
 
-# --- bad input -------------------------------------------------------------------------------
+def test_a_text_that_is_surely_too_long_is_not_tokenized(tmp_path):
+    class Refusing(WordTokenizer):
+        def encode(self, text: str) -> list[int]:
+            assert len(text) < 10_000
+            return super().encode(text)
+
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "x" * 10**6}, {"prompt": "y"})
+    splits = load_problems([path], Refusing(), seed=0, max_prompt_length=9, heldout_share=0.0)
+    assert [prompt.id for prompt in splits.train] == [2] and splits.num_too_long == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('[\n{"prompt": "a"},\n{"prompt": }\n]', r"a\.json, line 3, column 12, is broken JSON"),
-        ('{"prompt": "a"}\n{"prompt": "b"}', r"line 2, .* name it \.jsonl"),
-        ({"prompt": "a"}, "expected an array of objects at the top"),
-        ([], "holds no problems"),
-        ("", "holds no problems"),
-        (" \n", "holds no problems"),
-        (["a"], "row 1, is 'a': expected an object"),
-        ([{"text": "a"}], "row 1, has the fields text: expected prompt, or problem and answer"),
-        ([PROBLEM, {"problem": "a"}], r"row 2, has no field 'answer', which the first row has"),
-        ([PROBLEM, {"prompt": "a"}], "row 2, has no field 'problem'"),
-        ([{**PROBLEM, "answer": ["2"]}], r"row 1, field 'answer', is \['2'\]: expected text or a"),
-        ([{**PROBLEM, "answer": " "}], "row 1, field 'answer', is ' '"),
-        ([{**PROBLEM, "answer": True}], "row 1, field 'answer', is True"),
-        ([{**PROBLEM, "problem": 3}], "row 1, field 'problem', is 3: expected text"),
-        ([{"prompt": ""}], "row 1, field 'prompt', is '': expected text that is not empty"),
-        ([{"prompt": []}], "row 1, field 'prompt', .* expected chat messages"),
-        ([{"prompt": [{"role": "user"}]}], "row 1, field 'prompt', .* role and content"),
-        ([{"prompt": "a", "completions": 1}], "row 1, has a field 'completions'"),
-        ([QUESTION, {**QUESTION, "answer": "18"}], "row 2, field 'answer', is '18': .* '#### '"),
-        ([{**QUESTION, "answer": "so ####  "}], "row 1, field 'answer', .* '#### '"),
-    ],
-)
-def test_bad_json_says_what_and_where(tmp_path, content, message):
-    path = write(tmp_path / "a.json", content)
-    with pytest.raises(UserError, match=message) as error:
-        read_problem_file(path)
-    assert str(path) in str(error.value)
+def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
+    class Counting(WordTokenizer):
+        count = 0
+
+        def encode_prompt(self, prompt) -> list[int]:
+            self.count += 1
+            return super().encode_prompt(prompt)
+
+    chats = [[{"role": role, "content": "a"}] for role in ("user", "system")]
+    rows = [{"prompt": prompt, "level": i} for i in range(5) for prompt in ("a", "b c", *chats)]
+    path, tokenizer = write_lines(tmp_path / "a.jsonl", *rows), Counting()
+    found = load_problems([path], tokenizer, seed=0, max_prompt_length=1, heldout_share=0.0)
+    assert tokenizer.count == 4 and found.num_too_long == 5
+    assert sorted((p.id, p.columns["level"]) for p in found.train) == [
+        (i + 1, i // 4) for i in range(20) if i % 4 != 1
+    ]
 
 
-def test_bad_json_lines_name_the_line(tmp_path):
-    path = tmp_path / "a.jsonl"
-    write(path, '{"prompt": "a"}\n\n{"prompt": "b"\n')
-    with pytest.raises(UserError, match=r"a\.jsonl, line 3, column \d+, is broken JSON"):
-        read_problem_file(path)
-    write(path, '{"prompt": "a"}\n\n{"promt": "b"}\n')
-    with pytest.raises(UserError, match=r"a\.jsonl, line 3, has no field 'prompt'.*found: promt"):
-        read_problem_file(path)
+def test_a_chat_template_that_fails_names_the_row(tmp_path):
+    class Failing(WordTokenizer):
+        def encode_prompt(self, prompt) -> list[int]:
+            if prompt == "bad":
+                raise ChatTemplateError("the chat template fails (no).")
+            return super().encode_prompt(prompt)
 
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"a\.csv ends in '\.csv': expected one of \.json"):
-        read_problem_file(write(tmp_path / "a.csv", "prompt"))
-    with pytest.raises(UserError, match=r"data file maths ends in 'no extension'.* built-in task"):
-        read_problem_file("maths")
-    with pytest.raises(UserError, match=r"absent\.json does not exist"):
-        read_problem_file(tmp_path / "absent.json")
-    with pytest.raises(UserError, match=r"b\.parquet is not a readable Parquet file"):
-        read_problem_file(write(tmp_path / "b.parquet", "PAR1 no"))
-    (tmp_path / "c.json").write_bytes(b'[{"prompt": "\xff"}]')
-    with pytest.raises(UserError, match=r"c\.json is not UTF-8 text \(byte 13\)"):
-        read_problem_file(tmp_path / "c.json")
-
-
-def test_nothing_left_to_train_on(tmp_path):
-    path = write(tmp_path / "a.json", [{"prompt": "a far too long prompt"}])
-    with pytest.raises(UserError, match=r"nothing to train on .*1 longer than 3 tokens"):
-        load(path, max_prompt_length=3)
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "good"}, {"prompt": "bad"})
+    with pytest.raises(
+        UserError, match=r"a\.jsonl, line 2, field 'prompt': the chat template fails"
+    ):
+        load_problems([path], Failing(), seed=0, max_prompt_length=9)

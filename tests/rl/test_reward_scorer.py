@@ -1,6 +1,5 @@
 """Responses that end one after the other: scored at once, whatever the order, and cleaned up after."""
 
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import children_of
 
 from pat_jax.errors import UserError
 from pat_jax.rl.reward_scorer import RewardScorer
@@ -60,15 +60,15 @@ def same(response: Response) -> Response:
     return response
 
 
-def reference(groups: list[list[str]]) -> list[float]:
+def reference(groups: list[list[str]]) -> np.ndarray:
     """Group by group and, where that raises, one by one."""
     space: dict[str, Any] = {}
     exec(FUNCTIONS, space)
     rewards = []
     for texts in groups:
         for part in [[text] for text in texts] if "raise" in texts else [texts]:
-            rewards += [0.0] if part == ["raise"] else space["compare"]([], part)
-    return np.array(rewards, np.float32).tolist()
+            rewards += [np.nan] if part == ["raise"] else space["compare"]([], part)
+    return np.array(rewards, np.float32)
 
 
 @given(
@@ -84,7 +84,7 @@ def test_the_order_in_which_responses_end_changes_nothing(compare, groups, data)
     for row in data.draw(st.permutations(range(len(responses)))):
         scoring.add(row, responses[row])
     rewards = scoring.rewards()
-    assert rewards.dtype == np.float32 and rewards.tolist() == reference(groups)
+    np.testing.assert_array_equal(rewards, reference(groups), strict=True)
     at_once = compare.score(prompts, [response.completion for response in responses], {})
     assert rewards.tobytes() == at_once.tobytes()
 
@@ -107,7 +107,7 @@ def test_a_hung_response_is_killed_while_others_go_on(functions, door, caplog):
         scoring.add(0, Response("p", "silent", {"door": str(door)}))
         scoring.add(1, Response("q", "fine", {"door": str(door)}))
         assert door.read_text() == "fine"
-        assert scoring.rewards().tolist() == [0, 1]
+        np.testing.assert_array_equal(scoring.rewards(), [np.nan, 1])
     [record] = caplog.records
     assert "took longer than 2 s and was killed" in record.getMessage()
 
@@ -124,7 +124,7 @@ def test_what_is_wrong_for_all_responses_is_said_at_the_next_one():
         scoring = scorer.begin(["p"] * 3, same)
         scoring.add(0, Response("p", "#1", {"answer": "1"}))
         scorer.thread.submit(int).result()  # what was given to the thread before is done
-        with pytest.raises(UserError, match="needs the column 'finish'"):
+        with pytest.raises(UserError, match="needs the column 'finish_reason'"):
             scoring.add(1, Response("p", "#1", {"answer": "1"}))
 
 
@@ -141,7 +141,7 @@ def test_text_that_cannot_be_made_is_an_error():
 
 @pytest.mark.timeout(60)
 def test_nothing_is_left_of_a_rollout_that_breaks_off(functions, door):
-    children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
+    threads, children = set(threading.enumerate()), children_of(os.getpid())
     scorer = RewardScorer(f"{functions}:knock", timeout=1000.0)
     with pytest.raises(RuntimeError, match="the engine broke"), scorer:
         scoring = scorer.begin([str(row) for row in range(100)], same)
@@ -149,7 +149,32 @@ def test_nothing_is_left_of_a_rollout_that_breaks_off(functions, door):
         assert door.read_text() == "hang"
         for row in range(1, 100):  # more than the pipe to the workers holds
             scoring.add(row, Response(str(row), "x" * 10_000, {"door": str(door)}))
-        assert set(multiprocessing.active_children()) > children
+        assert children_of(os.getpid()) > children
         raise RuntimeError("the engine broke")
-    assert set(multiprocessing.active_children()) == children
+    assert children_of(os.getpid()) == children
     assert set(threading.enumerate()) <= threads
+
+
+def test_a_scorer_that_is_closed_in_the_middle_is_silent(caplog):
+    """As where a run is stopped: closing meets a response that is just being read."""
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def read(response: Response) -> Response:
+        is_reading.set()
+        may_go_on.wait(60)
+        return response
+
+    scorer = RewardScorer("exact", timeout=1.0)
+    scoring = scorer.begin(["p"], read)
+    scoring.add(0, Response("p", "#1", {"answer": "1", "finish_reason": "stop"}))
+    is_reading.wait(60)
+    closing = threading.Thread(target=scorer.close)
+    closing.start()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        while True:
+            scorer.thread.submit(int)
+    may_go_on.set()
+    closing.join()
+    assert not caplog.records
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        scoring.rewards()

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from pat_jax.errors import UserError
-from pat_jax.rl.tokenizer import CharTokenizer, HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.tokenizer import CharTokenizer, Chat, HuggingFaceTokenizer, check_vocabulary
 
 ALPHABET = "abc +="
 IM, BOS = 2, 3
@@ -120,6 +120,56 @@ def test_the_chat_template_ends_where_the_response_begins(tmp_path):
     assert tokenizer.encode("the") == expected[6:-11]  # no template around plain text
 
 
+THINKING = (
+    "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<im>assistant:"
+    "{% if enable_thinking is defined and enable_thinking is false %}<no think>{% endif %}{% endif %}"
+)
+
+
+def reads(tokenizer: HuggingFaceTokenizer, *prompt: tuple[str, str], **variables: object) -> str:
+    messages = [{"role": role, "content": content} for role, content in prompt]
+    tokens = tokenizer.encode_prompt(messages, variables)
+    return tokenizer._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def test_every_chat_gets_a_system_prompt_and_variables(tmp_path):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=THINKING)
+    plain, user = HuggingFaceTokenizer(directory), ("user", "the")
+    told = HuggingFaceTokenizer(directory, Chat("be", {"enable_thinking": False}))
+    assert reads(plain, user) == "<im>user:the<im>assistant:"
+    assert reads(plain, user, enable_thinking=False) == "<im>user:the<im>assistant:<no think>"
+    assert reads(told, user) == "<im>system:be<im>user:the<im>assistant:<no think>"
+    assert reads(told, user, enable_thinking=True) == "<im>system:be<im>user:the<im>assistant:"
+    assert reads(told, ("system", "x"), user).startswith("<im>system:x<im>user:the")
+    assert told.encode_prompt("the") == told.encode_prompt([{"role": "user", "content": "the"}])
+    with pytest.raises(ValueError, match="no variable 'thinking' to set"):
+        reads(plain, user, thinking=False)
+
+
+def test_a_last_message_of_the_assistant_is_gone_on_with(tmp_path):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE + "</>")
+    begun = ("user", "the"), ("assistant", "Well, the")
+    assert reads(HuggingFaceTokenizer(directory), *begun) == "<im>user:the<im>assistant:Well, the"
+
+
+def test_what_every_chat_gets_is_refused_where_it_would_be_ignored(tmp_path):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>")
+    for chat in (Chat("be"), Chat(variables={"enable_thinking": False})):
+        with pytest.raises(UserError, match="has no chat template: expected neither"):
+            HuggingFaceTokenizer(directory, chat)
+    write_tokenizer(tmp_path, eos_token="<eos>", chat_template=THINKING)
+    with pytest.raises(UserError, match=r"no variable 'enable_thought' to set"):
+        HuggingFaceTokenizer(directory, Chat(variables={"enable_thought": False}))
+
+
+def test_several_chat_templates_without_a_default(tmp_path):
+    several = [{"name": name, "template": TEMPLATE} for name in ("rag", "tool_use")]
+    directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=several)
+    with pytest.raises(UserError, match=r"multiple chat templates.* Expected one chat template\."):
+        HuggingFaceTokenizer(directory)
+
+
 def test_a_chat_template_without_jinja2_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     directory = write_tokenizer(tmp_path, eos_token="<eos>", chat_template=TEMPLATE)
@@ -151,11 +201,36 @@ def test_a_tokenizer_without_an_end(tmp_path):
         HuggingFaceTokenizer(write_tokenizer(tmp_path))
 
 
-@pytest.mark.parametrize("generation", [{"eos_token_id": "<eos>"}, [0], {"eos_token_id": [0, "2"]}])
+@pytest.mark.parametrize(
+    "generation",
+    [{"eos_token_id": "<eos>"}, [0], {"eos_token_id": [0, "2"]}, {"eos_token_id": True}],
+)
 def test_a_broken_generation_config(tmp_path, generation):
     directory = write_tokenizer(tmp_path, generation=generation, eos_token="<eos>")
     with pytest.raises(UserError, match=r"generation_config\.json"):
         HuggingFaceTokenizer(directory)
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, '{"eos_token_id": ' + "9" * 5000 + "}", "\ud800"])
+def test_a_generation_config_gone_wild(tmp_path, content: str):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>")
+    (directory / "generation_config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
+        HuggingFaceTokenizer(directory)
+
+
+def test_a_folder_in_the_place_of_the_generation_config(tmp_path):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>")
+    (directory / "generation_config.json").mkdir()
+    with pytest.raises(UserError, match=r"generation_config\.json is not a JSON object"):
+        HuggingFaceTokenizer(directory)
+
+
+@pytest.mark.parametrize("token", [263, -1, 10**30])
+def test_a_token_that_ends_responses_has_to_be_one_of_the_models(tmp_path, token: int):
+    directory = write_tokenizer(tmp_path, generation={"eos_token_id": [0, token]})
+    with pytest.raises(UserError, match=rf"dir: the end-of-sequence token {token} has none of the"):
+        check_vocabulary(HuggingFaceTokenizer(directory), 263, source="dir")
 
 
 def test_the_vocabulary_has_to_fit_the_embedding():

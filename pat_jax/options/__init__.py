@@ -1,0 +1,1 @@
+"""From configuration classes to options: declared, found in files, explained, misspelt."""

@@ -1,0 +1,105 @@
+"""How far a profile's step times are off, as far as a run has seen it.
+
+Knows measured and profiled seconds of bursts. Does not know what a step does, nor who plans by it.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pat_jax.planning.types import Split
+
+FACTOR_SPREAD = 0.15  # standard deviation of a layout's factor before it was seen
+SHARED_SPREAD_S = (
+    50e-6  # of the shared term before anything was seen: a host's work is microseconds
+)
+NOISE = 0.1  # of a burst, over its time
+DRIFT = 0.02  # of a layout's factor, from one of its bursts to the next
+ODD = (
+    1.5  # standard deviations; a burst further than this from what was expected counts as this far
+)
+MOST = 2.0  # times; a machine further than this from its profile needs a new one
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """measured = factor[split] · profiled + per_sequence_s · live
+
+    What every layout pays for each live sequence (the host's work, above all) is a term of its own:
+    as a factor it would outlive the sequences, and a layout that ran with many of them would look
+    slow when few are left. A term for each step would be told from the factors by nothing: where
+    few sequences are left, most of a step is fixed as well.
+
+    Both are followed by one Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to
+    profiled time. At first the term takes nearly all of what is unexpected, which favours no layout;
+    as sequences end, it must fall with them, and what does not is the layout's. Surprises are
+    clipped (Masreliez and Martin 1977); the third in turn to the same side is believed.
+    """
+
+    splits: tuple[Split, ...] = ()  # those seen
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(1))  # the term, then the factors
+    covariance: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    odd: int = 0  # bursts in turn that were further off than `ODD`; negative: that were faster
+
+    @property
+    def per_sequence_s(self) -> float:
+        """Seconds of each step for each live sequence of all groups, in every layout."""
+        return float(self.mean[0])
+
+    @cached_property
+    def factors(self) -> dict[Split, float]:
+        """Of the layouts seen."""
+        return dict(zip(self.splits, self.mean[1:].tolist(), strict=True))
+
+    def factor(self, split: Split) -> float:
+        """Measured over profiled time, less what all layouts share.
+
+        A layout not seen yet gets the benefit of the doubt, as much of it as the others gave reason
+        for: half of what the profile was wrong by there, and all of it where they were faster. A
+        profile that holds is taken at its word.
+        """
+        if split in self.factors or not self.splits:
+            return self.factors.get(split, 1.0)
+        errors = np.log(self.mean[1:])
+        return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
+
+    def observed(self, split: Split, live: int, profiled_s: float, seconds: float) -> "Correction":
+        """With one more burst: of its steps, the seconds that the profile gives them and the true ones."""
+        load = live / profiled_s
+        splits, mean, covariance = self._with(split)
+        at = 1 + splits.index(split)
+        covariance[at, at] += DRIFT**2
+        seen = np.zeros(len(mean))
+        seen[0], seen[at] = load, 1.0
+        expected = float(seen @ mean)
+        noise, surprise = (NOISE * expected) ** 2, seconds / profiled_s - expected
+        limit = ODD * math.sqrt(seen @ covariance @ seen + noise)
+        odd = 0
+        if abs(surprise) > limit:
+            side = int(math.copysign(1, surprise))
+            odd = self.odd + side if side * self.odd > 0 else side
+            if abs(odd) > 2:
+                covariance[at, at] += min(surprise**2, 1.0)  # it has changed
+            else:
+                surprise = side * limit
+        gain = covariance @ seen / (seen @ covariance @ seen + noise)
+        mean = mean + gain * surprise
+        covariance = covariance - np.outer(gain, seen @ covariance)
+        if mean[0] < 0:  # nothing takes less than no time: what is too fast is the layout's
+            mean = mean - covariance[:, 0] * (mean[0] / covariance[0, 0])
+        mean[1:] = np.clip(mean[1:], 1 / MOST, MOST)
+        return Correction(splits, mean, covariance, odd)
+
+    def _with(self, split: Split) -> tuple[tuple[Split, ...], np.ndarray, np.ndarray]:
+        """A layout not seen yet is expected to be off as the others are in the mean."""
+        if split in self.splits:
+            return self.splits, self.mean, self.covariance.copy()
+        mean, covariance = np.append(self.mean, 1.0), np.pad(self.covariance, (0, 1))
+        covariance[-1, -1] = FACTOR_SPREAD**2
+        if self.splits:
+            mean[-1] = np.exp(np.log(self.mean[1:]).mean())
+        else:
+            covariance[0, 0] = SHARED_SPREAD_S**2
+        return (*self.splits, split), mean, covariance

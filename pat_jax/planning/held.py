@@ -1,0 +1,40 @@
+"""How many tokens the sequences of a group hold while they decode: what kernels read that read no more.
+
+Knows counts of tokens. Does not know what reading them costs.
+"""
+
+import numpy as np
+
+
+def most_held(
+    context: np.ndarray, sampled: np.ndarray, group: np.ndarray, steps: int, every: int
+) -> np.ndarray:
+    """Tokens that the group which reads most reads in a step, float[windows]: the mean over every
+    `every` of so many `steps`.
+
+    A sequence reads one token more with each that it samples, and nothing any more when it has ended.
+
+    Args:
+      context: int[live], tokens in the cache at the first step.
+      sampled: int[live], tokens that each samples, at most one a step.
+    """
+    windows = -(-steps // every)
+    if not windows or not len(group):
+        return np.zeros(windows)
+    groups = int(group.max()) + 1
+    last = np.maximum(sampled - 1, 0) // every  # window in which each ends
+    at = group * windows + last
+
+    def summed(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(at, weights, groups * windows).reshape(groups, windows)
+
+    def going_on(weights: np.ndarray) -> np.ndarray:
+        """Of those that end in a later window."""
+        table = summed(weights)
+        return table[:, ::-1].cumsum(axis=1)[:, ::-1] - table
+
+    before, rest = last * every, sampled - last * every
+    reach = np.arange(windows) * every + (every + 1) / 2
+    whole = going_on(context) + going_on(np.ones(len(at))) * reach
+    ending = summed(rest * (context + before + (rest + 1) / 2)) / every
+    return (whole + ending).max(axis=0)

@@ -1,0 +1,116 @@
+r"""The final answer of a response, in one of the forms that models are asked for.
+
+The forms, the first that a response has is the one that counts:
+
+    \boxed{x}   \boxed x   \fbox{x}   \framebox{x}
+    <answer>x</answer>
+    #### x                               the rest of the line, as in GSM8K
+    Answer: x   The answer is x          the rest of the line, or the next line
+    $x$   $$x$$   \(x\)   \[x\]          as the whole of the last line
+
+Of one form the last counts. What a model has thought (`<think>…</think>`) never counts, nor does
+what it only repeats of its prompt. Reads each text once, whatever it holds. Knows text, not what it
+is worth (`math_value.py`).
+"""
+
+import re
+from collections.abc import Iterator
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*(?P<content>\{|[^\s{}$\\,.;]*)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a sign of a set
+_BETWEEN_BOXES = re.compile(r"(?:[\s$,;.]|\\[()\[\]]|\\text\{|\}|\band\b|\bor\b)*")
+_ANSWER = re.compile(r"\banswer\b[^\n.:：=]{0,60}?(?:\bis\b|[:：=])[\s*:：]*", re.IGNORECASE)
+_END_OF_SENTENCE = re.compile(r"[.!]\**\s+(?=[A-Z(])")
+_MATH = tuple(
+    (re.compile(opening), closing)
+    for opening, closing in (
+        (r"(?<!\\)\$\$", "$$"),
+        (r"(?<!\\)\$", "$"),
+        (r"\\\(", r"\)"),
+        (r"\\\[", r"\]"),
+    )
+)
+_COPY_LENGTH = 40  # in characters; less may be the answer of an example in the prompt, and right
+
+
+def final_answer(response: str, prompt: str = "") -> str | None:
+    r"""What the response gives as its final answer, or None if it gives none.
+
+    Boxes side by side are one answer: `\boxed{2} and \boxed{3}` is `2, 3`.
+
+    >>> final_answer(r"First \boxed{3}, but then $\boxed{\frac{1}{2}}$.")
+    '\\frac{1}{2}'
+    >>> final_answer("so 7 clips")
+    """
+    text = response.rpartition("</think>")[2].partition("<think>")[0].strip()
+    if text in prompt and (len(text) >= _COPY_LENGTH or text == prompt.strip()):
+        return None
+    for find in (last_box, _tagged, _after_hashes, _after_answer):
+        if found := find(text):
+            return last_box(found) or _after_answer(found) or found.strip()
+    found = _last_line_of_math(text)
+    return found if found and found not in prompt else None
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last complete `\boxed{…}` holds, with those right before it."""
+    boxes = list(_boxes(text))
+    if not boxes:
+        return None
+    start, _, content = boxes.pop()
+    while boxes and _BETWEEN_BOXES.fullmatch(text, boxes[-1][1], start):
+        start, _, before = boxes.pop()
+        content = content if before == content else f"{before}, {content}"
+    return content
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and content of each box, in order; one whose brace is not closed is none."""
+    closing = _closing_braces(text)
+    for box in _BOX.finditer(text):
+        first = box.start("content")
+        if box["content"] != "{":
+            if box["content"]:
+                yield box.start(), box.end(), box["content"]
+        elif first in closing:
+            yield box.start(), closing[first] + 1, text[first + 1 : closing[first]]
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    opened, closing = [], {}
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closing[opened.pop()] = brace.start()
+    return closing
+
+
+def _tagged(text: str) -> str | None:
+    before, is_closed, _ = text.rpartition("</answer>")
+    _, is_opened, content = before.rpartition("<answer>")
+    return content if is_closed and is_opened else None
+
+
+def _after_hashes(text: str) -> str | None:
+    _, is_there, after = text.rpartition("####")
+    return after.partition("\n")[0] if is_there else None
+
+
+def _after_answer(text: str) -> str | None:
+    found = list(_ANSWER.finditer(text))
+    if not found:
+        return None
+    return _END_OF_SENTENCE.split(text[found[-1].end() :].partition("\n")[0])[0]
+
+
+def _last_line_of_math(text: str) -> str | None:
+    text = text.rstrip().removesuffix(".")
+    for opening, closing in _MATH:
+        if not text.endswith(closing):
+            continue
+        starts = list(opening.finditer(text, 0, len(text) - len(closing)))
+        if not starts or text[: starts[-1].start()].rpartition("\n")[2].strip():
+            return None
+        return text[starts[-1].end() : -len(closing)].strip()
+    return None

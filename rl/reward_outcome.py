@@ -1,0 +1,51 @@
+"""What comes of calling a reward function: scores, or why there are none.
+
+Plain values that go from one process to another. Imports no jax.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why a response has no reward; the names under which failures are counted."""
+
+    TIMEOUT = "timeout"  # killed when its time was over
+    EXCEPTION = "exception"  # the function raised
+    NONE = "none"  # it returned None for this response
+    NOT_A_NUMBER = "not_a_number"  # … or NaN, an infinity, text, more than float32 holds
+    WRONG_RESULT = "wrong_result"  # it did not return one value a response
+    OUT_OF_MEMORY = "out_of_memory"  # it needed more than a worker may have
+    CRASHED = "crashed"  # its process ended
+
+
+@dataclass(frozen=True)
+class Failure:
+    cause: Cause
+    text: str  # what the function did, a clause
+    traceback: str = ""  # of the user's code, where there is one
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one call for some responses."""
+
+    scores: Sequence[float | Failure] = ()  # one a response, unless …
+    failure: Failure | None = None  # … the call as a whole failed
+    mistake: str = ""  # the function cannot be called at all: a sentence for the user
+    seconds: float = 0.0  # that the function took
+
+
+def failure_metrics(failures: Iterable[Failure]) -> dict[str, float | int]:
+    """How many responses have no reward, of all and of each cause that occurred."""
+    counts = Counter(failure.cause for failure in failures)
+    by_cause = {f"reward/failed/{cause}": count for cause, count in sorted(counts.items())}
+    return {"reward/failed": counts.total(), **by_cause}
+
+
+def describe_causes(failures: Iterable[Failure]) -> str:
+    """Such as `3 timeout, 1 exception`."""
+    counts = Counter(failure.cause for failure in failures)
+    return ", ".join(f"{count} {cause}" for cause, count in counts.most_common())

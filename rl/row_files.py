@@ -1,0 +1,154 @@
+"""Rows of JSON arrays, JSON lines and Parquet, as their files have them.
+
+Knows files and what can be wrong with them: every complaint names file, line or row. Does not know
+what fields mean (`problem_files.py`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pat_jax.errors import UserError, shown
+from pat_jax.json_text import JsonError, parse_json
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row."""
+
+    path: Path
+    unit: str  # "line" or "row"
+    number: int  # from 1: the line of a JSON-lines file, the position in the others
+    fields: Mapping[str, object]
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}, {self.unit} {self.number}"
+
+    def complain(self, field: str, value: object, expected: str) -> UserError:
+        return UserError(
+            f"{self.where}, field {field!r}, is {shown(value)}: expected {expected}; correct this "
+            "row or remove it."
+        )
+
+
+def read_records(path: Path) -> list[Record]:
+    """Every row of the file: at least one.
+
+    Raises:
+      UserError: it cannot be read, is damaged, or has no row.
+    """
+    readers: dict[str, Callable[[Path], Iterator[Record]]] = {
+        ".json": _read_json,
+        ".jsonl": _read_json_lines,
+        ".ndjson": _read_json_lines,
+        ".parquet": _read_parquet,
+    }
+    if path.is_dir():
+        raise UserError(
+            f"data file {path} is a folder: expected a file; give those in it, such as "
+            f"'{path}/*.parquet'."
+        )
+    if path.suffix.lower() not in readers:
+        raise UserError(
+            f"data file {path} ends in {path.suffix or 'no extension'!r}: expected one of "
+            f"{', '.join(readers)}, or the name of a built-in task; convert or rename it."
+        )
+    if not path.exists():
+        raise UserError(f"data file {path} does not exist: expected a file; check the path.")
+    try:
+        records = list(readers[path.suffix.lower()](path))
+    except OSError as error:
+        raise UserError(
+            f"data file {path} cannot be read ({error.strerror or error}): expected a file that can; "
+            "check it."
+        ) from None
+    if not records:
+        raise UserError(
+            f"{path} holds no problems: expected at least one row; check that it was written fully."
+        )
+    return records
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of columns, as many as a sentence can hold."""
+    shown_names = [name if name.isprintable() and name else repr(name) for name in names]
+    more = f" and {len(shown_names) - 20} more" if len(shown_names) > 20 else ""
+    return ", ".join(name[:40] for name in shown_names[:20]) + more or "none"
+
+
+def _read_json(path: Path) -> Iterator[Record]:
+    text = _decode(path, path.read_bytes())
+    try:
+        values = parse_json(text) if text.strip() else []
+    except JsonError as error:
+        raise UserError(
+            f"{path}{error.at()}, is {error}: expected an array of objects; name it .jsonl if it has "
+            "one object a line, or repair it."
+        ) from None
+    if not isinstance(values, list):
+        raise UserError(
+            f"{path} is {shown(values)}: expected an array of objects at the top; put the "
+            "problems in one array."
+        )
+    for number, value in enumerate(values, start=1):
+        yield _record(path, "row", number, value)
+
+
+def _read_json_lines(path: Path) -> Iterator[Record]:
+    # As bytes: text is also split at characters that JSON allows inside a string.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = parse_json(_decode(path, line, number))
+            except JsonError as error:
+                raise UserError(
+                    f"{path}{error.at(number)}, is {error}: expected one complete object a line; "
+                    "repair or remove the line."
+                ) from None
+            yield _record(path, "line", number, value)
+
+
+def _read_parquet(path: Path) -> Iterator[Record]:
+    import pyarrow  # only Parquet files need it
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError("two columns have one name")
+            for batch in file.iter_batches():
+                for value in batch.to_pylist():
+                    number += 1
+                    yield _record(path, "row", number, value)
+    # What Arrow does not check itself, Python does: text, times, decimal numbers.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{path} is not a readable Parquet file (after {number} rows: {reason}): expected an "
+            "intact one; write or download it again."
+        ) from error
+
+
+def _decode(path: Path, data: bytes, line: int | None = None) -> str:
+    try:
+        return data.decode("utf-8-sig" if line in (None, 1) else "utf-8")
+    except UnicodeDecodeError as error:
+        line = line or data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}, line {line}, is not UTF-8 text ({error.reason}): expected JSON in UTF-8; "
+            "convert the file."
+        ) from None
+
+
+def _record(path: Path, unit: str, number: int, value: object) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{path}, {unit} {number}, is {shown(value)}: expected an object with fields such as "
+            "prompt, or problem and answer; correct this row."
+        )
+    return Record(path, unit, number, value)

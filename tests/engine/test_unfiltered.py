@@ -1,0 +1,84 @@
+"""Log-probabilities of the policy itself beside those of the distribution drawn from."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bursts import burst_output
+from test_sampling import ENDINGS, GRID, LOGITS, OPTIONS, PADDED, VOCAB, draw, rows_of, seen_in
+
+from pat_jax.engine.sampling import sequence_key
+from pat_jax.engine.scheduler import Request, Scheduler
+from pat_jax.engine.types import PLAIN, Sampling
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)
+def test_are_of_the_softmax_at_the_temperature_alone(options):
+    """Every second row is plain, as in a batch of several requests."""
+    options, rows = dict(options), len(GRID)
+    is_early = options.pop("is_early", False)
+    forbidden = np.full((rows, 2), -1, np.int32)
+    forbidden[::2] = ENDINGS if is_early else -1
+    tokens, logprobs, unfiltered = draw(
+        np.broadcast_to(LOGITS, (rows, PADDED)),
+        GRID.astype(np.float32),
+        rows_of([Sampling(**options), PLAIN] * (rows // 2)),
+        seen_in(rows),
+        forbidden,
+    )
+    for first, temperature in ((0, options.get("temperature", 1.0) or 1.0), (1, 1.0)):
+        scaled = LOGITS[:VOCAB].astype(np.float64) / temperature
+        expected = scaled - np.log(np.exp(scaled).sum())
+        at = np.asarray(tokens)[first::2]
+        np.testing.assert_allclose(unfiltered[first::2], expected[at], atol=2e-6, rtol=2e-6)
+    np.testing.assert_array_equal(unfiltered[1::2], logprobs[1::2])
+    is_filtered = not (Sampling(**options).is_plain or options.get("top_k") == 1000)
+    gap = np.abs(np.asarray(logprobs[::2]) - np.asarray(unfiltered[::2])).max()
+    assert (gap > 1e-3) == (is_filtered or is_early)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_plain"),
+    [
+        ({}, True),
+        ({"temperature": 0.3, "logprobs": 2}, True),
+        ({"temperature": 0.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),
+        ({"top_k": 5}, False),
+        ({"top_p": 0.9}, False),
+        ({"min_p": 0.1}, False),
+        ({"presence_penalty": 0.1, "temperature": 0.0}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"min_tokens": 3}, False),
+    ],
+)
+def test_plain_is_what_nothing_has_changed(options, is_plain):
+    assert Sampling(**options).is_plain == is_plain
+
+
+def test_a_completion_has_them_where_they_are_others():
+    sampling = [PLAIN, Sampling(top_p=0.9)]
+    requests = [Request((3, 4), sequence_key(i), 8, each) for i, each in enumerate(sampling)]
+    scheduler = Scheduler(requests, num_groups=1, rows_per_group=2)
+    scheduler.enter(np.arange(2), np.zeros(2, np.int64))
+    said = []
+    for burst in range(2):
+        tokens = np.arange(6, dtype=np.int32).reshape(2, 3) + 10 * burst
+        logprobs = -tokens.astype(np.float32)
+        emitted = np.array([3, 2], np.int32)
+        scheduler.retire(burst_output(tokens, logprobs, emitted, np.array([True, True])))
+        said.append(2 * logprobs[scheduler.row[1], : emitted[scheduler.row[1]]])
+    plain, filtered = scheduler.completions(eos_ids=())
+    assert plain.unfiltered_logprobs is None
+    np.testing.assert_array_equal(filtered.unfiltered_logprobs, np.concatenate(said))
+    np.testing.assert_array_equal(2 * filtered.logprobs, filtered.unfiltered_logprobs)
+
+
+def test_a_failed_token_is_in_neither():
+    requests = [Request((3,), sequence_key(0), 8, Sampling(top_k=2))]
+    scheduler = Scheduler(requests, num_groups=1, rows_per_group=1)
+    scheduler.enter(np.arange(1), np.zeros(1, np.int64))
+    logprobs = np.array([[-1.0, np.nan]], np.float32)
+    tokens = np.array([[5, 6]], np.int32)
+    scheduler.retire(burst_output(tokens, logprobs, np.array([2]), np.array([False])))
+    (done,) = scheduler.completions(eos_ids=())
+    assert done.error and done.logprobs.tolist() == [-1.0]
+    assert jnp.asarray(done.unfiltered_logprobs).tolist() == [-2.0]

@@ -1,0 +1,27 @@
+"""Problem files that tests write themselves, in every kind of file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    return write(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def write_rows(path: Path, rows: Sequence[dict]) -> Path:
+    """In the kind of file that the path ends in."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+        return path
+    return write(path, list(rows)) if path.suffix == ".json" else write_lines(path, *rows)

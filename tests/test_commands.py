@@ -1,0 +1,141 @@
+"""What every command says of itself: --help, --version, the list of all."""
+
+import errno
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+from runs import ROOT
+from test_architecture import COMMANDS
+
+from pat_jax import __main__ as listing
+from pat_jax import __version__
+from pat_jax.cli import run_command
+
+
+@pytest.fixture
+def said(monkeypatch, capsys) -> Callable[..., str]:
+    """What a command prints that ends at once, with code 0."""
+
+    def call(name: str, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        with pytest.raises(SystemExit) as caught:
+            run_command(import_module(f"pat_jax.{name}").main)
+        assert caught.value.code == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_the_command_does_with_an_example(said, name: str):
+    text = said(name, "--help")
+    before, _, after = text.partition("\nusage: ")
+    assert re.match(r"[A-Z]\w+s [a-z].+\.", before, re.DOTALL)  # Measures …, Replays …
+    assert f"\n    python -m pat_jax.{name} --" in before
+    usage = " ".join(after.partition("\nLater wins")[0].split())
+    assert usage.startswith(f"python -m pat_jax.{name} [")
+    assert ("[--preset PRESET]" in usage) == ("\n  --preset " in text)
+    assert ("SECTION" in usage) == bool(re.search(r"^  --\w+\.\w+ ", text, re.MULTILINE))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_in_help_has_options_that_are_there(said, name: str):
+    text = said(name, "--help")
+    (example,) = re.findall(rf"^    python -m pat_jax\.{name} (.+)", text, re.MULTILINE)
+    known = set(re.findall(r"^  --(\S+)", text, re.MULTILINE))
+    assert set(re.findall(r"--(\S+)", example)) <= known
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_without_a_section_come_first(said, name: str):
+    """Whatever comes after a section's heading would be read as one of its own."""
+    names = re.findall(r"^  --(\S+)", said(name, "--help"), re.MULTILINE)
+    dots = ["." in name for name in names]
+    assert dots == sorted(dots)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_version(said, name: str):
+    assert said(name, "--steps", "nonsense", "--version") == f"pat_jax {__version__}\n"
+
+
+def test_the_package_lists_its_commands():
+    found = listing.commands()
+    assert set(found) == set(COMMANDS)
+    output = subprocess.run(
+        [sys.executable, "-m", "pat_jax"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for name, text in found.items():
+        assert re.search(rf"^  python -m pat_jax\.{name} +{re.escape(text)}$", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["train", "--steps", "3"],
+            "commands are modules: write python -m pat_jax.train --steps 3.",
+        ),
+        (["tarin"], "no command 'tarin': expected one of "),
+    ],
+)
+def test_a_word_after_the_package_is_answered(monkeypatch, capsys, words, message):
+    monkeypatch.setattr(sys, "argv", ["pat_jax", *words])
+    with pytest.raises(SystemExit) as caught:
+        run_command(listing.main)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_version_of_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pat_jax", "--version"])
+    listing.main()
+    assert capsys.readouterr().out == f"pat_jax {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["train", "simulate"])
+def test_a_reader_that_leaves_is_no_error(name: str):
+    """As `| head -1`, where more is written than a pipe holds, or at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"pat_jax.{name}", "--help"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    with process.stderr as errors:
+        assert errors.read() == ""
+    assert process.wait() == 141
+
+
+def test_another_broken_pipe_is_an_error_as_before():
+    def main() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run_command(main)
+
+
+def test_a_full_disk_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+    def main() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/here/config.yaml")
+
+    with pytest.raises(SystemExit, match="2"):
+        run_command(main)
+    words = "error: No space left on device for runs/here/config.yaml: make room and start again.\n"
+    assert capsys.readouterr().err == words
+
+
+def test_ctrl_c_leaves_no_traceback(capsys: pytest.CaptureFixture[str]):
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        run_command(main)
+    assert capsys.readouterr().err == ""

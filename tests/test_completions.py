@@ -1,0 +1,60 @@
+"""What the policy says: every response in the file, and samples that a person can read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pat_jax.completions import WIDTH, Completions, Heard
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
+
+
+def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
+    prompt = Prompt(3, tuple(TOKENIZER.encode("1+2=")), "1+2=", {})
+    tokens = TOKENIZER.encode(text) + [*TOKENIZER.eos_ids] * (finish is FinishReason.STOP)
+    logprobs = np.zeros(len(tokens), np.float32)
+    return Rollout(prompt, 0, np.array(tokens, np.int32), logprobs, finish)
+
+
+def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
+    said = [rollout("3", FinishReason.STOP), rollout("12")]
+    with Completions(TOKENIZER, tmp_path) as completions:
+        completions.write(1, "train", said, np.array([1.0, np.nan], np.float32))
+        completions.write(2, "eval", said[:1], np.array([0.5], np.float32))
+    lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [1.0, None, 0.5]
+    assert [(line["step"], line["kind"]) for line in lines] == [(1, "train")] * 2 + [(2, "eval")]
+    assert [line["completion"] for line in lines] == ["3", "12", "3"]
+    assert [(line["tokens"], line["finish"]) for line in lines[:2]] == [(2, "stop"), (2, "length")]
+    assert {line["prompt"] for line in lines} == {"1+2="}
+
+
+def test_nobody_asked_and_nothing_is_written(tmp_path: Path):
+    Completions(TOKENIZER, None).write(1, "train", [rollout("3")], np.zeros(1, np.float32))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_samples_fit_a_terminal_of_100_columns(count: int):
+    said = [rollout("7" * 500), rollout("3", FinishReason.STOP)]
+    rewards = np.array([np.nan, 1.0], np.float32)
+    lines = list(Completions(TOKENIZER, None).samples(said, rewards, count))
+    assert len(lines) == 3 * min(count, 2)
+    assert all(len(line) <= 12 + WIDTH <= 100 and "\n" not in line for line in lines)
+    if count:
+        assert (
+            lines[0] == "  prompt    1+2=" and lines[2].strip() == "no reward, 500 tokens, length"
+        )
+    if count > 1:
+        assert lines[4:] == ["  response  3", "            reward 1, 2 tokens, stop"]
+
+
+def test_responses_are_heard_in_order_whenever_they_end():
+    passed: list[int] = []
+    heard = Heard(lambda i, _: passed.append(i))
+    one, two = rollout("1"), rollout("2")
+    heard.add(1, two)
+    heard.add(0, one)
+    assert passed == [1, 0] and heard.rollouts == [one, two]

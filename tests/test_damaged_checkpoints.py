@@ -1,0 +1,235 @@
+"""A newest checkpoint that is damaged in any way is stepped over, and said to be; a failed save is
+noticed, tried again, and takes nothing with it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pat_jax import checkpoint
+from pat_jax.checkpoint import DAMAGED, Checkpointer, SaveError, check_fingerprint
+from pat_jax.checkpoint_files import MANIFEST, seal
+from pat_jax.errors import UserError
+
+STATE = {"x": jnp.arange(3000.0), "y": jnp.ones(7)}
+ABSTRACT = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), STATE
+)
+MODEL = {"embed": 16}
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+Damage = Callable[[Path], None]
+DAMAGES = [cut, empty, flip, Path.unlink, replace_by_a_folder]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+        checkpoints.save(10, STATE, {"at": 10})
+        checkpoints.save(20, jax.tree.map(lambda x: x + 1, STATE), {"at": 20})
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+@pytest.fixture
+def checkpoints(folder: Path) -> Iterator[Checkpointer]:
+    with Checkpointer(folder, fingerprint=MODEL) as opened:
+        yield opened
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path, damage: Damage):
+    for number, file in enumerate(files_of(saved / "20")):
+        if damage is Path.unlink and file.name == MANIFEST:
+            continue  # as where the run was killed just before it was written
+        folder = Path(shutil.copytree(saved, tmp_path / str(number) / "checkpoints"))
+        damage(folder / file.relative_to(saved))
+        check_fingerprint(folder, MODEL)
+        with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+            step, state, meta = checkpoints.restore(ABSTRACT)
+            assert (step, meta, state["x"][5]) == (10, {"at": 10}, 5.0), file
+            (line,) = checkpoints.stepped_over
+            assert "checkpoint of step 20 is damaged: " in line and line.count(". ") == 0
+            checkpoints.save(20, STATE, {})  # its place is free
+        assert (folder.with_name(DAMAGED) / "20").is_dir()  # nothing saved is lost
+
+
+def test_the_sentence_names_the_file(folder: Path, checkpoints: Checkpointer):
+    flip(folder / "20" / "meta" / "metadata")
+    checkpoints.restore(ABSTRACT)
+    assert (
+        "meta/metadata has another checksum than when it was written"
+        in (checkpoints.stepped_over[0])
+    )
+
+
+@pytest.mark.parametrize("damage", [cut, empty, Path.unlink])
+def test_one_without_checksums_is_used_if_it_can_be_read(folder: Path, damage: Damage):
+    """As where a run was killed between the last byte and its checksum."""
+    (folder / "20" / MANIFEST).unlink()
+    with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+        assert checkpoints.restore(ABSTRACT)[0] == 20
+    damage(folder / "20" / "state" / "manifest.ocdbt")
+    with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+        assert checkpoints.restore(ABSTRACT)[0] == 10
+        assert "cannot be read" in checkpoints.stepped_over[0]
+
+
+def test_what_was_moved_aside_before_stays(folder: Path):
+    aside = folder.with_name(DAMAGED)
+    for name in ("1.1", "1.2", "[x]"):  # as after some of them were taken away
+        (aside / name).mkdir(parents=True)
+        (aside / name / "kept").write_text(name)
+    for number in range(3):
+        for stray in ("1.1", "[x]"):
+            (folder / stray).write_text(f"stray {number}")
+        with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+            checkpoints.restore(ABSTRACT)
+    assert all((aside / name / "kept").exists() for name in ("1.1", "1.2", "[x]"))
+    strays = sorted(path.read_text() for path in aside.iterdir() if path.is_file())
+    assert strays == [f"stray {number}" for number in (0, 0, 1, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("name", ["30", "latest", "20 (copy)", "-1", "0x20", "９"])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_what_is_no_checkpoint_is_moved_aside(folder: Path, name: str, is_file: bool):
+    stray = folder / name
+    stray.write_text("?") if is_file else stray.mkdir()
+    check_fingerprint(folder, MODEL)
+    with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+        assert checkpoints.restore(ABSTRACT)[0] == 20
+        assert len(checkpoints.stepped_over) == 1
+        checkpoints.save(30, STATE, {})
+    assert ((folder.with_name(DAMAGED) / name).exists() and not stray.exists()) or name == "30"
+
+
+def test_where_all_are_damaged_a_sentence_says_where_they_are(
+    folder: Path, checkpoints: Checkpointer
+):
+    for step in ("10", "20"):
+        empty(folder / step / "state" / "manifest.ocdbt")
+    with pytest.raises(UserError, match=rf"no checkpoint to resume from in .*{DAMAGED}"):
+        checkpoints.restore(ABSTRACT)
+
+
+FULL = """
+import logging, resource, signal, sys
+import jax, jax.numpy as jnp
+from pat_jax.checkpoint import Checkpointer, SaveError
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+logging.getLogger("pat_jax").addHandler(logging.NullHandler())  # as run.log would be
+state = {"x": jax.random.normal(jax.random.key(0), (200_000,))}
+checkpoints = Checkpointer(sys.argv[1])
+checkpoints.save(1, state, {})
+checkpoints.wait()
+limit(50_000)  # to each file, as a full disk would
+checkpoints.save(10, state, {})
+while not checkpoints._pending[1].done():
+    pass
+try:
+    checkpoints.check()
+except SaveError as error:
+    print(error)
+try:
+    checkpoints.save(11, state, {})
+    checkpoints.wait()
+except SaveError as error:
+    print(error)
+limit(resource.RLIM_INFINITY)
+checkpoints.save(12, state, {})
+checkpoints.wait()
+print(checkpoints.latest_step())
+checkpoints.close()
+"""
+
+
+def test_a_failed_save_is_one_sentence_and_the_next_one_succeeds(tmp_path: Path):
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-c", FULL, str(tmp_path / "checkpoints")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    first, second, newest = done.stdout.splitlines()
+    for line, step in ((first, 10), (second, 11)):
+        assert line.startswith(f"the checkpoint of step {step} was not written to ")
+        assert "File too large" in line and line.endswith("the one of step 1 stays")
+    assert newest == "12" and len(done.stderr.splitlines()) < 10, done.stderr
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1", "12"]
+
+
+def test_who_is_interrupted_while_waiting_has_the_checkpoint_pending_still(
+    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
+    class Stop(BaseException): ...
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    may_end = threading.Event()
+    monkeypatch.setattr(checkpoint, "seal", lambda path: (may_end.wait(60), seal(path)))
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        checkpoints.save(30, STATE, {})
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Stop):
+            checkpoints.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        may_end.set()
+    checkpoints.save(30, STATE, {})  # does nothing but wait for it
+    assert (folder / "30" / MANIFEST).exists()
+
+
+def test_a_disk_without_room_is_seen_before_anything_is_written(
+    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
+    usage = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5_000))
+    before = files_of(folder)
+    with pytest.raises(SaveError, match=r"step 30 .* of which 0\.0 are free\): .* 20 stays"):
+        checkpoints.save(30, STATE, {})
+    assert files_of(folder) == before
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=9_000)
+    )  # zeros and the like take less
+    checkpoints.save(30, STATE, {})
+    assert checkpoints.latest_step() == 30

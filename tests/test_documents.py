@@ -1,0 +1,72 @@
+"""What README.md and docs/ tell a newcomer to type is there: options, extras, files."""
+
+import re
+import shlex
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from runs import ROOT
+from test_architecture import COMMANDS
+
+from pat_jax.cli import PRESETS
+from pat_jax.config import RunConfig
+from pat_jax.options.declared import options_of
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CLASSES = {"generate": "GenerateConfig", "profile": "ProfileConfig", "plan": "PlanConfig"}
+CLASSES |= {"simulate": "SimulateConfig"}
+
+
+def config_class(command: str) -> type:
+    name = CLASSES.get(command)
+    return getattr(import_module(f"pat_jax.{command}"), name) if name else RunConfig
+
+
+def told() -> list[tuple[str, str, list[str]]]:
+    """(document, command, words) of every command of the project in a block of shell."""
+    found = []
+    for path in DOCUMENTS:
+        for block in re.findall(r"```bash\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.search(r"-m pat_jax\.(\w+)(.*)", line):
+                    words = shlex.split(match[2], comments=True)
+                    found.append((path.name, match[1], words))
+    return found
+
+
+@pytest.mark.parametrize(("document", "command", "words"), told())
+def test_a_command_has_options_that_are_there(document: str, command: str, words: list[str]):
+    assert command in COMMANDS
+    options = list(options_of(config_class(command)()))
+    known = {name for option in options for name in (option.name, option.short)}
+    known |= {"config", *(["preset"] if command in ("train", "profile") else [])}
+    asked = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}
+    assert asked <= known
+    if "--preset" in words:
+        assert (PRESETS / f"{words[words.index('--preset') + 1]}.yaml").is_file()
+
+
+def test_extras_are_installed_from_the_clone_and_are_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"pip install[^\n]*pat_jax\[", text), f"{path.name}: is not on PyPI"
+        for names in re.findall(r"pip install[^\n`]*'\.\[([\w,]+)\]'", text):
+            assert set(names.split(",")) <= set(extras["optional-dependencies"])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(path: Path):
+    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
+        assert (path.parent / link).exists(), link
+
+
+def test_readme_commands_are_all_looked_at():
+    assert {command for document, command, _ in told() if document == "README.md"} >= {
+        "train",
+        "generate",
+        "plan",
+        "simulate",
+    }

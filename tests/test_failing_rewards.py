@@ -1,0 +1,65 @@
+"""Runs whose reward function fails: for some responses, for all, or before the first."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import TINY, run
+
+from pat_jax.metrics import read_metrics
+
+REWARDS = """
+def nothing_for_some(prompts, completions):
+    return [None if len(text) % 3 == 0 else 1e39 if len(text) % 3 == 1 else 1.0 for text in completions]
+
+def nothing_for_any(prompts, completions):
+    if completions[0]:
+        raise RuntimeError("of the user")
+    return [1.0] * len(completions)
+
+def one_too_few(prompts, completions, **columns):
+    return [1.0] * (len(completions) - 1)
+
+def without_columns(prompts, completions, level):
+    return [1.0] * len(completions)
+"""
+
+
+def train(tmp_path: Path, reward: str, code: int = 0) -> str:
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    options = ["--warm_start.steps", "0", "--reward", f"my_rewards:{reward}", "--run_dir", "here"]
+    return run(*TINY, *options, cwd=tmp_path, code=code)
+
+
+@pytest.mark.slow
+def test_responses_without_a_reward_are_left_out_counted_and_said(tmp_path: Path):
+    output = train(tmp_path, "nothing_for_some")
+    rows = read_metrics(tmp_path / "here" / "metrics.jsonl")
+    for row in rows[1:]:
+        assert row["reward/failed"] == row["reward/failed/none"] + row["reward/failed/not_a_number"]
+        assert row["reward/mean"] == 1 and row["reward/groups_without_signal"] == 1
+        assert np.isfinite(row["train/loss"])
+    assert rows[0]["eval/reward"] == 1 and 0 < rows[0]["eval/failed"] < 8
+    assert "responses could not be scored and are left out (" in output
+    assert "more than float32 holds" in (tmp_path / "here" / "run.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_reward_that_never_works_is_an_error_with_its_traceback_in_the_log(tmp_path: Path):
+    output = train(tmp_path, "nothing_for_any", code=2)
+    assert "has scored none of 8 responses (8 exception)" in output
+    assert 'raise RuntimeError("of the user")' in (tmp_path / "here" / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("one_too_few", "returned 1 values where a list of 2 numbers"),
+        ("without_columns", "cannot be called (missing a required argument: 'level')"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_found_before_anything_is_compiled(
+    tmp_path: Path, reward: str, message: str
+):
+    output = train(tmp_path, reward, code=2)
+    assert message in output and "compil" not in output

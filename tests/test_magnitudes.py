@@ -1,0 +1,130 @@
+"""Numbers that mean nothing are refused in one sentence, before anything is made of them."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_option_names import CLASSES
+
+from pat_jax import cli
+from pat_jax.config import RunConfig
+from pat_jax.errors import UserError
+from pat_jax.options.declared import Option, options_of
+from pat_jax.plan import PlanConfig
+from pat_jax.simulate import SimulateConfig
+
+NUMBERS = [
+    pytest.param(one, option, id=f"{one.__name__}-{option.name}")
+    for one in CLASSES
+    for option in options_of(one())
+    if option.kind in (int, float)
+]
+
+
+def refused(config_class: type, *argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        cli.parse(argv, config_class, presets=None)
+    message = str(caught.value)
+    assert message.endswith(".") and "\n" not in message and len(message) < 1000
+    return message
+
+
+def whole(option: Option) -> list[str]:
+    return ["1e30", "1" + "0" * 400, "9" * 5000] if option.kind is int else ["1e30", "1e308"]
+
+
+@pytest.mark.parametrize(("config_class", "option"), NUMBERS)
+def test_every_number_has_an_upper_bound(config_class: type, option: Option):
+    for text in [*whole(option), "9" * 18]:
+        assert f"--{option.name} is " in refused(config_class, f"--{option.name}={text}")
+
+
+@pytest.mark.parametrize(("config_class", "option"), NUMBERS)
+def test_every_number_has_a_lower_bound(config_class: type, option: Option):
+    text = "-9223372036854775807" if option.kind is int else "-1e30"
+    assert f"--{option.name} is " in refused(config_class, f"--{option.name}={text}")
+
+
+@pytest.mark.parametrize("config_class", CLASSES)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_any_text_for_a_number_is_a_value_or_one_sentence(config_class: type, data):
+    kinds = (int, float)
+    options = [option for option in options_of(config_class()) if option.kind in kinds]
+    option = data.draw(st.sampled_from(options))
+    number = st.integers().map(str) | st.floats().map(str)
+    huge = st.integers(1, 6000).map(lambda digits: "7" * digits)
+    text = data.draw(number | huge | st.text(max_size=9))
+    try:
+        config: Any = cli.parse([f"--{option.name}={text}"], config_class, presets=None)
+    except UserError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1000
+        return
+    for name in option.name.split("."):
+        config = getattr(config, name)
+    assert isinstance(config, option.kind) and math.isfinite(config) and abs(config) < 2**63
+
+
+@pytest.mark.parametrize(
+    "option", ["responses", "max_completion_length", "link_slowdown", "host_us"]
+)
+@given(numbers=st.lists(st.integers(1, 10**6) | st.integers(10**8, 10**5000), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_every_number_of_a_list_has_an_upper_bound(option: str, numbers: list[int]):
+    try:
+        text = ",".join(map(str, numbers))
+    except ValueError:  # more digits than Python writes
+        text = "9" * 5000
+    if text != "9" * 5000 and max(numbers) <= 10**6:
+        assert getattr(cli.parse([f"--{option}", text], SimulateConfig, presets=None), option)
+    else:
+        assert f"--{option} is " in refused(SimulateConfig, f"--{option}", text)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("--rollout.temperature 1e-300", "expected 0 (greedy) or a number from 1e-06 to 1000"),
+        ("--seed -1", "option --seed is -1: expected an integer from 0 to 4,294,967,295"),
+        ("--devices 100000", "option --devices is 100000: expected an integer from 0 to 1,024"),
+        ("--optimizer.learning_rate 5", "expected a number from 0 to 1."),
+        (
+            "--rollout.prompts_per_step 1048576 --algorithm.mini_batch_size 1048576",
+            "at most 1,048,576 responses of all --rollout.prompts_per_step",
+        ),
+        (
+            "--model x --steps 5 --optimizer.warmup_steps 6",
+            "option --optimizer.warmup_steps is 6: expected at most the 5 optimizer steps of the run",
+        ),
+    ],
+)
+def test_what_was_accepted_although_it_means_nothing(argv: str, expected: str):
+    assert expected in refused(RunConfig, *argv.split())
+
+
+@pytest.mark.parametrize(
+    ("config_class", "argv", "expected"),
+    [
+        (PlanConfig, "--layers all --compile false", "--layers is 'all': expected few with"),
+        (PlanConfig, "--profile x --sums nccl", "--sums is 'nccl': expected one-shot with"),
+        (
+            RunConfig,
+            "--layout dp2tp1 --switch_to dp1tp2 --switch_at 4",
+            "--layout is 'dp2tp1': expected auto with --switch_to",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused(config_class: type, argv: str, expected: str):
+    assert expected in refused(config_class, *argv.split())
+
+
+def test_a_warm_up_may_be_the_whole_run_and_says_nothing_where_nothing_is_trained():
+    def config(*argv: str) -> RunConfig:
+        return cli.parse(["--model", "x", "--optimizer.warmup_steps", "10", *argv])
+
+    assert config("--steps", "10").optimizer.warmup_steps == 10
+    assert config("--steps", "5", "--algorithm.num_iterations", "2").updates_per_step == 2
+    assert replace(config("--train", "false", "--steps", "1"), steps=0).steps == 0

@@ -1,0 +1,78 @@
+"""One word for one thing over all commands, and the neighbours' words as hints."""
+
+import pytest
+
+from pat_jax.config import RunConfig
+from pat_jax.generate_config import GenerateConfig
+from pat_jax.options import names
+from pat_jax.options.declared import options_of
+from pat_jax.plan import PlanConfig
+from pat_jax.profile import ProfileConfig
+from pat_jax.simulate import SimulateConfig
+
+CLASSES = (RunConfig, ProfileConfig, GenerateConfig, PlanConfig, SimulateConfig)
+OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES}
+# Things apart, though a neighbour has one word for both: a folder or a file, a step or a call.
+APART = ({"run_dir", "out"}, {"prompts_per_step", "batch", "batch_size"}, {"page_size"})
+
+
+def leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    ("config_class", "theirs", "ours"),
+    [
+        (RunConfig, "max_tokens", "rollout.max_completion_length"),  # vLLM
+        (RunConfig, "data.max_response_length", "rollout.max_completion_length"),  # verl
+        (RunConfig, "actor_rollout_ref.rollout.n", "rollout.num_generations"),
+        (RunConfig, "data.train_batch_size", "rollout.prompts_per_step"),
+        (RunConfig, "batch_size", "rollout.prompts_per_step"),
+        (RunConfig, "lr", "optimizer.learning_rate"),
+        (RunConfig, "kl_coef", "algorithm.beta"),
+        (RunConfig, "tensor_parallel_size", "layout"),
+        (RunConfig, "save_steps", "checkpoint.every"),  # TRL
+        (RunConfig, "model_name_or_path", "model"),
+        (RunConfig, "output_dir", "run_dir"),
+        (RunConfig, "rollout.n", "rollout.num_generations"),
+        (GenerateConfig, "n", "num_generations"),
+        (GenerateConfig, "max_new_tokens", "max_completion_length"),
+        (GenerateConfig, "max_model_len", "max_length"),
+        (PlanConfig, "samples_per_prompt", "num_generations"),
+        (PlanConfig, "max_response", "max_completion_length"),
+        (PlanConfig, "max_prompt", "max_prompt_length"),
+        (SimulateConfig, "sequences", "responses"),
+    ],
+)
+def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours: str):
+    known = OPTIONS[config_class]
+    assert ours in known and names.meant(theirs, known) == ours
+    assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
+
+
+@pytest.mark.parametrize("config_class", CLASSES)
+@pytest.mark.parametrize("same", names._SAME, ids=lambda words: words[0])
+def test_every_word_of_a_line_leads_to_the_same_option(config_class, same: list[str]):
+    known = OPTIONS[config_class]
+    ours = [name for name in known if name in same or leaf(name) in same]
+    for word in set(same) - set(map(leaf, known)) if ours else ():
+        if "." not in word:
+            assert names.meant(word, known) in ours
+
+
+def test_every_line_is_of_an_option_that_is_there():
+    used = {word for known in OPTIONS.values() for name in known for word in (name, leaf(name))}
+    assert [same[0] for same in names._SAME if not used & set(same)] == []
+
+
+def test_one_word_for_one_thing_over_all_commands():
+    used = {leaf(name) for known in OPTIONS.values() for name in known}
+    twice = [words for same in names._SAME if len(words := used & set(same)) > 1]
+    assert [words for words in twice if words not in APART] == []
+
+
+@pytest.mark.parametrize("config_class", CLASSES)
+@pytest.mark.parametrize("word", sorted(names._NOT_THERE))
+def test_what_is_not_there_is_not_taken_for_something_else(config_class, word: str):
+    assert names.meant(word, OPTIONS[config_class]) is None
+    assert "--help lists every option" in str(names.unknown(word, OPTIONS[config_class]))

@@ -1,0 +1,96 @@
+"""What lies in a run's folder may be cut, missing or something else: recovered, or one sentence."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.checkpoint import Checkpointer
+from pat_jax.cli import dump, parse
+from pat_jax.config import RunConfig
+from pat_jax.errors import UserError
+from pat_jax.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LOCK_FILE,
+    LOG_FILE,
+    changed_options,
+    check_run_dir,
+    make_run_dir,
+    saved_config,
+)
+
+TEXT = dump(RunConfig(model="tiny", seed=7))
+
+
+def resumed(folder: Path) -> RunConfig:
+    return replace(RunConfig(), run_dir=str(folder), resume=True)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> Path:
+    """A run with a checkpoint that knows the options."""
+    folder = tmp_path_factory.mktemp("begun")
+    with Checkpointer(folder / CHECKPOINTS) as checkpoints:
+        checkpoints.save(1, {"x": jnp.zeros(3)}, {"config": TEXT})
+    return folder
+
+
+@given(length=st.integers(0, len(TEXT.encode()) - 1))
+def test_options_that_were_cut_anywhere_come_from_the_checkpoint(begun: Path, length: int):
+    (begun / CONFIG_FILE).write_bytes(TEXT.encode()[:length])
+    again = parse(["--config", str(saved_config(check_run_dir(resumed(begun))))])
+    assert (again.model, again.seed) == ("tiny", 7)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe" + TEXT.encode(), TEXT.encode()[:-9]])
+def test_without_a_checkpoint_they_are_one_sentence(tmp_path: Path, content: bytes):
+    (tmp_path / CONFIG_FILE).write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.yaml is cut short: .* `\.\.\.`"):
+        saved_config(check_run_dir(resumed(tmp_path)))
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, "metrics.jsonl", LOG_FILE, LOCK_FILE])
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path, name: str):
+    (tmp_path / CONFIG_FILE).write_text(TEXT)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"expected {name} there to be a file"):
+        check_run_dir(resumed(tmp_path))
+
+
+@pytest.mark.parametrize("name", [CHECKPOINTS, "tensorboard"])
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path, name: str):
+    (tmp_path / CONFIG_FILE).write_text(TEXT)
+    (tmp_path / name).write_text("?")
+    with pytest.raises(UserError, match=f"expected {name} there to be a folder"):
+        check_run_dir(resumed(tmp_path))
+
+
+def test_one_process_at_a_time_writes_there(tmp_path: Path):
+    folder = tmp_path / "run"
+    config = replace(RunConfig(), run_dir=str(folder))
+    with make_run_dir(config, check_run_dir(config)):
+        for other in (config, resumed(folder)):
+            with pytest.raises(UserError, match="another process is running there"):
+                make_run_dir(other, folder)
+        (folder / CONFIG_FILE).write_text(TEXT)
+    with make_run_dir(resumed(folder), check_run_dir(resumed(folder))):
+        pass
+    with pytest.raises(UserError, match="another process has begun a run there"):
+        make_run_dir(config, folder)  # as where both looked before either wrote
+
+
+def test_what_is_asked_for_anew_is_named(tmp_path: Path):
+    before = RunConfig(model="tiny", seed=7)
+    (tmp_path / CONFIG_FILE).write_text(dump(before))
+    now = replace(before, seed=8, optimizer=replace(before.optimizer, learning_rate=0.5))
+    now = replace(now, run_dir=str(tmp_path), resume=True)
+    changes = changed_options(now, tmp_path)
+    assert changes == ["seed 7 -> 8", f"optimizer.learning_rate {1e-6} -> 0.5"]
+    assert changed_options(replace(now, resume=False), tmp_path) == []
+    assert json.dumps(changes)

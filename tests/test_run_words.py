@@ -1,0 +1,68 @@
+"""What a run says of itself is so: parameters as transformers counts them, files that are there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from pat_jax.config import CheckpointConfig, RunConfig
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS, preset
+from pat_jax.run_words import closing, num_parameters, opening
+
+PUBLISHED = {  # as their model cards say
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen2.5-7b": 7_615_616_512,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_of_the_model_card(name: str):
+    assert num_parameters(Policy.from_config(preset(name))) == PUBLISHED[name]
+
+
+def test_rows_that_pad_the_vocabulary_are_no_parameters():
+    for tie in (True, False):
+        models = [
+            replace(PRESETS["tiny"], vocab_size=101, vocab_multiple=n, tie_embeddings=tie)
+            for n in (1, 64)
+        ]
+        assert len({num_parameters(Policy.from_config(model)) for model in models}) == 1
+
+
+def test_the_opening_says_devices_parameters_and_arithmetic():
+    policy, devices = Policy.from_config(preset("qwen3-8b")), jax.devices()[:2]
+    config = RunConfig(model="/models/Qwen3-8B", compute_dtype="bfloat16")
+    assert opening(config, policy, devices) == (
+        "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters | bfloat16 arithmetic, float32 master weights"
+    )
+    only_rollouts = replace(config, train=False, rollout=replace(config.rollout, weights="int8"))
+    assert opening(only_rollouts, policy, devices).endswith(
+        "| bfloat16 arithmetic, int8 weights in the rollout"
+    )
+
+
+def test_the_closing_claims_nothing_that_is_not_there(tmp_path: Path):
+    def said(config: RunConfig) -> list[str]:
+        return closing(config, tmp_path, compile_s=61.23, total_s=3 * 3600 + 120).splitlines()
+
+    (tmp_path / "config.yaml").touch()
+    assert said(RunConfig()) == [
+        "whole run 3 h 2 min, 61.2 s of them compiling",
+        f"in {tmp_path}: the configuration",
+    ]
+    for name in ("metrics.jsonl", "rollout.png", "completions.jsonl"):
+        (tmp_path / name).touch()
+    for step in ("9", "10", "11.partial"):
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+    export = tmp_path / "export"
+    config = RunConfig(checkpoint=CheckpointConfig(export_dir=str(export)))
+    assert said(config)[1:] == [
+        f"in {tmp_path}: the configuration, metrics.jsonl, completions.jsonl, rollout.png, the "
+        "checkpoints of step 9 and 10",
+    ]
+    export.mkdir()
+    assert said(config)[2:] == [f"in {export}: the policy as a Hugging Face directory"]

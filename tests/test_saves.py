@@ -1,0 +1,121 @@
+"""What a run does where its checkpoints cannot be written: it says so, and tries again."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pat_jax import saves
+from pat_jax.checkpoint import Checkpointer, SaveError
+from pat_jax.errors import UserError
+from pat_jax.progress import Progress
+from pat_jax.saves import Saves
+from pat_jax.stop_signals import Stopped
+from pat_jax.train import Run
+
+
+class FullDisk:
+    """Writes in the background, as `Checkpointer`; `outcomes` says of each attempt if it succeeds."""
+
+    def __init__(self, outcomes: Sequence[bool]):
+        self.outcomes, self.saved, self.pending = list(outcomes), list[int](), list[int]()
+
+    def save(self, step: int, state: Any, meta: Any) -> None:
+        self.wait()
+        if self.saved[-1:] != [step]:
+            self.pending.append(step)
+
+    def latest_step(self) -> int | None:
+        return next(reversed([*self.saved, *self.pending]), None)
+
+    def close(self) -> None:
+        """As `Checkpointer`: whatever becomes of what is being written."""
+        self.pending.clear()
+
+    def wait(self) -> None:
+        for step in [self.pending.pop()] if self.pending else []:
+            if not self.outcomes.pop(0):
+                raise SaveError(f"the checkpoint of step {step} was not written")
+            self.saved.append(step)
+
+    check = wait  # what has begun is over when it is looked at
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(saves, "PAUSES_S", (0.0, 0.0, 0.0))
+
+
+def train(disk: FullDisk, steps: int, every: int) -> list[str]:
+    said: list[str] = []
+    kept = Saves(cast(Checkpointer, disk), every, steps, said.append)
+    for step in range(1, steps + 1):
+        if kept.is_due(step):
+            kept.save(step, {}, {})
+    kept.end(steps, {}, {})
+    return said
+
+
+def test_each_so_many_steps_and_the_last_are_saved():
+    disk = FullDisk([True] * 9)
+    assert train(disk, steps=10, every=4) == []
+    assert disk.saved == [4, 8, 10]
+
+
+def test_a_failed_one_is_said_at_once_and_the_next_step_is_saved():
+    disk = FullDisk([True, False, False, *[True] * 9])
+    said = train(disk, steps=12, every=4)
+    assert [line.split(";")[0] for line in said] == [
+        "the checkpoint of step 8 was not written",
+        "the checkpoint of step 9 was not written",
+    ]
+    assert disk.saved == [4, 10, 12]
+
+
+def test_the_last_one_is_tried_several_times():
+    disk = FullDisk([False, False, True, True])
+    said = train(disk, steps=2, every=2)
+    assert disk.saved == [2] and len(said) == 2 and "again in 0 s" in said[-1]
+
+
+def test_a_run_that_could_not_save_its_last_step_does_not_end_well():
+    disk = FullDisk([False] * 9)
+    with pytest.raises(UserError, match=r"step 2 was not written; make room, then .*--resume"):
+        train(disk, steps=2, every=2)
+
+
+def stopped_run(disk: FullDisk, steps_done: int | None) -> Run:
+    """As far as `Run.stop` looks."""
+    run = Run.__new__(Run)
+    run.folder, run.steps_done, run.progress = Path("run"), steps_done, Progress(9)
+    run.checkpoints = cast(Checkpointer, disk)
+    run.saves = Saves(run.checkpoints, 2, 9, run.progress.print)
+    run.kept = lambda: ({}, {})
+    return run
+
+
+def test_a_stopped_run_waits_for_the_checkpoint_that_is_being_written(capsys):
+    disk = FullDisk([False, True])
+    disk.save(4, {}, {})
+    stopped_run(disk, 4).stop(Stopped(signal.SIGTERM))
+    assert disk.saved == [4]
+    assert "the policy after step 4 is saved; go on with" in capsys.readouterr().err
+
+
+def test_a_stopped_run_that_cannot_be_saved_says_so(capsys):
+    stopped_run(FullDisk([False] * 9), 4).stop(Stopped(signal.SIGTERM))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "step 4 was not written; make room" in said and "is saved" not in said
+    assert said.count("; go on with: ") == 1 and ".;" not in said
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"), [([], "nothing was done yet"), ([0], "the checkpoint of step 0 stays")]
+)
+def test_a_run_stopped_while_it_begins_says_what_there_is(capsys, saved, said):
+    disk = FullDisk([])
+    disk.saved = saved
+    stopped_run(disk, None).stop(Stopped(signal.SIGINT))
+    assert f"stopped by SIGINT: {said}; go on with: python -m" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""From options to files, and from files to what is learned from."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pat_jax.cli import parse
+from pat_jax.errors import UserError
+from pat_jax.rl import arithmetic
+from pat_jax.rl.rewards import trial_responses
+from pat_jax.rl.tokenizer import PromptText, flatten_messages
+from pat_jax.task import Task, find_files, load_task
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    for name in ("b.jsonl", "a.jsonl", "c[1].jsonl", "c1.jsonl", "deep/er/d.parquet"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("b.jsonl a.jsonl", "b.jsonl a.jsonl"),
+        ("[ab].jsonl", "a.jsonl b.jsonl"),
+        ("b.jsonl *.jsonl", "b.jsonl a.jsonl c1.jsonl c[1].jsonl"),
+        ("c[1].jsonl", "c[1].jsonl"),  # a file's name before it is a pattern
+        ("**/*.parquet", "deep/er/d.parquet"),
+    ],
+)
+def test_files_are_named_or_match_a_pattern_each_once(folder, names: str, found: str):
+    assert find_files("data", names.split()) == [Path(name) for name in found.split()]
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "*.parquet", "[", ""])
+def test_a_name_without_a_file_is_refused(folder, name: str):
+    with pytest.raises(UserError) as caught:
+        find_files("eval.data", ["a.jsonl", name])
+    assert str(caught.value).startswith(f"option --eval.data is {name!r}: no such file")
+
+
+# --- tasks -----------------------------------------------------------------------------------
+
+
+class Words:
+    """One token a word."""
+
+    vocab_size, pad_id, eos_ids = 1000, 0, (1,)
+
+    def encode(self, text: str) -> list[int]:
+        return [2 + len(word) for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join("x" * (token - 2) for token in tokens)
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        return self.encode(flatten_messages(prompt))
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    def problems(name: str, numbers: range) -> str:
+        rows = ({"problem": f"What is {i} ?", "answer": i} for i in numbers)
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return str(tmp_path / name)
+
+    def task(*options: str, **files: range) -> Task:
+        """Of the files that are named by `files`, and of `{name}` in options."""
+        paths = {name: problems(f"{name}.jsonl", numbers) for name, numbers in files.items()}
+        argv = ["--model", "m", *(option.format(**paths) for option in options)]
+        return load_task(parse(argv), Words())
+
+    return task
+
+
+def seen(task: Task, size: int, steps: int) -> set[str]:
+    return {prompt.text for step in range(steps) for prompt in task.train_batch(step, size)}
+
+
+def test_nothing_is_held_out_where_nothing_evaluates(load):
+    size = ["--rollout.prompts_per_step", "32"]
+    everything = load("--data", "{a}", *size, "--eval.every", "0", a=range(320))
+    assert len(seen(everything, 32, 10)) == 320 and not everything.heldout
+    split = load("--data", "{a}", *size, a=range(320))
+    held = {prompt.text for prompt in split.heldout}
+    assert 10 <= len(held) <= 60 and not held & seen(split, 32, 8)
+    assert split.note.startswith(f"problems: {320 - len(held)} to train on, {len(held)} held out;")
+
+
+def test_other_files_are_evaluated_on(load):
+    files = {"a": range(30), "b": range(30, 64), "c": range(100, 130)}
+    options = ["--data", "{a}", "{b}", "--eval.data", "{c}", "--rollout.prompts_per_step", "32"]
+    task = load(*options, **files)
+    assert len(seen(task, 32, 2)) == 64
+    assert {prompt.columns["answer"] for prompt in task.heldout} == {
+        str(i) for i in range(100, 130)
+    }
+    assert len({prompt.id for prompt in task.train_batch(0, 32)}) == 32
+    few = load(*options, "--eval.num_prompts", "7", **files)
+    assert few.heldout == task.heldout[:7]
+    assert task.note.splitlines() == [
+        "problems: 64 to train on; left out: 0 longer than 96 tokens, 0 without an answer",
+        "problems: 30 held out; left out: 0 longer than 96 tokens, 0 without an answer",
+    ]
+    both = load(*options, **(files | {"c": range(60, 70)}))
+    assert both.note.endswith("0 without an answer; 4 of them are trained on as well")
+
+
+def test_every_problem_needs_what_the_reward_compares_with(load, tmp_path):
+    (tmp_path / "b.json").write_text('[{"prompt": "?"}]')
+    options = ["--data", "{a}", str(tmp_path / "b.json"), "--eval.every", "0"]
+    with pytest.raises(UserError, match="reward 'math' needs the column 'answer'"):
+        load(*options, a=range(40))
+    assert load(*options, "--reward", "mine.py:score", a=range(40)).reward == "mine.py:score"
+
+
+def test_nothing_left_to_train_on(load):
+    with pytest.raises(UserError, match=r"leaves nothing to train on .*9 longer than 3 tokens"):
+        load("--data", "{a}", "--rollout.max_prompt_length", "3", a=range(9))
+
+
+def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
+    """Whichever rows an iteration draws: a function that names one would end the run in the others."""
+    rows = [{"prompt": f"p {i}", "answer": i} | ({"level": 3} if i == 5 else {}) for i in range(40)]
+    (tmp_path / "d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    argv = ["--model", "m", "--data", str(tmp_path / "d.jsonl"), "--eval.every", "0"]
+    task = load_task(parse(argv), Words())
+    (prompt,) = (one for one in task.train_batch(0, 40) if one.columns["answer"] == "7")
+    for told in trial_responses(prompt, task.columns):
+        assert told.columns["level"] is None and told.columns["answer"] == "7"
+    assert load_task(parse([]), arithmetic.TOKENIZER).columns == ["answer"]

@@ -1,0 +1,94 @@
+"""The update's memory, predicted from its compiled programs."""
+
+import logging
+import math
+from pathlib import Path
+
+import jax
+import pytest
+from runs import TINY, run
+from trainers import CHAIN, LENGTH, ROWS, make_trainer
+
+from pat_jax.cli import parse
+from pat_jax.errors import UserError
+from pat_jax.memory import shard_bytes
+from pat_jax.planning.memory import GIB
+from pat_jax.setup import build
+from pat_jax.trainer import Trainer
+from pat_jax.update_memory import Stage, check_state, check_update, update_stages
+
+CONFIG = parse([*TINY, "--run_dir", "unused"])
+SHAPES = [(ROWS, LENGTH), (ROWS, 16 * LENGTH)]
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    return make_trainer(CHAIN["dp4tp2"], "grad", "apply", "transfer", micro_shapes=SHAPES)
+
+
+def bytes_on_a_device(tree: object) -> int:
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+def test_the_stages_hold_what_is_there_and_take_what_their_programs_say(trainer: Trainer):
+    stages = {stage.name: stage for stage in update_stages(trainer)}
+    short, long = (f"gradients of {rows} x {length} tokens" for rows, length in SHAPES)
+    transfers = {f"the transfer to {name}" for name in CHAIN}
+    assert stages.keys() == {short, long, "the optimizer's step", *transfers}
+
+    params = trainer.init(0)
+    gradients, state = bytes_on_a_device(params), shard_bytes(trainer.resident)
+    assert state >= 3 * gradients
+    for name, stage in stages.items():
+        assert stage.held == state + (0 if name in transfers else gradients)
+    # Beside the gradients that are added up there are those of the micro-batch, and activations:
+    # of each layer's input at least, in float32, of the rows of a device.
+    config = trainer.policy.config
+    for name, (rows, length) in zip((short, long), SHAPES, strict=True):
+        inputs = config.num_layers * rows // 4 * length * config.embed_dim * 4
+        assert gradients + inputs < stages[name].taken
+    assert stages[long].taken > 4 * stages[short].taken
+    for name, layout in CHAIN.items():
+        received = trainer.policy.init(0, layout.param_shardings(trainer.policy))
+        assert bytes_on_a_device(received) <= stages[f"the transfer to {name}"].taken
+
+
+def test_the_largest_stage_decides():
+    stages = [Stage("small", 2 * GIB, GIB), Stage("large", GIB, 3 * GIB)]
+    said = "large: 4 GiB of a device, 3 GiB of them while it runs"
+    assert check_update(stages, math.inf, CONFIG) == check_update(stages, 5 * GIB, CONFIG) == said
+    with pytest.raises(UserError, match="the update needs 4 GiB of a device for large") as error:
+        check_update(stages, 3.9 * GIB, CONFIG)
+    message = str(error.value)
+    assert "activations and other temporaries 3 GiB), but it has 3.9 GiB; " in message
+    for option in ("--compute_dtype bfloat16", "--algorithm.tokens_per_micro_batch (1024)"):
+        assert option in message
+    assert "\n" not in message and ("--remat true" in message) == (not CONFIG.remat)
+    assert "does not say" in check_update([], 1.0, CONFIG)
+
+
+def test_little_room_is_said(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "pat_jax.update_memory")
+    check_update([Stage("large", GIB, 3 * GIB)], 4.1 * GIB, CONFIG)
+    assert "takes 4 GiB of a device's 4.1 GiB" in caplog.messages[-1]
+    check_update([Stage("large", GIB, 3 * GIB)], 5 * GIB, CONFIG)
+    assert caplog.messages[-1].startswith("memory of the update, its largest program: large: 4 GiB")
+
+
+def test_a_state_without_room_is_refused_before_anything_is_compiled(trainer: Trainer):
+    need = shard_bytes(trainer.resident) + 2 * shard_bytes(trainer.abstract_params)
+    check_state(trainer, need)
+    with pytest.raises(UserError, match=r"the update needs more than .* gradients twice") as error:
+        check_state(trainer, need - 1)
+    assert "use more devices" in str(error.value) and "beta" not in str(error.value)
+
+
+@pytest.mark.slow  # a whole command
+def test_a_run_whose_update_cannot_fit_says_so_before_its_first_rollout(tmp_path: Path):
+    """A limit between what the rollout needs and what the update does."""
+    held = build(CONFIG, jax.devices()[: CONFIG.devices]).memory
+    limit = 1.2 * max(map(held.held, held.weights)) / GIB
+    wide = ["--algorithm.tokens_per_micro_batch", "65536", "--rollout.device_memory_gib"]
+    output = run(*TINY, *wide, str(limit), "--run_dir", str(tmp_path / "run"), code=2)
+    assert "the update needs" in output and "lower --algorithm.tokens_per_micro_batch" in output
+    assert "step 1/" not in output and "warm start:" not in output and "Traceback" not in output

@@ -1,0 +1,56 @@
+"""A small policy's trainers, of which a test compiles the programs that it needs."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
+from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.rl.update import PolicyUpdate
+from pat_jax.trainer import Trainer, model_functions
+
+CONFIG = preset("tiny", vocab_size=61)
+POLICY = Policy.from_config(CONFIG)
+CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
+ROWS, LENGTH = 8, 16
+
+
+def make_trainer(
+    layout: Layout,
+    *programs: str,
+    dtype: jnp.dtype = jnp.float32,
+    weights: WeightFormat = "auto",
+    micro_shapes: Sequence[tuple[int, int]] = ((ROWS, LENGTH),),
+) -> Trainer:
+    """With only the named programs compiled."""
+    forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
+    trainer = Trainer(
+        POLICY,
+        layout,
+        PolicyUpdate(forward, logits, optax.adam(1e-3), CONFIG.vocab_size),
+        micro_shapes=micro_shapes,
+        rollout_layouts={layout.split: layout for layout in CHAIN.values()},
+        rollout_dtype=dtype,
+        is_on_policy=True,
+        rollout_policy=POLICY.with_weights(weights),
+    )
+    declared = trainer.programs._declared
+    for key in [key for key in declared if key.name not in programs]:
+        del declared[key]
+    trainer.compile()
+    return trainer
+
+
+@cache
+def host_weights() -> Params:
+    """Arrays on the host; not to be written to."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
+    )
