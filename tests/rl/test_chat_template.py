@@ -14,7 +14,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 USER, BEGUN = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Well,"}
-SMALL = {"seconds": 0.5, "num_bytes": 2**28}
+SMALL = {"seconds": 2.0, "num_bytes": 2**28}  # a machine that does other work needs 0.5 s at times
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_what_a_template_raises_is_one_sentence_and_its_process_goes_on():
         f"{{% if messages[0].content == '{i}' %}}{way}{{% endif %}}"
         for i, way in enumerate(WAYS_TO_RAISE)
     )
-    template = ChatTemplate("".join(branches) + "{{ messages[0].content }}", {}, **SMALL)
+    template = ChatTemplate("".join(branches) + "{{ messages[0].content }}", {})
     assert template.render([USER]) == "Hi."
     process = template._process
     for i, words in enumerate(WAYS_TO_RAISE.values()):
@@ -110,7 +110,7 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_rendered():
     template = ChatTemplate(text, {}, **SMALL)
     for content in ("loop", "power"):  # in Python, and in C
         assert template.render([USER]) == "Hi."
-        assert "works for more than 0.5 s" in refusal(template, content)
+        assert "works for more than 2 s" in refusal(template, content)
     assert template.render([USER]) == "Hi."
 
 
