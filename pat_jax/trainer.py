@@ -162,7 +162,7 @@ class Trainer:
         split, everywhere = self.layout.split, self.layout.sharding()
         bare = self._abstract_micro(*shape, has_old=False, has_reference=False)
         accumulated = {"out_shardings": (self.shardings, everywhere), "donate_argnums": (2, 3)}
-        if self.supervised_functions:
+        if self.supervised_functions and not self.shares_passes:
             run = self.supervised_functions.sft_grad_step
             self.programs.declare(
                 Key("supervised_grad", split, *shape),
@@ -237,8 +237,25 @@ class Trainer:
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        state, record = self._step(state, micro_batches, "supervised_")
-        return state, _summary([record])
+        """One optimizer step on demonstrations, whose advantages are 1.
+
+        Returns:
+          The state and, as `train/loss`, the cross-entropy of the responses in nats.
+        """
+        passes = "grad" if self.shares_passes else "supervised_grad"
+        state, record = self._step(state, micro_batches, passes, "supervised_apply")
+        result = _summary([record])
+        if self.shares_passes:  # |log π(token) - 0|, as demonstrations have no log-probabilities
+            result.metrics["train/loss"] = result.metrics["train/behavior_gap"]
+        return state, result
+
+    @property
+    def shares_passes(self) -> bool:
+        """Whether GRPO's passes are those of the supervised stage as well, which then need no
+        programs of their own: at a ratio of 1 its gradient with an advantage of 1 is that of the
+        cross-entropy, at temperature 1 and without a penalty."""
+        is_plain = self.is_on_policy and not self.has_reference
+        return is_plain and self.update_functions.temperature == 1.0
 
     def _with_logprobs(
         self, micro: MicroBatch, params: Params, reference: Params | None
@@ -253,13 +270,17 @@ class Trainer:
         )
 
     def _step(
-        self, state: TrainState, micro_batches: Sequence[MicroBatch], stage: str = ""
+        self,
+        state: TrainState,
+        micro_batches: Sequence[MicroBatch],
+        passes: str = "grad",
+        apply: str = "apply",
     ) -> tuple[TrainState, tuple[LossSums, Array, Array]]:
         grads, sums = self["zero_gradients"](state.params), self["zero_sums"]()
         for micro in micro_batches:
-            program = self.programs[Key(f"{stage}grad", self.layout.split, *micro.tokens.shape)]
+            program = self.programs[Key(passes, self.layout.split, *micro.tokens.shape)]
             grads, sums = program(state.params, micro, grads, sums)
-        state, grad_norm, is_applied = self[f"{stage}apply"](state, grads)
+        state, grad_norm, is_applied = self[apply](state, grads)
         return state, (sums, grad_norm, is_applied)
 
 

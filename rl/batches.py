@@ -164,9 +164,12 @@ def to_supervised_batch(
     micro_shapes: Sequence[tuple[int, int]],
     aggregation: Aggregation = "token",
 ) -> Sequence[MicroBatch]:
-    """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included."""
+    """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included.
+
+    Advantages are 1 and log-probabilities of the rollout 0, as if it had been certain of each.
+    """
     examples = [
-        Example(prompt, np.asarray(response), np.zeros(len(response)), 0.0, True)
+        Example(prompt, np.asarray(response), np.zeros(len(response)), 1.0, True)
         for prompt, response in demonstrations
     ]
     return pack(examples, micro_shapes, aggregation)

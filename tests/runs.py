@@ -64,6 +64,8 @@ TINY = [
     "2",
     "--warm_start.batch_size",
     "8",
+    "--rollout.compile",
+    "all",
     *SMALL_ROLLOUT,
 ]
 

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
+from runs import TINY
 from trainers import CHAIN, CONFIG, LENGTH, ROWS, host_weights, make_trainer
 
+from pat_jax.cli import parse
 from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.programs import Key
 from pat_jax.models.policy import Params
-from pat_jax.rl.batches import MicroBatch, TrainBatch
+from pat_jax.rl.batches import MicroBatch, TrainBatch, to_supervised_batch
+from pat_jax.setup import build
 
 
 def micro_batches() -> Iterator[MicroBatch]:
@@ -63,3 +66,35 @@ def test_an_update_is_that_of_a_single_device(name: str, single):
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(single[2]), strict=True)
     ]
     assert min(moved) > 0.97
+
+
+def declared(*options: str) -> set[str]:
+    """The programs of a run with a supervised stage, by name."""
+    config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *options])
+    return {key.name for key in build(config, jax.devices()[:2]).trainer.programs.missing()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--algorithm.beta", "0.1"),
+        ("--rollout.temperature", "0.5"),
+        ("--algorithm.num_iterations", "2"),
+    ],
+)
+def test_the_supervised_stage_has_passes_of_its_own_only_where_they_differ(options):
+    assert {"grad", "supervised_apply"} <= declared() and "supervised_grad" not in declared()
+    assert "supervised_grad" in declared(*options)
+
+
+def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
+    names = "init_state", "zero_gradients", "zero_sums", "grad", "supervised_apply"
+    trainer = make_trainer(CHAIN["dp8tp1"], *names, has_supervised=True)
+    state = trainer["init_state"](jax.device_put(host_weights(), trainer.shardings))
+    shown = to_supervised_batch([([1, 2], [3, 4, 5])] * 3, micro_shapes=[(ROWS, LENGTH)])
+    losses = []
+    for _ in range(3):
+        state, result = trainer.supervised_step(state, shown)
+        losses.append(result.metrics["train/loss"])
+    assert losses[0] == pytest.approx(np.log(CONFIG.vocab_size), rel=0.5)
+    assert losses[2] < losses[1] < losses[0]

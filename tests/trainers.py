@@ -27,17 +27,20 @@ def make_trainer(
     dtype: jnp.dtype = jnp.float32,
     weights: WeightFormat = "auto",
     micro_shapes: Sequence[tuple[int, int]] = ((ROWS, LENGTH),),
+    has_supervised: bool = False,
 ) -> Trainer:
     """With only the named programs compiled."""
     forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
+    update = PolicyUpdate(forward, logits, optax.adam(1e-3), CONFIG.vocab_size)
     trainer = Trainer(
         POLICY,
         layout,
-        PolicyUpdate(forward, logits, optax.adam(1e-3), CONFIG.vocab_size),
+        update,
         micro_shapes=micro_shapes,
         rollout_layouts={layout.split: layout for layout in CHAIN.values()},
         rollout_dtype=dtype,
         is_on_policy=True,
+        supervised=update if has_supervised else None,
         rollout_policy=POLICY.with_weights(weights),
     )
     declared = trainer.programs._declared

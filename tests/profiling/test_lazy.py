@@ -158,6 +158,14 @@ def test_tokens_are_those_of_a_static_run(story: Story):
         assert total.compared > 0.9 * total.tokens > 100 and total.max_logprob_difference < 1e-4
 
 
+def test_the_first_command_compiles_little_of_its_rollout_before_the_first_iteration():
+    config = parse(["--profile", "none", "--run_dir", "unused"])
+    setup = build(config, jax.devices()[:2])
+    programs = setup.engine.programs
+    first = first_layouts(config, setup)
+    assert first == (DP2,) and 5 < len(programs.missing(first)) <= 0.4 * len(programs.missing())
+
+
 class TestTheFirstLayouts:
     """By a profile of this engine, with times made up."""
 

@@ -293,3 +293,16 @@ def test_supervised_steps_learn_the_responses_at_temperature_one():
     at_one = dataclasses.replace(update, temperature=1.0)
     logprobs, _ = compiled(at_one.logprob_step)(init_params(), batch[0])
     np.testing.assert_allclose(losses[0], -(logprobs * batch[0].weights).sum(), rtol=1e-5)
+
+
+def test_grpo_on_demonstrations_is_the_supervised_step():
+    """What the trainer relies on where it shares the programs of the two."""
+    update = make_update(temperature=1.0)
+    demonstrations = [([1, 2], [3, 4, 5]), ([6], [7, 8]), ([9, 9, 9], [10])]
+    batch = to_supervised_batch(demonstrations, micro_shapes=SPLIT)
+    wanted, wanted_sums = gradient(update.sft_grad_step, init_params(), batch)
+    got, sums = gradient(update.grad_step, init_params(), batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        assert np.abs(b).max() > 1e-3
+    np.testing.assert_allclose(sums.behavior_gap, wanted_sums.loss, rtol=1e-5)
