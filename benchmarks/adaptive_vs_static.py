@@ -33,20 +33,20 @@ import numpy as np
 
 from benchmarks.kernel_tables import add_data_option
 from benchmarks.workloads import LengthData, read
-from pat_jax.devices import Device, configure
+from pat_jax.common.devices import Device, configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request
+from pat_jax.engine.sequences.sequence_table import Request
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Split
-from pat_jax.plot import plot_rollout
-from pat_jax.profiling.measure import Warmup
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.run.plot import plot_rollout
 
 VOCAB_SIZE = 512
 System = Callable[[Sequence[Request]], RolloutReport]

@@ -10,7 +10,7 @@ On 16 TPU v5e: Llama-3.1-70B, weights and KV cache in int8, jax-ml/jax-llm-examp
 Apache-2.0: tokens a second of each sequence, caches of 2,048 tokens). How full the caches were is not said there:
 steps are composed for full ones. With longer caches its steps grow by a quarter of what reading all of them would
 take at the memory's peak rate, so those were not full, and are left out. In composing, attention reaches 0.85
-of the memory's rate, and sums go on beside products (`profiling/costs/links.py`): these two numbers were chosen with an eye to
+of the memory's rate, and sums go on beside products (`profiling/predict/links.py`): these two numbers were chosen with an eye to
 these ten rows, none to one of them.
 
 The crossover: the batch at which two groups of TP8 decode as fast as one of TP16.
@@ -28,10 +28,10 @@ from statistics import fmean
 from benchmarks.kernel_tables import add_data_option
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.costs.composer import Composer
-from pat_jax.profiling.costs.kernel_files import NoData
-from pat_jax.profiling.costs.sources import kernels_for
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.targets import Target
 
 MODELS = {"llama-3-8b": "llama-3.1-8b", "llama-3-70b": "llama-3.1-70b"}  # equal shapes
 TPUS, GROUPS, LARGE = "v5e:4x4", (Split(1, 16), Split(2, 8)), "llama-3.1-70b"

@@ -33,17 +33,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.flight import Flight
-from pat_jax.engine.programs import Key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request
+from pat_jax.engine.sequences.sequence_table import Request
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.rollout_config import RolloutConfig
 
 SMALL = ModelConfig(
     architecture="qwen3",

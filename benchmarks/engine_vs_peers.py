@@ -29,15 +29,15 @@ import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine, median_interval
 from benchmarks.decode_step import SMALL
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request
+from pat_jax.engine.sequences.sequence_table import Request
 from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.planning.planner.scripts import FixedLayout
 
 PEERS = Path(__file__).parent / "peers"
 

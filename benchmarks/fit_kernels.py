@@ -1,4 +1,4 @@
-"""Fits the coefficients of `profiling/costs/kernel_model.py` and `profiling/costs/links.py` to kernel tables.
+"""Fits the coefficients of `profiling/predict/kernel_model.py` and `profiling/predict/links.py` to kernel tables.
 
     python -m benchmarks.fit_kernels --data ../shared/data
 
@@ -24,10 +24,10 @@ import yaml
 from scipy.optimize import least_squares
 
 from benchmarks.kernel_tables import add_data_option
-from pat_jax.profiling.costs.kernel_files import MEASURED, NoData
-from pat_jax.profiling.costs.kernel_model import PAGE, SPLIT
-from pat_jax.profiling.costs.kernels import BYTES, HEAD_DIM
-from pat_jax.profiling.costs.targets import Chip, chips
+from pat_jax.profiling.predict.kernel_files import MEASURED, NoData
+from pat_jax.profiling.predict.kernel_model import PAGE, SPLIT
+from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM
+from pat_jax.profiling.predict.targets import Chip, chips
 
 Columns = Mapping[str, np.ndarray]
 TPU = "v6e"

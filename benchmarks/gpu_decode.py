@@ -37,20 +37,20 @@ import numpy as np
 from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.decode_step import SMALL, Case
 from benchmarks.engine_vs_peers import Peer, draw
-from pat_jax.devices import Device, configure
-from pat_jax.engine.catalogue import page_bytes
-from pat_jax.engine.programs import Key
+from pat_jax.common.devices import Device, configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.program_specs import page_bytes
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request
-from pat_jax.engine.state import DecodeState, RowState, Stock, Until, seen_shape
+from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.sequences.state import DecodeState, RowState, Stock, Until, seen_shape
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import to_hf_config
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.rollout_config import RolloutConfig
 
 DTYPE = jnp.bfloat16
 ALONE = Split(1, 1)

@@ -14,23 +14,23 @@ import numpy as np
 
 from benchmarks.kernel_tables import GPUS, SPLITS, measured_kernels
 from benchmarks.regret_cells import Pinned
-from pat_jax.config import AlgorithmConfig, RunConfig
-from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import page_bytes
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import AlgorithmConfig, RunConfig
+from pat_jax.engine.device.program_specs import page_bytes
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency import LatencyModel
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import GIB, MemoryModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.absent.paper import on_paper
-from pat_jax.profiling.costs.composer import SWITCH_S, Composer
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.profiling.length_files import read_lengths
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.response_lengths import Draw, ResponseLengths
-from pat_jax.profiling.simulator import replay
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.profiling.cross_compile.by_arithmetic import on_paper
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.composer import SWITCH_S, Composer
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.length_files import read_lengths
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.simulator import replay
 
 GPU = "8xH100"
 SAMPLES = 8  # of a prompt

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.hard_cells import Outcome, Pressed, Small, outcome, pressed_cells, small_cells
 from benchmarks.kernel_tables import GPUS, add_data_option, measured_kernels
-from pat_jax.profiling.costs.kernel_files import NoData
+from pat_jax.profiling.predict.kernel_files import NoData
 
 FROM_GIB = 10.0  # pools of the goal
 

@@ -5,7 +5,7 @@
 Measured, on the GPU named (aiconfigurator@095f58a5: SGLang 0.5.10, bf16): every GEMM, decode and
 prefill attention of one layer, the all-reduce inside a CUDA graph. Between measured points times are
 interpolated in a straight line; past the last one they go on with the slope of the last two. What is
-computed and what is assumed: `profiling/costs/composer.py`.
+computed and what is assumed: `profiling/predict/composer.py`.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.costs.composer import Composer
-from pat_jax.profiling.costs.kernel_files import KernelTables, NoData
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_files import KernelTables, NoData
+from pat_jax.profiling.predict.targets import Target
 
 GPUS = {"8xH100": "h100:8", "8xA100": "a100:8"}
 NUM_DEVICES = 8

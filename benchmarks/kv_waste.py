@@ -4,7 +4,7 @@
 
 A rollout of `--sequences` responses, eight to a prompt, in eight data-parallel groups. Who holds which
 page is decided by the engine's own admission, and rows draw pages by the function that devices run
-(`engine/drawing.py`). Two ways, in pools that hold everything at once and in pools that hold a tenth:
+(`engine/device/page_append.py`). Two ways, in pools that hold everything at once and in pools that hold a tenth:
 
   drawn    pages for the steps up to the device's next test, as in the engine
   whole    pages for a whole burst when it begins
@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.workloads import LengthData, read
-from pat_jax.engine.admission import Admission
-from pat_jax.engine.drawing import added, draw, lacking, num_held
-from pat_jax.engine.paging import num_pages_for
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.stock import Stocks, steps_with_room
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.page_append import added, draw, lacking, num_held
+from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.engine.sequences.page_reserve import Stocks, steps_with_room
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
 
 SAMPLES, GROUPS = 8, 8
 CONFIG = RolloutConfig()

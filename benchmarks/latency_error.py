@@ -36,20 +36,20 @@ import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
-from pat_jax.devices import Device, configure
-from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.common.devices import Device, configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency import LatencyModel
-from pat_jax.planning.step_model import Surface
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.step_model import Surface
 from pat_jax.planning.types import Split
-from pat_jax.profiling.costs.composer import Composer
-from pat_jax.profiling.costs.kernel_files import NoData
-from pat_jax.profiling.costs.kernels import Kernels
-from pat_jax.profiling.measure import Warmup
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.predict.kernels import Kernels
 
 Points = Mapping[tuple[int, int], float]  # {(rows, length): seconds} of one layout
 

@@ -38,8 +38,8 @@ from benchmarks.response_lengths import (
     real_lengths,
     scaled_to,
 )
-from pat_jax.planning.length_trend import LengthTrend
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.lengths.trend import LengthTrend
 from pat_jax.planning.types import Siblings
 
 BANDS = {"50": (0.25, 0.75), "90": (0.05, 0.95)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import ndtr
 
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths.model import LengthModel
 
 CAP, MEDIAN, SPREAD, SIZE = 8192, 900, 0.8, 512
 BEFORE, AFTER, REPEATS = 10, 20, 8

@@ -22,13 +22,13 @@ import numpy as np
 from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.decode_step import SMALL, Case, Decoder, engine_for
 from benchmarks.engine_vs_peers import heavy_lengths
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request
+from pat_jax.engine.sequences.sequence_table import Request
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.planner.scripts import FixedLayout
 
 
 def by_live(case: Case, engine: RolloutEngine, weights: Params, rounds: int) -> dict[int, dict]:

@@ -22,20 +22,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.near_ties import Judge, Tally, compare
-from pat_jax.devices import configure
-from pat_jax.engine.layout import Layout
+from pat_jax.common.devices import configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.types import Sampling
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.planning.planner import Planner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Carry, Load, Plan, Split
-from pat_jax.rollout_config import RolloutConfig
 
 _BASE = ModelConfig(
     architecture="qwen3",

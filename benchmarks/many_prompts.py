@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
 
 EVERY_S = 0.5
 PARTS = (0.1, 0.25, 0.5, 0.75, 0.95)  # of the results: where memory is reported

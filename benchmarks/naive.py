@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.planning.planner import Planner
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load, Plan, Split
 
 

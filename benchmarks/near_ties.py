@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.types import Sampling
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params, Policy
 
 NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout

@@ -8,15 +8,15 @@ from statistics import NormalDist
 import numpy as np
 
 from benchmarks.kernel_tables import SPLITS
-from pat_jax.engine.buckets import Buckets
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.costs.composer import SWITCH_S, Composer, Unlisted
-from pat_jax.profiling.costs.links import Sums
-from pat_jax.profiling.costs.sources import kernels_for
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.profiling.predict.composer import SWITCH_S, Composer, Unlisted
+from pat_jax.profiling.predict.links import Sums
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.machine import Machine, Workload
 
 LONG, BEYOND_LONG, AT_CAP = 8192, 0.1085, 2.8 / 128
 PROMPTS = (64, 256)  # tokens

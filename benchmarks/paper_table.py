@@ -5,7 +5,7 @@
 Llama-3.1-8B with responses of up to 24K tokens and Qwen3-14B up to 16K, on 8xH100 and 8xA40 (PCIe),
 128 responses a batch. No rollout ran on a GPU: the planner, the buckets and the rules of the engine
 are those that ship, on a simulated clock; what a step takes is composed from kernel times
-(`profiling/costs/composer.py`: tables of the H100 with --data, coefficients without; of the A40 its maker's
+(`profiling/predict/composer.py`: tables of the H100 with --data, coefficients without; of the A40 its maker's
 rates alone), what a switch takes from the bytes that this engine moves.
 
 Assumed: lengths are log-normal with the two quantiles that are known, P(> 8K) = 10.85 % and 2.8 of 128
@@ -31,11 +31,11 @@ import numpy as np
 from benchmarks.kernel_tables import SPLITS, add_data_option
 from benchmarks.naive import NaiveThreshold
 from benchmarks.paper_settings import PAPER, Published, Setting, varied
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.costs.sources import EXPLAINED
-from pat_jax.profiling.machine import Machine, Replay
-from pat_jax.profiling.simulator import replay
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.predict.sources import EXPLAINED
+from pat_jax.profiling.simulate.machine import Machine, Replay
+from pat_jax.profiling.simulate.simulator import replay
 
 NAIVE, ADAPTIVE = "naive threshold", "adaptive"
 USUAL, SAME = "as assumed", "as assumed, these batches"

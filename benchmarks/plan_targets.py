@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.files import replace_text
+from pat_jax.common.files import replace_text
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent.compile import Compilation, compile_for
-from pat_jax.profiling.absent.compiled import CompiledProgram
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
 
 CASES = [
     (model, target)

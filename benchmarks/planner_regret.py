@@ -5,10 +5,10 @@
 
 {Llama-3.1-8B, Qwen3-14B} x {8xH100, 8xA100} x {128, 512, 2048 sequences} x response lengths of three
 kinds (math, gsm, r1) and one without a tail (code). Kernel times were measured on the GPUs named,
-steps and switches are composed from them (`profiling/costs/composer.py`), response lengths are real ones drawn
+steps and switches are composed from them (`profiling/predict/composer.py`), response lengths are real ones drawn
 anew for each replay; no rollout ran on a GPU. Prints a table and writes JSON.
 
-    regret   time / clairvoyant time - 1      (`profiling/hindsight.py`, never slower than any planner)
+    regret   time / clairvoyant time - 1      (`profiling/simulate/hindsight.py`, never slower than any planner)
     loss     time / best static time - 1      the best layout chosen afterwards, for each replay
     gain     1 - time / static time
 
@@ -41,8 +41,8 @@ from benchmarks.regret_cells import (
     run_cell,
 )
 from benchmarks.workloads import read
-from pat_jax.profiling.costs.composer import SWITCH_S
-from pat_jax.profiling.costs.kernel_files import NoData
+from pat_jax.profiling.predict.composer import SWITCH_S
+from pat_jax.profiling.predict.kernel_files import NoData
 
 
 def quantities(excess: np.ndarray) -> dict[str, float]:

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workloads import read
-from pat_jax.engine import accounts
-from pat_jax.engine.accounts import Accounts
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.sequences import accounts
+from pat_jax.engine.sequences.accounts import Accounts
 
 CAP = 2048
 PARTS = (0, 2, 4, 8, 16)  # one of so many rows is free when a burst ends; 0: only at its last step

@@ -10,18 +10,18 @@ import numpy as np
 from benchmarks.kernel_tables import SPLITS, measured_kernels
 from benchmarks.naive import NaiveThreshold
 from benchmarks.workloads import LengthData, read
-from pat_jax.engine.buckets import Buckets
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency import TABLES, LatencyModel
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.latency.model import TABLES, LatencyModel
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Balance, Load, Plan, Split
-from pat_jax.profiling.costs.composer import Composer
-from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.recheck import rescaled
-from pat_jax.profiling.simulator import replay
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.measure.recheck import rescaled
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 SIZES = (128, 512, 2048)
 TAILED, NO_TAIL = ("math", "gsm", "r1"), "code"

@@ -22,15 +22,15 @@ import numpy as np
 from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.kernel_tables import SPLITS
 from benchmarks.length_calibration import median_ms
-from pat_jax.devices import configure
-from pat_jax.engine.buckets import Buckets
+from pat_jax.common.devices import configure
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Load, Siblings
-from pat_jax.profiling.costs.composer import Composer
-from pat_jax.profiling.costs.sources import kernels_for
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.targets import Target
 
 CAP, LONGEST_PROMPT, NOW = 32_768, 1024, 1200  # tokens; NOW: sampled so far
 KNOWN_PROMPTS, SAMPLES = 16_384, 8

@@ -19,20 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from pat_jax.config import RunConfig
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
+from pat_jax.config.run import RunConfig
 from pat_jax.models.presets import preset
 from pat_jax.plan import PlanConfig
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.absent.paper import on_paper
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.profiling.machine import Machine
-from pat_jax.profiling.plan.costs import costs_of
-from pat_jax.profiling.response_lengths import Draw, ResponseLengths
-from pat_jax.profiling.simulator import replay
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.capacity.costs import costs_of
+from pat_jax.profiling.cross_compile.by_arithmetic import on_paper
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.machine import Machine
+from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.simulator import replay
 
 TARGET, MODEL = "h100:8", "llama-3.1-8b"
 

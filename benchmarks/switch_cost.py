@@ -25,15 +25,15 @@ from benchmarks.adaptive_vs_static import Lengths, Rig, describe_machine, reques
 from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import SIZES, TAILED, Cell, right
 from benchmarks.workloads import read
-from pat_jax.devices import configure
-from pat_jax.engine.rounds import rounds
+from pat_jax.common.devices import configure
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.relocation.rounds import rounds
 from pat_jax.models.presets import preset
-from pat_jax.planning.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
-from pat_jax.profiling.costs.composer import PAGE_SIZE, ROUND_TOKENS, Composer
-from pat_jax.profiling.costs.kernel_files import NoData
-from pat_jax.profiling.simulator import replay
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.predict.composer import PAGE_SIZE, ROUND_TOKENS, Composer
+from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.simulate.simulator import replay
 
 WAYS = ("migrate", "mixed", "recompute")
 

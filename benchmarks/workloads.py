@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.profiling.costs.kernel_files import NoData
-from pat_jax.profiling.machine import Workload
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.profiling.predict.kernel_files import NoData
+from pat_jax.profiling.simulate.machine import Workload
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pat_jax.errors import UserError, shown
-from pat_jax.json_text import JsonError, parse_json
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.models.config import ModelConfig, RopeScaling
 
 CONFIG_FILE = "config.json"

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.hf_config import CONFIG_FILE, read_json_object, to_hf_config
 from pat_jax.models.hf_load import INDEX_FILE, WEIGHTS_FILE
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors

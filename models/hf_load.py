@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import CONFIG_FILE, read_config, read_json_object
 from pat_jax.models.hf_tensors import EMBEDDING, LM_HEAD, HFTensor, hf_tensors

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.config import ModelConfig, RopeScaling
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.errors import UserError, shown
-from pat_jax.json_text import JsonError, parse_json
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.json_text import JsonError, parse_json
 
 DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(jnp.bfloat16),

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from pat_jax.pytree import pytree_dataclass
+from pat_jax.common.pytree import pytree_dataclass
 
 WeightFormat = Literal["auto", "int8", "fp8"]  # auto: nothing is quantized
 

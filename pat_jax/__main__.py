@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from pat_jax import __version__
-from pat_jax.cli import run_command
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import run_command
 
 FIRST_LINE = re.compile(r"`python -m pat_jax\.(\w+)`: (.+)")
 

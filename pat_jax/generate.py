@@ -12,29 +12,29 @@ from pathlib import Path
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from pat_jax.cli import parse, run_command
-from pat_jax.config import RunConfig
-from pat_jax.devices import configure
-from pat_jax.engine.layout import Layout
+from pat_jax.batch_generation.config import GenerateConfig
+from pat_jax.batch_generation.job import Job
+from pat_jax.batch_generation.prompt_lines import Wishes, read_lines
+from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse, run_command
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.memory import engine_memory, memory_limit
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.session import Session
-from pat_jax.errors import UserError
-from pat_jax.gap import NoRoom, Sample, measure_gap
-from pat_jax.generate_config import GenerateConfig
-from pat_jax.job import Job
-from pat_jax.memory import engine_memory, memory_limit
 from pat_jax.models.hf_config import read_json_object
 from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.profile import Profile
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.measure import Warmup
-from pat_jax.prompt_lines import Wishes, read_lines
-from pat_jax.result_file import ResultFile
+from pat_jax.planning.latency.profile import Profile
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer
-from pat_jax.setup import build_engine, find_profile, model_config, profile_subject
+from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
 
 GENERATION_CONFIG = "generation_config.json"
 

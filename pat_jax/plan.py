@@ -16,27 +16,9 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from pat_jax.cli import dump, parse, run_command
-from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.devices import configure
-from pat_jax.files import replace_text
-from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import check_checkpoint
-from pat_jax.models.presets import preset
-from pat_jax.plot import plot_rollout
-from pat_jax.profiling.absent.compile import DEPTHS, Compilation, compile_for, installed
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.absent.paper import check_room, on_paper
-from pat_jax.profiling.comparison import Series
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.profiling.length_files import find_lengths
-from pat_jax.profiling.plan.costs import costs_of
-from pat_jax.profiling.plan.page import write_page
-from pat_jax.profiling.plan.planned import Question, planned
-from pat_jax.profiling.plan.report import PlanReport
-from pat_jax.profiling.plan.text import plan_text
-from pat_jax.profiling.response_lengths import CORRELATION, Draw
-from pat_jax.rules import (
+from pat_jax.common.devices import configure
+from pat_jax.common.files import replace_text
+from pat_jax.common.rules import (
     GIVEN,
     MEMORY_GIB,
     MOST_REPLAYED,
@@ -50,7 +32,25 @@ from pat_jax.rules import (
     positive,
     require,
 )
-from pat_jax.run_folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
+from pat_jax.config.command_line import dump, parse, run_command
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_load import check_checkpoint
+from pat_jax.models.presets import preset
+from pat_jax.profiling.capacity.costs import costs_of
+from pat_jax.profiling.capacity.page import write_page
+from pat_jax.profiling.capacity.planned import Question, planned
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.text import plan_text
+from pat_jax.profiling.cross_compile.by_arithmetic import check_room, on_paper
+from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for, installed
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.comparison import Series
+from pat_jax.profiling.simulate.length_files import find_lengths
+from pat_jax.profiling.simulate.response_lengths import CORRELATION, Draw
+from pat_jax.run.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
+from pat_jax.run.plot import plot_rollout
 
 REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
 

@@ -16,21 +16,21 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from pat_jax.candidates import check_lengths
-from pat_jax.cli import parse, run_command
-from pat_jax.config import RunConfig
-from pat_jax.devices import PROFILE_DIR, Device, configure
-from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.common.devices import PROFILE_DIR, Device, configure
+from pat_jax.common.errors import UserError
+from pat_jax.common.rules import GIVEN, check, count
+from pat_jax.config.command_line import parse, run_command
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout_choice import check_lengths
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.errors import UserError
-from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile
-from pat_jax.profiling.collectives import all_reduce_seconds
-from pat_jax.profiling.costs.shard_profile import ShardProfiler
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.profiling.measure import Warmup
-from pat_jax.profiling.report import plot_profile, tables
-from pat_jax.rules import GIVEN, check, count
-from pat_jax.setup import DTYPES, build_engine, model_config, profile_subject
+from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
+from pat_jax.profiling.measure.collectives import all_reduce_seconds
+from pat_jax.profiling.measure.report import plot_profile, tables
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.profiling.predict.shard_profile import ShardProfiler
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.run.setup import DTYPES, build_engine, model_config, profile_subject
 
 log = logging.getLogger(__name__)
 

@@ -16,17 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pat_jax.cli import parse, run_command
-from pat_jax.devices import configure
-from pat_jax.errors import UserError
-from pat_jax.files import replace_text
-from pat_jax.planning.profile import Profile, read_profile
-from pat_jax.profiling.comparison import Comparison, Series, compare
-from pat_jax.profiling.length_files import find_lengths
-from pat_jax.profiling.response_lengths import CORRELATION, Draw, ResponseLengths
-from pat_jax.profiling.text_table import percent, text_table
-from pat_jax.profiling.what_if import WhatIf, machine_of, model_of, profile_words, unmeasured
-from pat_jax.rules import (
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import replace_text
+from pat_jax.common.rules import (
     GIVEN,
     MEMORY_GIB,
     MOST_REPLAYED,
@@ -40,6 +33,19 @@ from pat_jax.rules import (
     positive,
     require,
 )
+from pat_jax.common.text_table import percent, text_table
+from pat_jax.config.command_line import parse, run_command
+from pat_jax.planning.latency.profile import Profile, read_profile
+from pat_jax.profiling.capacity.what_if import (
+    WhatIf,
+    machine_of,
+    model_of,
+    profile_words,
+    unmeasured,
+)
+from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.length_files import find_lengths
+from pat_jax.profiling.simulate.response_lengths import CORRELATION, Draw, ResponseLengths
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
 WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"

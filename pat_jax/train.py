@@ -14,35 +14,30 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pat_jax.beginning import begin
-from pat_jax.checkpoint import Checkpointer
-from pat_jax.cli import dump, parse, run_command
-from pat_jax.compiling import announce, compile_run
-from pat_jax.completions import Completions, Heard
-from pat_jax.config import RunConfig
-from pat_jax.devices import configure
-from pat_jax.engine.layout import Layout
+from pat_jax.common.devices import configure
+from pat_jax.common.files import replace_text
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.config.command_line import dump, parse, run_command
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.memory import describe_peak
 from pat_jax.engine.report import RolloutReport
-from pat_jax.exported import check_export_dir, export_policy
-from pat_jax.files import replace_text
-from pat_jax.generation import Generator, describe_rollouts
-from pat_jax.memory import describe_peak
-from pat_jax.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.models.policy import Params
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.plot import plot_rollout
-from pat_jax.profiling.lazy import LazyLayouts, first_layouts
-from pat_jax.profiling.prepare import cost_planner, frozen, warm_up
-from pat_jax.profiling.regret import planned_regret
-from pat_jax.progress import Progress, summarize
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.profiling.measure.regret import planned_regret
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.reward_metrics import describe_rewards, mean_reward
 from pat_jax.rl.reward_scorer import RewardScorer, Scoring
 from pat_jax.rl.rewards import response_reader
 from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
-from pat_jax.run_folder import (
+from pat_jax.run.beginning import begin
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.compiling import announce, compile_run
+from pat_jax.run.completions import Completions, Heard
+from pat_jax.run.export import check_export_dir, export_policy
+from pat_jax.run.folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     LOG_FILE,
@@ -52,12 +47,17 @@ from pat_jax.run_folder import (
     make_run_dir,
     saved_config,
 )
-from pat_jax.run_words import closing
-from pat_jax.saves import Saves
-from pat_jax.scoring import open_scorer, try_out, wait_for_rewards
-from pat_jax.setup import Setup, build, micro_shapes
-from pat_jax.stop_signals import Stopped, StopSignals, leave
-from pat_jax.stopwatch import Stopwatch
+from pat_jax.run.generation import Generator, describe_rollouts
+from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
+from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.plot import plot_rollout
+from pat_jax.run.prepare import cost_planner, frozen, warm_up
+from pat_jax.run.progress import Progress, summarize
+from pat_jax.run.saves import Saves
+from pat_jax.run.scoring import open_scorer, try_out, wait_for_rewards
+from pat_jax.run.setup import Setup, build, micro_shapes
+from pat_jax.run.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.words import closing
 
 log = logging.getLogger("pat_jax")
 

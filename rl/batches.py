@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.pytree import pytree_dataclass
+from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.logprobs import next_tokens
 from pat_jax.rl.types import FinishReason, RolloutGroup
 

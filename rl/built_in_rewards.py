@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.final_answer import final_answer, last_box
 from pat_jax.rl.math_value import same_value
 from pat_jax.rl.types import FinishReason

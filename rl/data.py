@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.problem_files import Columns, Row, read_problem_file
 from pat_jax.rl.split import Split, split_of

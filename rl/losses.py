@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pat_jax.pytree import pytree_dataclass
+from pat_jax.common.pytree import pytree_dataclass
 
 MAX_LOG_RATIO = (
     20.0  # exp of it is 4.9e8: far beyond any ratio that means something, far from infinity

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.final_answer import final_answer
 from pat_jax.rl.row_files import Record, listed, read_records
 from pat_jax.rl.tokenizer import PromptText, flatten_messages, has_lone_surrogate, is_message

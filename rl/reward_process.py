@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import RewardFunction
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 from pat_jax.rl.rewards import Response, resolve_reward

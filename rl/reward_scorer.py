@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import BUILT_IN
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome, describe_causes
 from pat_jax.rl.reward_process import Batch

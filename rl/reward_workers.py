@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 from pat_jax.rl.reward_process import Batch
 

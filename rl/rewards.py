@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import BUILT_IN, MATH, RewardFunction
 from pat_jax.rl.math_value import same_value
 from pat_jax.rl.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pat_jax.errors import UserError, shown
-from pat_jax.json_text import JsonError, parse_json
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.json_text import JsonError, parse_json
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pat_jax.errors import UserError
-from pat_jax.json_text import JsonError, parse_json
+from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows

@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.pytree import pytree_dataclass
+from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.batches import MicroBatch
 from pat_jax.rl.logprobs import next_tokens, token_logprobs
 from pat_jax.rl.losses import LossSums, grpo_loss, supervised_loss

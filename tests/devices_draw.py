@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from pat_jax.engine.admission import Admission
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.state import Stock
+from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.state import Stock
 
 
 def drawn_in_a_burst(

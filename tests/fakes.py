@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lossless import MODELS, Settings, Subject, make_requests
-from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.sequences.sequence_table import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.planning.latency import ROUNDS, LatencyModel
-from pat_jax.planning.planner import Planner
+from pat_jax.planning.latency.model import ROUNDS, LatencyModel
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load, Plan, Ran, Split
-from pat_jax.profiling.machine import Machine
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.simulate.machine import Machine
 
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice

@@ -14,12 +14,12 @@ from compilations import counted_compilations
 from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
 
 from pat_jax import train
-from pat_jax.checkpoint import Checkpointer
-from pat_jax.cli import dump, run_command
+from pat_jax.config.command_line import dump, run_command
 from pat_jax.rl.data import HELDOUT_SHARE
 from pat_jax.rl.split import Split, split_of
-from pat_jax.run_folder import CHECKPOINTS, CONFIG_FILE
-from pat_jax.setup import build
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.folder import CHECKPOINTS, CONFIG_FILE
+from pat_jax.run.setup import build
 
 WEIGHTS = "model.safetensors"
 

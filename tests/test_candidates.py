@@ -7,15 +7,15 @@ import pytest
 from fakes import SPLITS, fake_devices, made_up_latency
 from runs import TINY
 
-from pat_jax.candidates import within_hosts, worth_planning
-from pat_jax.cli import parse
-from pat_jax.engine import layout
-from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
+from pat_jax.config.command_line import parse
+from pat_jax.engine.layout import layout
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout_choice import within_hosts, worth_planning
 from pat_jax.models.presets import PRESETS
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import USABLE, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.setup import build
+from pat_jax.run.setup import build
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 EVERYWHERE = {DP8: 0.4, DP4TP2: 0.3, DP2TP4: 0.2, TP8: 0.1}

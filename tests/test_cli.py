@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax import cli
-from pat_jax.config import RolloutConfig, RunConfig
-from pat_jax.data_config import DataConfig
-from pat_jax.errors import UserError
-from pat_jax.rules import OptionError
+from pat_jax.common.errors import UserError
+from pat_jax.common.rules import OptionError
+from pat_jax.config import command_line as cli
+from pat_jax.config.data import DataConfig
+from pat_jax.config.run import RolloutConfig, RunConfig
 
 PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.yaml"))
 GIVEN = ["--model", "some/model", "--data", "some/data.jsonl"]

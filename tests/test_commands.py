@@ -13,7 +13,7 @@ from test_architecture import COMMANDS
 
 from pat_jax import __main__ as listing
 from pat_jax import __version__
-from pat_jax.cli import run_command
+from pat_jax.config.command_line import run_command
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pat_jax.completions import WIDTH, Completions, Heard
 from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.types import FinishReason, Prompt, Rollout
+from pat_jax.run.completions import WIDTH, Completions, Heard
 
 
 def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:

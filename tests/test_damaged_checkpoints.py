@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pat_jax import checkpoint
-from pat_jax.checkpoint import DAMAGED, Checkpointer, SaveError, check_fingerprint
-from pat_jax.checkpoint_files import MANIFEST, seal
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
+from pat_jax.run import checkpoint
+from pat_jax.run.checkpoint import DAMAGED, Checkpointer, SaveError, check_fingerprint
+from pat_jax.run.checkpoint_files import MANIFEST, seal
 
 STATE = {"x": jnp.arange(3000.0), "y": jnp.ones(7)}
 ABSTRACT = jax.tree.map(
@@ -151,7 +151,7 @@ def test_where_all_are_damaged_a_sentence_says_where_they_are(
 FULL = """
 import logging, resource, signal, sys
 import jax, jax.numpy as jnp
-from pat_jax.checkpoint import Checkpointer, SaveError
+from pat_jax.run.checkpoint import Checkpointer, SaveError
 
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

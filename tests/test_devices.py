@@ -8,12 +8,12 @@ from fnmatch import fnmatch
 
 import pytest
 
-from pat_jax import devices
+from pat_jax.common import devices
 
 FAULTS = """
 import resource
 import numpy as np
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
 
 if {configured}:
     configure(1)
@@ -41,7 +41,7 @@ def test_freed_memory_is_kept():
 
 
 def test_flags_of_the_user_reach_xla():
-    code = "from pat_jax.devices import configure; configure(1)"
+    code = "from pat_jax.common.devices import configure; configure(1)"
     flags = {"XLA_FLAGS": "--xla_no_such_flag=1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | flags

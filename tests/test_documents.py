@@ -10,9 +10,9 @@ import pytest
 from runs import ROOT
 from test_architecture import COMMANDS
 
-from pat_jax.cli import PRESETS
-from pat_jax.config import RunConfig
-from pat_jax.options.declared import options_of
+from pat_jax.common.options.declared import options_of
+from pat_jax.config.command_line import PRESETS
+from pat_jax.config.run import RunConfig
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CLASSES = {"generate": "GenerateConfig", "profile": "ProfileConfig", "plan": "PlanConfig"}

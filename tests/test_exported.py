@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from pat_jax import exported
-from pat_jax.config import CheckpointConfig, RunConfig
-from pat_jax.errors import UserError
-from pat_jax.exported import check_export_dir, export_policy
-from pat_jax.setup import Setup
+from pat_jax.common.errors import UserError
+from pat_jax.config.run import CheckpointConfig, RunConfig
+from pat_jax.run import export as exported
+from pat_jax.run.export import check_export_dir, export_policy
+from pat_jax.run.setup import Setup
 
 SETUP = cast(Setup, SimpleNamespace(policy=None))
 

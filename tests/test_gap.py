@@ -13,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import QWEN3
 
-from pat_jax.engine.layout import Layout
+from pat_jax.batch_generation.weight_gap import (
+    SHORTEST,
+    TOKENS_OF_ONE,
+    Gap,
+    NoRoom,
+    Sample,
+    measure_gap,
+)
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.gap import SHORTEST, TOKENS_OF_ONE, Gap, NoRoom, Sample, measure_gap
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.rollout_config import RolloutConfig
 
 CONFIG = replace(QWEN3, num_layers=1)
 SUMMED = {"query": 1, "key": 1, "value": 1, "out": 3, "gate": 1, "up": 1, "down": 1}

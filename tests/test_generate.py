@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from runs import QWEN3, finish, start, write_checkpoint
 
 from pat_jax import generate
-from pat_jax.cli import run_command
-from pat_jax.generate_config import SHORTEST_CACHE, GenerateConfig
+from pat_jax.batch_generation.config import SHORTEST_CACHE, GenerateConfig
+from pat_jax.config.command_line import run_command
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
-from pat_jax.setup import model_config
-from pat_jax.task import load_tokenizer
+from pat_jax.run.setup import model_config
+from pat_jax.run.task import load_tokenizer
 
 COMMAND = ("-m", "pat_jax.generate")
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")

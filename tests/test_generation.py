@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.errors import UserError
-from pat_jax.generation import Generator
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.common.errors import UserError
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.rewards import response_reader
 from pat_jax.rl.types import FinishReason, Prompt
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.run.generation import Generator
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(prompts_per_step=3, num_generations=2, max_completion_length=40)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from runs import write_checkpoint
 
-from pat_jax.answers import StopFinder
-from pat_jax.engine.scheduler import Completion
-from pat_jax.job import Job
-from pat_jax.prompt_lines import Wishes
-from pat_jax.result_file import ResultFile
+from pat_jax.batch_generation.answers import StopFinder
+from pat_jax.batch_generation.job import Job
+from pat_jax.batch_generation.prompt_lines import Wishes
+from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.engine.sequences.sequence_table import Completion
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
 BURST, MOST, LINES = 7, 60, 40

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pat_jax.json_text import MAX_DEPTH, JsonError, parse_json
+from pat_jax.common.json_text import MAX_DEPTH, JsonError, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pat_jax.config import RunConfig
-from pat_jax.learning_config import AlgorithmConfig
-from pat_jax.rollout_config import RolloutConfig
-from pat_jax.rules import OptionError
+from pat_jax.common.rules import OptionError
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import RunConfig
 
 
 @pytest.mark.parametrize(

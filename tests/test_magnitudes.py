@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_option_names import CLASSES
 
-from pat_jax import cli
-from pat_jax.config import RunConfig
-from pat_jax.errors import UserError
-from pat_jax.options.declared import Option, options_of
+from pat_jax.common.errors import UserError
+from pat_jax.common.options.declared import Option, options_of
+from pat_jax.config import command_line as cli
+from pat_jax.config.run import RunConfig
 from pat_jax.plan import PlanConfig
 from pat_jax.simulate import SimulateConfig
 

@@ -10,10 +10,9 @@ import pytest
 from fakes import SPLITS
 from runs import TINY
 
-from pat_jax.cli import parse
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.errors import UserError
-from pat_jax.memory import (
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.engine.memory import (
     describe_memory,
     describe_peak,
     memory_alone,
@@ -21,10 +20,11 @@ from pat_jax.memory import (
     memory_model,
     shard_bytes,
 )
+from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB
-from pat_jax.setup import Setup, build, build_engine, model_config
+from pat_jax.run.setup import Setup, build, build_engine, model_config
 
 OPTIONS = [*TINY, "--devices", "8", "--run_dir", "unused"]
 

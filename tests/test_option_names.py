@@ -2,10 +2,10 @@
 
 import pytest
 
-from pat_jax.config import RunConfig
-from pat_jax.generate_config import GenerateConfig
-from pat_jax.options import names
-from pat_jax.options.declared import options_of
+from pat_jax.batch_generation.config import GenerateConfig
+from pat_jax.common.options import names
+from pat_jax.common.options.declared import options_of
+from pat_jax.config.run import RunConfig
 from pat_jax.plan import PlanConfig
 from pat_jax.profile import ProfileConfig
 from pat_jax.simulate import SimulateConfig

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pat_jax import plan
-from pat_jax.cli import parse, run_command
+from pat_jax.config.command_line import parse, run_command
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent.compile import Compilation
-from pat_jax.profiling.absent.compiled import CompiledProgram, Sent
-from pat_jax.profiling.plan.page import page
-from pat_jax.profiling.plan.planned import planned
-from pat_jax.profiling.plan.report import PlanReport
-from pat_jax.profiling.plan.text import plan_text
+from pat_jax.profiling.capacity.page import page
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.text import plan_text
+from pat_jax.profiling.cross_compile.compile import Compilation
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
 
 GIB = 2**30
 SMALL = [

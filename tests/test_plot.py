@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from pat_jax.engine.trace import RolloutTrace, Switch
-from pat_jax.plot import MOST_TOLD, draw_rollout, plot_rollout
+from pat_jax.run.plot import MOST_TOLD, draw_rollout, plot_rollout
 
 SWITCH = Switch(
     step=128,

@@ -9,10 +9,10 @@ import pytest
 from runs import TINY, finish, run, start
 
 from pat_jax import profile as command
-from pat_jax.cli import parse, run_command
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse, run_command
 from pat_jax.profile import ProfileConfig
-from pat_jax.setup import model_config
+from pat_jax.run.setup import model_config
 
 COMMAND = ("-m", "pat_jax.profile")
 

@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import write_checkpoint
 
-from pat_jax.answers import StopFinder, TextStream, describe
-from pat_jax.engine.scheduler import Completion
-from pat_jax.engine.types import MAX_STOP_IDS, Sampling
-from pat_jax.prompt_lines import Wishes, parse_ask, parse_object
+from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
+from pat_jax.batch_generation.prompt_lines import Wishes, parse_ask, parse_object
+from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
 VOCAB = 263
@@ -197,7 +197,7 @@ def test_what_fails_behind_a_stop_string_is_no_error(tokenizer):
 
 
 def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):
-    from pat_jax.errors import UserError
+    from pat_jax.common.errors import UserError
     from pat_jax.generate import checkpoint_wishes
 
     assert checkpoint_wishes(tmp_path) == Wishes()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from runs import TINY, finish, run, same_bits, saved_run, start
 
-from pat_jax.metrics import read_metrics
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.run.metrics import read_metrics
 
 STEPS = 12
 OPTIONS = [

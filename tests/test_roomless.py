@@ -9,17 +9,17 @@ import pytest
 from fakes import SPLITS
 from runs import TINY
 
-from pat_jax.cli import parse
-from pat_jax.config import RunConfig
-from pat_jax.engine.layout import factored_mesh, layout_chain
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.engine.memory import engine_memory, memory_alone, without_room
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.errors import UserError
-from pat_jax.memory import engine_memory, memory_alone, without_room
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
-from pat_jax.setup import DTYPES, build, build_engine
+from pat_jax.run.setup import DTYPES, build, build_engine
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 LONG = [*TINY, "--devices", "8", "--run_dir", "unused", "--rollout.max_prompt_length", "64"]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.checkpoint import Checkpointer
-from pat_jax.cli import dump, parse
-from pat_jax.config import RunConfig
-from pat_jax.errors import UserError
-from pat_jax.run_folder import (
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import dump, parse
+from pat_jax.config.run import RunConfig
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     LOCK_FILE,

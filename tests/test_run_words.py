@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from pat_jax.config import CheckpointConfig, RunConfig
+from pat_jax.config.run import CheckpointConfig, RunConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
-from pat_jax.run_words import closing, num_parameters, opening
+from pat_jax.run.words import closing, num_parameters, opening
 
 PUBLISHED = {  # as their model cards say
     "qwen3-0.6b": 596_049_920,

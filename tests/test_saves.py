@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from pat_jax import saves
-from pat_jax.checkpoint import Checkpointer, SaveError
-from pat_jax.errors import UserError
-from pat_jax.progress import Progress
-from pat_jax.saves import Saves
-from pat_jax.stop_signals import Stopped
+from pat_jax.common.errors import UserError
+from pat_jax.run import saves
+from pat_jax.run.checkpoint import Checkpointer, SaveError
+from pat_jax.run.progress import Progress
+from pat_jax.run.saves import Saves
+from pat_jax.run.stop_signals import Stopped
 from pat_jax.train import Run
 
 

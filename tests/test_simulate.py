@@ -9,9 +9,9 @@ import pytest
 from fakes import SPLITS, made_up_latency
 
 from pat_jax import simulate
-from pat_jax.cli import run_command
+from pat_jax.config.command_line import run_command
 from pat_jax.models.presets import preset
-from pat_jax.planning.profile import Profile, Subject
+from pat_jax.planning.latency.profile import Profile, Subject
 
 OPTIONS = [
     "--responses",

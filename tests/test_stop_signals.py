@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
 import sys, time
-from pat_jax.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.stop_signals import Stopped, StopSignals, leave
 
 def tell(text):
     print(text, flush=True)
@@ -85,7 +85,7 @@ def test_a_second_signal_ends_at_once(where: tuple[str, ...]):
 def test_leaving_waits_for_no_thread_though_nobody_reads_what_was_said():
     program = (
         "import threading, time\n"
-        "from pat_jax.stop_signals import leave\n"
+        "from pat_jax.run.stop_signals import leave\n"
         "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
         "input()\n"
         "print('unheard')\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pat_jax.cli import parse
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
 from pat_jax.rl import arithmetic
 from pat_jax.rl.rewards import trial_responses
 from pat_jax.rl.tokenizer import PromptText, flatten_messages
-from pat_jax.task import Task, find_files, load_task
+from pat_jax.run.task import Task, find_files, load_task
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from runs import (
     write_problems,
 )
 
-from pat_jax.cli import dump, parse
-from pat_jax.metrics import read_metrics
+from pat_jax.config.command_line import dump, parse
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.metrics import read_metrics
 
 REWARD = """
 def score(prompts, completions, finish_reason, **columns):

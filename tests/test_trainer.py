@@ -8,12 +8,12 @@ import pytest
 from runs import TINY
 from trainers import CHAIN, CONFIG, LENGTH, ROWS, host_weights, make_trainer
 
-from pat_jax.cli import parse
-from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.programs import Key
+from pat_jax.config.command_line import parse
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params
 from pat_jax.rl.batches import MicroBatch, TrainBatch, to_supervised_batch
-from pat_jax.setup import build
+from pat_jax.run.setup import build
 
 
 def micro_batches() -> Iterator[MicroBatch]:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from runs import TINY, same_bits
 from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer
 
-from pat_jax.cli import parse
-from pat_jax.engine.layout import Layout
-from pat_jax.engine.programs import Key
+from pat_jax.config.command_line import parse
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.generation import Generator
 from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.transfer import checksum
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.run.generation import Generator
+from pat_jax.training.transfer import checksum
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pytest
 from runs import TINY, run
 from trainers import CHAIN, LENGTH, ROWS, make_trainer
 
-from pat_jax.cli import parse
-from pat_jax.errors import UserError
-from pat_jax.memory import shard_bytes
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.engine.memory import shard_bytes
 from pat_jax.planning.memory import GIB
-from pat_jax.setup import build
-from pat_jax.trainer import Trainer
-from pat_jax.update_memory import Stage, check_state, check_update, update_stages
+from pat_jax.run.setup import build
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.update_memory import Stage, check_state, check_update, update_stages
 
 CONFIG = parse([*TINY, "--run_dir", "unused"])
 SHAPES = [(ROWS, LENGTH), (ROWS, 16 * LENGTH)]
@@ -68,7 +68,7 @@ def test_the_largest_stage_decides():
 
 
 def test_little_room_is_said(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "pat_jax.update_memory")
+    caplog.set_level(logging.INFO, "pat_jax.training.update_memory")
     check_update([Stage("large", GIB, 3 * GIB)], 4.1 * GIB, CONFIG)
     assert "takes 4 GiB of a device's 4.1 GiB" in caplog.messages[-1]
     check_update([Stage("large", GIB, 3 * GIB)], 5 * GIB, CONFIG)

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runs import write_checkpoint
 
-from pat_jax.engine.scheduler import Completion
-from pat_jax.job import Job
-from pat_jax.prompt_lines import Wishes, read_lines
-from pat_jax.result_file import ResultFile
+from pat_jax.batch_generation.job import Job
+from pat_jax.batch_generation.prompt_lines import Wishes, read_lines
+from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.engine.sequences.sequence_table import Completion
 from pat_jax.rl.chat_template import ChatTemplate
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 

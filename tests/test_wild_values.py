@@ -17,16 +17,16 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pat_jax import cli
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
+from pat_jax.config import command_line as cli
 from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.models.safetensors_file import read_header
-from pat_jax.planning.profile import Profile, Subject, read_profile
-from pat_jax.profiling.costs.targets import MOST_DEVICES, Target
-from pat_jax.profiling.length_files import read_lengths
+from pat_jax.planning.latency.profile import Profile, Subject, read_profile
+from pat_jax.profiling.predict.targets import MOST_DEVICES, Target
+from pat_jax.profiling.simulate.length_files import read_lengths
 
 MARK = "here it is wild"  # stands for the value in a file's JSON
 WILD = st.one_of(

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.update import PolicyUpdate
-from pat_jax.trainer import Trainer, model_functions
+from pat_jax.training.trainer import Trainer, model_functions
 
 CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)

@@ -10,14 +10,14 @@ Follows the host's accounts with device arrays. Decides nothing: `rollout.py` sa
 import jax
 import numpy as np
 
-from pat_jax.engine.admission import Admission
-from pat_jax.engine.catalogue import Catalogue
-from pat_jax.engine.device_pool import DevicePool
-from pat_jax.engine.migration import must_wait
-from pat_jax.engine.programs import Key, ProgramTable
-from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.state import Burst, DecodeState, RowState, Shape, Until, seen_shape
-from pat_jax.engine.stock import Stocks
+from pat_jax.engine.device.device_pool import DevicePool
+from pat_jax.engine.device.migration import must_wait
+from pat_jax.engine.device.program_specs import Catalogue
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.sequence_table import Scheduler
+from pat_jax.engine.sequences.state import Burst, DecodeState, RowState, Shape, Until, seen_shape
 from pat_jax.models.policy import Params
 from pat_jax.planning.held import most_held
 from pat_jax.planning.types import Split

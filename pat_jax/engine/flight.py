@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.accounts import NO_ROW
-from pat_jax.engine.admission import Admission, Round
 from pat_jax.engine.bursts import Bursts
-from pat_jax.engine.catalogue import Catalogue
-from pat_jax.engine.device_pool import DevicePool
-from pat_jax.engine.due import PrefillCall, prefill_calls
-from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Traffic
-from pat_jax.engine.programs import ProgramTable
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.stock import steps_with_room
+from pat_jax.engine.device.device_pool import DevicePool
+from pat_jax.engine.device.migration import Traffic
+from pat_jax.engine.device.program_specs import Catalogue
+from pat_jax.engine.device.programs import ProgramTable
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.scheduler import Admission, Round
+from pat_jax.engine.sequences.accounts import NO_ROW
+from pat_jax.engine.sequences.page_reserve import steps_with_room
+from pat_jax.engine.sequences.prefill_calls import PrefillCall, prefill_calls
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
 from pat_jax.engine.trace import Balanced
 from pat_jax.models.policy import Params
 from pat_jax.planning.types import Balance, Split

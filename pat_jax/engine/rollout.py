@@ -14,23 +14,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from pat_jax.devices import Device
-from pat_jax.engine import switch
-from pat_jax.engine.buckets import Buckets
-from pat_jax.engine.catalogue import RESLICE_CHUNK_BYTES, Catalogue, page_bytes, pages_per_group
-from pat_jax.engine.decode import DecodeFunctions
+from pat_jax.common.devices import Device
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device import reslice as switch
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.program_specs import (
+    RESLICE_CHUNK_BYTES,
+    Catalogue,
+    page_bytes,
+    pages_per_group,
+)
+from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.flight import Flight
-from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.programs import Key, ProgramTable
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.report import RolloutReport, describe_switch
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.state import Burst
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.state import Burst
 from pat_jax.engine.trace import Switch
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.planner import Planner
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Balance, Plan, Ran, Split, way
-from pat_jax.rollout_config import RolloutConfig
-from pat_jax.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 

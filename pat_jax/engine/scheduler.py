@@ -1,151 +1,286 @@
-"""What each sequence was asked and what it has said, from requests to completions.
+"""Who gets a row and pages, who waits for them, and who has to give them back.
 
-All on the host, in NumPy. Decides nothing about layouts and touches no device array.
+Before each burst: `grow`, then `admit`; after it `add`, for what rows drew during the burst, and
+`release_ended`. In a switch: `carry`; in between `balance`. All on the host. The devices do what a
+`Round` says before they decode.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.accounts import NO_SEQUENCE, Accounts
-from pat_jax.engine.state import BurstOutput, RowState
-from pat_jax.engine.types import PLAIN, Sampling, token_set
+from pat_jax.engine.relocation.order import Pools, placed
+from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.sequences.balance import options
+from pat_jax.engine.sequences.block_tables import NO_GROUP, Holdings, Moved
+from pat_jax.engine.sequences.page_allocator import NO_PAGES, NULL_PAGE, Admitted, num_pages_for
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, Spans
+from pat_jax.engine.sequences.sequence_table import Scheduler
 
 
-@dataclass(frozen=True)
-class Request:
-    """One sequence to generate."""
+class Round(NamedTuple):
+    """What is to be computed before the next burst: all spans, then the copies."""
 
-    tokens: tuple[int, ...]  # the prompt
-    key: np.ndarray  # uint32[2], see sampling.sequence_key
-    max_new_tokens: int
-    sampling: Sampling = PLAIN
-    ignore_eos: bool = False
-    prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
+    spans: Spans
+    copies: Copies
 
 
-@dataclass(frozen=True)
-class Completion:
-    tokens: np.ndarray  # int32[length], the token that ended it included
-    logprobs: np.ndarray  # float32[length], under the distribution that each token was drawn from
-    is_truncated: bool  # cut at max_new_tokens before a token that ends it
-    # The likeliest tokens, likeliest first, and their log-probabilities by the model alone, without
-    # penalties, temperature and filters: int32 and float32[length, Sampling.logprobs], if asked for.
-    top_tokens: np.ndarray | None = None
-    top_logprobs: np.ndarray | None = None
-    # float32[length], under softmax(logits / temperature); None: they are `logprobs`.
-    unfiltered_logprobs: np.ndarray | None = None
-    error: str = ""  # one sentence where the request could not be generated to its end
+class Admission(Holdings):
+    """Who of a scheduler's sequences has a row and pages.
 
+    Of those that wait, who had to make room comes first, then who is expected to run longest.
+    """
 
-class Scheduler(Accounts):
-    """The sequences of one rollout, their tokens included."""
-
-    def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):
-        self.requests = requests
-        ids = [r.prompt_id for r in requests if r.prompt_id is not None]
-        super().__init__(
-            np.array([len(r.tokens) for r in requests], np.int32),
-            np.array([r.max_new_tokens for r in requests], np.int32),
-            prompt_id=np.array(ids, np.int64) if len(ids) == len(requests) else None,
-            num_groups=num_groups,
-            rows_per_group=rows_per_group,
-        )
-        self.tokens = np.zeros((len(requests), int(self.end.max(initial=1))), np.int32)
-        self.logprobs = np.zeros(self.tokens.shape, np.float32)
-        # Of those drawn from another distribution than the policy's own, burst by burst.
-        self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
-        for i, request in enumerate(requests):
-            self.tokens[i, : len(request.tokens)] = request.tokens
-        # Of each sequence, burst by burst, where it wants them.
-        self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
-
-    def row_state(self) -> RowState:
-        """The host's copy of every row's numbers, to be put on the devices."""
-        rows = RowState.empty(self.num_groups * self.rows_per_group)
-        for i in self.live:
-            request, row = self.requests[i], self.row[i]
-            rows.last_token[row] = self.tokens[i, self.length[i] - 1]
-            rows.position[row] = self.length[i] - 1
-            rows.end[row] = self.end[i]
-            rows.live[row] = True
-            rows.ignore_eos[row] = request.ignore_eos
-            rows.key[row] = request.key
-            rows.sampling.put(int(row), request.sampling, len(request.tokens))
-        return rows
-
-    @property
-    def has_penalties(self) -> bool:
-        """Some live sequence is drawn by which tokens occurred."""
-        return any(self.requests[i].sampling.has_penalty for i in self.live)
-
-    def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """The tokens of each row's text and response as bits, for rows with a penalty; see sampling."""
-        words = np.zeros(shape, np.uint32)
-        for i in self.live:
-            if self.requests[i].sampling.has_penalty:
-                text = self.tokens[i, : self.length[i]]
-                for part, tokens in enumerate((text, text[self.prompt_length[i] :])):
-                    words[self.row[i], part] = token_set(tokens, 32 * shape[-1])
-        return words
-
-    def retire(self, output: BurstOutput) -> int:
-        """Takes over what a burst sampled; sequences that ended give up their rows.
-
-        Nothing that it says of rows given up since it began matters any more.
-
-        Returns the number of tokens sampled.
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        num_pages: int,
+        page_size: int,
+        expected: np.ndarray | None = None,
+    ):
         """
-        live = self.live
-        emitted = np.asarray(output.emitted)[self.row[live]]
-        for i, count in zip(live, emitted, strict=True):
-            at = slice(self.length[i], self.length[i] + count)
-            self.tokens[i, at] = output.tokens[self.row[i], :count]
-            self.logprobs[i, at] = output.logprobs[self.row[i], :count]
-            if not self.requests[i].sampling.is_plain:
-                self.unfiltered[i].append(output.unfiltered[self.row[i], :count])
-            if wanted := self.requests[i].sampling.logprobs:
-                self.top[i].append(
-                    (
-                        output.top_tokens[self.row[i], :count, :wanted],
-                        output.top_logprobs[self.row[i], :count, :wanted],
-                    )
-                )
-        self.advance(emitted, np.asarray(output.live)[self.row[live]], int(output.steps))
-        return int(emitted.sum())
+        Args:
+          num_pages: of each group's pool; enough for the longest sequence alone.
+          expected: float[sequences], tokens of the response; in order of submission where not given.
+        """
+        super().__init__(scheduler, num_pages=num_pages, page_size=page_size)
+        count = len(scheduler.requests)
+        order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
+        self._queue = deque(order.tolist())
+        self._turn = np.zeros(count, np.int64)  # largest for who was admitted last
+        self._num_admitted = 0
 
-    def failed_unheard(self, output: BurstOutput) -> list[int]:
-        """Groups with a row that drew from logits that are no numbers after it had been given up."""
-        rows = np.flatnonzero((self.occupants == NO_SEQUENCE) & (np.asarray(output.emitted) > 0))
-        is_spoilt = [np.isnan(output.logprobs[row, : output.emitted[row]]).any() for row in rows]
-        return np.unique(rows[np.array(is_spoilt, bool)] // self.rows_per_group).tolist()
+    def grow(self, steps: int, *, at_once: int) -> int:
+        """Room for the next `steps` tokens of every live sequence, and pages for those `at_once`.
 
-    def response(self, i: int) -> np.ndarray:
-        """What sequence i has said so far, int32[tokens]; not a copy."""
-        return self.tokens[i, self.prompt_length[i] : self.length[i]]
+        Where pages are too few, the youngest of the group give up their own and their rows, and wait.
+        Returns how many.
+        """
+        num_preempted, lacking = 0, self.lacking(steps)
+        for group, pool in enumerate(self.pools):
+            while lacking[group] > pool.num_free:
+                self._preempt(self._youngest(group))
+                num_preempted, lacking = num_preempted + 1, self.lacking(steps)
+        live, tokens, pages = self._wanted(at_once)
+        is_short = pages > self._num_pages[live]
+        for i, num_tokens in zip(live[is_short].tolist(), tokens[is_short].tolist(), strict=True):
+            more = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
+            assert more is not None, "there is room for more"
+            self._pages[i], self._num_pages[i] = more, len(more)
+        return num_preempted
 
-    def has_failed(self, i: int) -> bool:
-        """The newest token of sequence i was drawn from logits that are no numbers."""
-        has_said = self.length[i] > self.prompt_length[i]
-        return bool(has_said and np.isnan(self.logprobs[i, self.length[i] - 1]))
+    def _youngest(self, group: int) -> int:
+        live = self.scheduler.live
+        members = live[self._group[live] == group]
+        return int(members[self._turn[members].argmax()])
 
-    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
-        return [self.completion(i, eos_ids) for i in range(len(self.requests))]
+    def _preempt(self, sequence: int) -> None:
+        self._release(sequence)
+        self.scheduler.leave(np.array([sequence]))
+        self._queue.appendleft(sequence)
 
-    def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
-        """What sequence i has said."""
-        request, at = self.requests[i], slice(self.prompt_length[i], self.length[i])
-        tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
-        endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
-        top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
-        unfiltered = np.concatenate(self.unfiltered[i]) if self.unfiltered[i] else None
-        if self.has_failed(i):
-            # The token was drawn from logits that are no numbers: it is not part of the response.
-            tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
-            unfiltered = None if unfiltered is None else unfiltered[:-1]
-            error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
-        has_ended = len(tokens) > 0 and int(tokens[-1]) in endings
-        return Completion(
-            tokens, logprobs, not has_ended, *top, unfiltered_logprobs=unfiltered, error=error
-        )
+    def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> Round:
+        """Fills free rows from the queue as long as all that are live then have pages for `steps`.
+
+        Given are those for the next tokens, `at_once`. Groups are kept even, and samples of a prompt
+        together as far as that allows. If anybody waits, all rows are dealt out anew,
+        `rows_per_group` to each group.
+        """
+        if not self._queue:
+            return self._round([])
+        scheduler = self.scheduler
+        scheduler.compact(rows_per_group)
+        even = -(-int((~scheduler.is_done).sum()) // scheduler.num_groups)
+        filling = _Filling(self, min(rows_per_group, even), steps, at_once)
+        late = []
+        while self._queue and filling.open:
+            i = self._queue.popleft()
+            if scheduler.is_done[i]:
+                continue  # what it had said before it gave way turned out to be the end
+            home = self._home[self._prompt[i]]
+            if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
+                late.append(i)
+        # A row that nobody else wants is not left empty for the sake of a shared prefix.
+        late = [i for i in late if not filling.take(i, filling.open)]
+        self._queue.extendleft(reversed(late))
+        sequences = np.array([i for i, _ in filling.admitted], np.int64)
+        scheduler.enter(sequences, self._group[sequences])
+        return self._round(filling.admitted)
+
+    def admit_one(
+        self, sequence: int, group: int, steps: int, *, leaving: int = 0
+    ) -> Admitted | None:
+        """Pages for what is known of a sequence and `steps` more; None if there are too few.
+
+        Args:
+          leaving: pages that are to be free then.
+        """
+        scheduler, i = self.scheduler, sequence
+        known, room = scheduler.tokens[i, : scheduler.length[i]], self._room(i, steps)
+        admitted = self.pools[group].admit(known, room, leaving=leaving)
+        if admitted is not None:
+            self._take(i, group, admitted.pages)
+            self._turn[i] = self._num_admitted = self._num_admitted + 1
+        return admitted
+
+    def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
+        """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
+        cached = int(self.scheduler.length[sequence]) - 1
+        now, then = (cached + self._room(sequence, n) for n in (after, steps))
+        return num_pages_for(then, self.page_size) - num_pages_for(now, self.page_size)
+
+    def _room(self, sequence: int, steps: int) -> int:
+        return min(steps, int(self.scheduler.end[sequence] - self.scheduler.length[sequence]))
+
+    def release_ended(self) -> Copies:
+        """The pages of sequences that are done are free again.
+
+        Those with a NaN are to be written over, as the copies say: attention multiplies what it does
+        not see by zero, and a NaN stays one.
+        """
+        spoilt = []
+        for i in np.flatnonzero(self.scheduler.is_done & (self._num_pages > 0)).tolist():
+            if self.scheduler.has_failed(i):
+                group = int(self._group[i])
+                freed = self.pools[group].discard(self._pages[i])
+                spoilt += [(group, NULL_PAGE, page) for page in freed.tolist()]
+                self._pages[i], self._num_pages[i] = NO_PAGES, 0
+            else:
+                self._release(i)
+        return Copies(*np.array(spoilt, np.int32).reshape(-1, 3).T)
+
+    def wipe(self, group: int) -> Copies:
+        """All free pages of a group are to be written over: there may be a NaN in any of them."""
+        self.pools[group].forget_prefixes()
+        pages = self.pools[group].blank
+        return Copies(np.full_like(pages, group), np.full_like(pages, NULL_PAGE), pages)
+
+    def carry(
+        self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
+    ) -> tuple[Copies, list[Shipment], Round]:
+        """Rows and pages of the live sequences in the groups, and the pools, of another layout.
+
+        The new pools take the memory of the old ones: see `places.py`. Rows are dealt out anew, as few
+        as hold the fullest group. Who finds too few pages waits.
+
+        Args:
+          num_pages: of each new pool.
+          is_recomputed: bool[live], whose pages are left behind.
+          steps: who is computed anew has pages for so many tokens more.
+
+        Returns:
+          What is to be copied in the old pools, then moved, in this order, then computed.
+        """
+        scheduler = self.scheduler
+        live, old_pools = scheduler.live, self.pools
+        for i in live[is_recomputed].tolist():
+            self._release(i)
+        group = scheduler.regroup(num_groups, is_recomputed)
+        self.pools = self._new_pools(num_groups, num_pages)
+        self._home = [NO_GROUP] * len(self._home)
+        moved: Moved = defaultdict(dict)
+        moves, admitted, is_left = [], [], is_recomputed.copy()
+        by_age = np.argsort(self._turn[live])
+        for k in by_age[~is_recomputed[by_age]].tolist():
+            adopted = self._adopt(int(live[k]), int(group[k]), old_pools, moved)
+            is_left[k] = adopted is None
+            moves += adopted or []
+        old, new = (Pools(len(pools), pools[0].num_pages) for pools in (old_pools, self.pools))
+        arrivals = placed(PageMoves.of(moves), old, new)
+        self._renumber(live[~is_left], PageMoves.of(moves), arrivals.new_page)
+        # Who found too few pages is recomputed as well, if it shares enough with others, or waits.
+        for k in by_age[is_left[by_age]].tolist():
+            i, new = int(live[k]), int(group[k])
+            if (given := self.admit_one(i, new, steps)) is not None:
+                admitted.append((i, given))
+                is_left[k] = False
+        left = live[is_left]
+        for i in left[np.argsort(-self._turn[left])].tolist():
+            self._pages[i], self._num_pages[i] = NO_PAGES, 0
+            self._queue.appendleft(i)
+        scheduler.leave(left)
+        rows = int(np.bincount(group[~is_left], minlength=1).max())
+        scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
+        return arrivals.copies, arrivals.shipments, self._round(admitted)
+
+    def balance_options(
+        self, row_buckets: Sequence[int], laid_out: np.ndarray | int
+    ) -> list[np.ndarray]:
+        """The groups in which the live sequences could be, int[live] each: see `balance.options`.
+
+        Args:
+          laid_out: pages of each group that will be free as well, int[groups].
+        """
+        free = np.array([pool.num_free for pool in self.pools]) + laid_out
+        pages = self._num_pages[self.scheduler.live]
+        return options(self.scheduler, pages, free, row_buckets)
+
+    def balance(self, group: np.ndarray) -> PageMoves:
+        """Live sequences to their `group` of the same layout, int[live]; rows are dealt out anew.
+
+        Who finds too few pages there for all that it has stays. No group may both give sequences away
+        and get some: what arrives would lie in what has not left yet.
+        """
+        scheduler, group = self.scheduler, group.copy()
+        live, moved, moves = scheduler.live, defaultdict(dict), []
+        old = self._group[live]
+        assert not set(old[old != group]) & set(group[old != group])
+        for k in np.flatnonzero(old != group).tolist():
+            i, pool, held = int(live[k]), self.pools[group[k]], self._pages[live[k]]
+            if pool.num_free < len(held):
+                group[k] = old[k]
+                continue
+            adopted = self._adopt(i, int(group[k]), self.pools, moved)
+            pages = pool.extend(self._pages[i], len(held) * self.page_size)
+            assert adopted is not None and pages is not None
+            self._take(i, int(group[k]), pages)
+            self.pools[old[k]].release(held)
+            moves += adopted
+        rows = int(np.bincount(group).max())
+        scheduler.seat(group, num_groups=len(self.pools), rows_per_group=rows)
+        return PageMoves.of(moves)
+
+    def _round(self, admitted: list[tuple[int, Admitted]]) -> Round:
+        i = np.array([i for i, _ in admitted], np.int64)
+        start = np.array([given.num_cached for _, given in admitted], np.int64)
+        stop = self.scheduler.length[i] - 1
+        is_new = start < stop
+        spans = Spans(i[is_new], self._group[i][is_new], start[is_new], stop[is_new])
+        copies = [(self._group[i], *given.copy) for i, given in admitted if given.copy is not None]
+        return Round(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
+
+
+class _Filling:
+    """One round of admissions: which groups have room left, and who was admitted."""
+
+    def __init__(self, admission: Admission, most: int, steps: int, at_once: int):
+        """At most `most` live sequences to a group; `steps` and `at_once` as in `Admission.admit`."""
+        scheduler = admission.scheduler
+        live = scheduler.group(scheduler.live)
+        self.admission, self.most, self.steps, self.at_once = admission, most, steps, at_once
+        self.needed = admission.lacking(steps)  # of each group, pages that are to be free
+        self.count = np.bincount(live, minlength=scheduler.num_groups).tolist()
+        self.open = {g for g, count in enumerate(self.count) if count < most}
+        self.admitted: list[tuple[int, Admitted]] = []
+
+    def take(self, sequence: int, groups: set[int]) -> bool:
+        """Admits it to the one of some open groups that has most pages left, if it has enough."""
+        pools, needed = self.admission.pools, self.needed
+        later = self.admission.more_pages(sequence, self.steps, after=self.at_once)
+        for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
+            leaving = int(needed[group]) + later
+            given = self.admission.admit_one(sequence, group, self.at_once, leaving=leaving)
+            if given is None:
+                # Nobody overtakes who needs more pages.
+                self.open.discard(group)
+                continue
+            self.admitted.append((sequence, given))
+            needed[group] = leaving
+            self.count[group] += 1
+            if self.count[group] == self.most:
+                self.open.discard(group)
+            return True
+        return False

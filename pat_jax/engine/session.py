@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from pat_jax.engine.nan_search import where_nans_start
+from pat_jax.engine.device.nan_search import where_nans_start
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.types import PLAIN, Sampling
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.streamed_lengths import StreamedLengths
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.types import PLAIN, Sampling
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.lengths.streamed import StreamedLengths
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load
 
 WINDOW = 32  # times the engine's capacity: requests that it is handed at once

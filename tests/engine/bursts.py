@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.state import BurstOutput
+from pat_jax.engine.sequences.sequence_table import Scheduler
+from pat_jax.engine.sequences.state import BurstOutput
 
 
 def burst_output(

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.engine.due import PageMoves
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.places import Pools
+from pat_jax.engine.relocation.order import Pools
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 
 @dataclass(frozen=True)

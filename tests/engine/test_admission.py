@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from bursts import burst
 
-from pat_jax.engine.accounts import NO_ROW
-from pat_jax.engine.admission import Admission
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.rounds import Shipment
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.stock import Stocks
+from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.sequences.accounts import NO_ROW
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
 
 BURST = 4
 

@@ -12,21 +12,21 @@ from fakes import SETTINGS, made_up_latency, static_run, subject
 from benchmarks.lossless import EOS_IDS
 from benchmarks.near_ties import Tally, compare
 from pat_jax.engine.bursts import Bursts
-from pat_jax.engine.decode import DecodeFunctions
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.flight import Flight
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.state import Burst
-from pat_jax.engine.types import Sampling
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.state import Burst
+from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner import Planner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)

@@ -14,23 +14,23 @@ from test_migration import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 
 from benchmarks.lossless import EOS_IDS
 from benchmarks.near_ties import Tally, compare
-from pat_jax.engine.accounts import Accounts
-from pat_jax.engine.admission import Admission
-from pat_jax.engine.balance import evened, options
-from pat_jax.engine.due import PageMoves
-from pat_jax.engine.layout import Layout
-from pat_jax.engine.migration import Shifting
-from pat_jax.engine.pages import pack, shift, unpack
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.programs import Key
+from pat_jax.engine.device.migration import Shifting
+from pat_jax.engine.device.pages import pack, shift, unpack
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Completion, Request, Scheduler
-from pat_jax.engine.stock import Stocks
-from pat_jax.planning.planner import Planner
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.sequences.accounts import Accounts
+from pat_jax.engine.sequences.balance import evened, options
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.sequence_table import Completion, Request, Scheduler
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Balance, Load, Plan, Split
 
 DP8, DP4 = Split(8, 1), Split(4, 2)

@@ -7,9 +7,9 @@ from fakes import SPLITS, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.buckets import Buckets, ladder, smallest_at_least
-from pat_jax.engine.programs import Key
-from pat_jax.engine.rounds import SIZES
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.layout.buckets import Buckets, ladder, smallest_at_least
+from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.planning.types import Split
 
 SIX = (Split(6, 1), Split(2, 3), Split(1, 6))

@@ -10,13 +10,13 @@ from fakes import SETTINGS, static_run, subject
 
 from benchmarks.lossless import EOS_IDS, make_requests
 from benchmarks.near_ties import Tally, compare
+from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Completion, Request
+from pat_jax.engine.sequences.sequence_table import Completion, Request
 from pat_jax.models.policy import Params
-from pat_jax.planning.planner import Planner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
 
 DP2, TP2 = Split(2, 1), Split(1, 2)

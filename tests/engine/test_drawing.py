@@ -7,10 +7,10 @@ from devices_draw import drawn_in_a_burst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.drawing import added, draw, lacking, num_held
-from pat_jax.engine.paging import NULL_PAGE, PagePool
-from pat_jax.engine.state import RowState, Stock
-from pat_jax.engine.stock import Stocks
+from pat_jax.engine.device.page_append import added, draw, lacking, num_held
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PagePool
+from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.state import RowState, Stock
 
 ROWS, WIDTH, SIZE, PAGE, CHECK = 5, 9, 11, 4, 6
 STEPS = 18

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fakes import SPLITS, FakeDevice, fake_devices
 
-from pat_jax.engine.layout import (
+from pat_jax.common.errors import UserError
+from pat_jax.engine.layout.layout import (
     Layout,
     factored_mesh,
     find_layout,
@@ -19,7 +20,6 @@ from pat_jax.engine.layout import (
     make_layout,
     prime_factors,
 )
-from pat_jax.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS

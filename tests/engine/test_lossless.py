@@ -22,11 +22,11 @@ from benchmarks.lossless import (
     tally,
 )
 from benchmarks.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
-from pat_jax.engine import admission
-from pat_jax.engine.due import PageMoves
-from pat_jax.engine.places import Placed, Pools, placed, together
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.engine.types import Sampling
+from pat_jax.engine import scheduler as admission
+from pat_jax.engine.relocation.order import Placed, Pools, placed, together
+from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.types import Sampling
 
 TOLERANCE = 1e-4  # of log-probabilities, nats
 

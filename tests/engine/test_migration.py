@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.lossless import make_requests
-from pat_jax.engine.device_pool import DevicePool
+from pat_jax.engine.device.device_pool import DevicePool
+from pat_jax.engine.device.migration import Migration
+from pat_jax.engine.device.pages import Exchange, pack, put_at_once, put_in_turn, unpack, view
+from pat_jax.engine.device.programs import Key
 from pat_jax.engine.flight import Flight
-from pat_jax.engine.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.migration import Migration
-from pat_jax.engine.pages import Exchange, pack, put_at_once, put_in_turn, unpack, view
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.places import placed
-from pat_jax.engine.programs import Key
-from pat_jax.engine.rounds import ALL, MOST_EMPTY, SIZES, rounds
-from pat_jax.engine.state import LayerPages
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.relocation.order import placed
+from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, SIZES, rounds
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.state import LayerPages
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.planning.types import Split

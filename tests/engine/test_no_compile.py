@@ -11,17 +11,17 @@ from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
 
 from benchmarks.lossless import Subject
-from pat_jax.generation import Generator
-from pat_jax.planning.latency import ROUNDS
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.latency.model import ROUNDS
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Plan
-from pat_jax.profiling.measure import Warmup
+from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.types import Prompt
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
-from pat_jax.trainer import Trainer, model_functions
+from pat_jax.run.generation import Generator
+from pat_jax.training.trainer import Trainer, model_functions
 
 pytestmark = pytest.mark.timeout(1500)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

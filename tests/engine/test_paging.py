@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pat_jax.engine.accounts import NO_SEQUENCE
-from pat_jax.engine.due import Spans, prefill_calls
-from pat_jax.engine.paging import NULL_PAGE, PagePool, num_pages_for
+from pat_jax.engine.sequences.accounts import NO_SEQUENCE
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PagePool, num_pages_for
+from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 
 SYSTEM = (1, 2, 1, 1, 2)  # begins many prompts
 PROMPTS = st.one_of(

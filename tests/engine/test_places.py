@@ -6,10 +6,10 @@ from exchanges import Geometry, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.due import PageMoves
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.places import MOST_WAITING, Placed, even_order, placed
-from pat_jax.engine.rounds import MOST_EMPTY, SIZES, rounds
+from pat_jax.engine.relocation.order import MOST_WAITING, Placed, even_order, placed
+from pat_jax.engine.relocation.rounds import MOST_EMPTY, SIZES, rounds
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 
 def copied(moves: PageMoves, result: Placed) -> PageMoves:

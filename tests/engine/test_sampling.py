@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.engine.sampling import likeliest, sample, sequence_key, uniform
-from pat_jax.engine.types import RowSampling, Sampling, token_set
+from pat_jax.engine.device.sampling import likeliest, sample, sequence_key, uniform
+from pat_jax.engine.sequences.types import RowSampling, Sampling, token_set
 
 VOCAB, PADDED, ROWS = 61, 64, 4096
 LOGITS = np.random.default_rng(0).normal(0, 2, PADDED).astype(np.float32)

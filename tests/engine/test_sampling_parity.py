@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from test_sampling import PADDED, VOCAB, draw, rows_of, seen_in
 
-from pat_jax.engine.types import Sampling
+from pat_jax.engine.sequences.types import Sampling
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
 

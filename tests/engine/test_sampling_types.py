@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.sampling import remember
-from pat_jax.engine.types import MAX_STOP_IDS, Sampling, token_set
+from pat_jax.engine.device.sampling import remember
+from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling, token_set
 
 PADDED = 64
 

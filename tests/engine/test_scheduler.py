@@ -10,9 +10,9 @@ from fakes import SPLITS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.accounts import NO_ROW
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.types import Sampling
+from pat_jax.engine.sequences.accounts import NO_ROW
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
+from pat_jax.engine.sequences.types import Sampling
 
 EMPTY, BURST = -1, 4
 

@@ -6,13 +6,13 @@ from devices_draw import draw_in_a_burst
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.accounts import NO_SEQUENCE
-from pat_jax.engine.admission import Admission, Round
-from pat_jax.engine.due import Copies, PageMoves, prefill_calls
-from pat_jax.engine.paging import NULL_PAGE
-from pat_jax.engine.rounds import Shipment
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.stock import Stocks
+from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.scheduler import Admission, Round
+from pat_jax.engine.sequences.accounts import NO_SEQUENCE
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, prefill_calls
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
 
 BURST, ROOM, CHECK = 6, 4, 2
 NO_TOKEN = -7

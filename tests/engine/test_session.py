@@ -9,12 +9,12 @@ from compilations import counted_compilations
 from fakes import SETTINGS, made_up_latency, subject
 
 from benchmarks.lossless import make_requests
-from pat_jax.engine.nan_search import where_nans_start
+from pat_jax.engine.device.nan_search import where_nans_start
+from pat_jax.engine.sequences.types import Sampling
 from pat_jax.engine.session import WINDOW, Session
-from pat_jax.engine.types import Sampling
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split
 
 BENCH = "kv2"

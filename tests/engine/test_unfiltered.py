@@ -6,9 +6,9 @@ import pytest
 from bursts import burst_output
 from test_sampling import ENDINGS, GRID, LOGITS, OPTIONS, PADDED, VOCAB, draw, rows_of, seen_in
 
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.types import PLAIN, Sampling
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
+from pat_jax.engine.sequences.types import PLAIN, Sampling
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.hf_load import check_checkpoint, load_params

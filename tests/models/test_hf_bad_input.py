@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import check_checkpoint, load_params

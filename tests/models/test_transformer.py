@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models import layers
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.paged_layer import PagedLayer

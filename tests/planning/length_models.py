@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.types import Siblings
 
 CAP = 60

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_planner import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
-from pat_jax.planning.balance import balance_seconds
-from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.planner.balance import balance_seconds
+from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Balance, Load, Plan, Split
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

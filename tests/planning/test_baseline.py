@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.baseline import MATCHED, Baseline
+from pat_jax.planning.lengths.baseline import MATCHED, Baseline
 
 CAP = 12
 responses = st.lists(st.tuples(st.integers(1, CAP), st.booleans()), min_size=1, max_size=40)

@@ -8,7 +8,7 @@ from fakes import SPLITS, made_up_latency, ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.budget import DOUBT, MOST_RENT, MULTIPLE, SHARE, Account, sober
+from pat_jax.planning.planner.budget import DOUBT, MOST_RENT, MULTIPLE, SHARE, Account, sober
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 NONE = np.ones(4)  # no correction

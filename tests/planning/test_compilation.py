@@ -6,9 +6,15 @@ from fakes import SPLITS, made_up_latency, make_load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.planning.compilation import RECENT, CompileTimes, Uncompiled, follow, optimistic
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.compilation import (
+    RECENT,
+    CompileTimes,
+    Uncompiled,
+    follow,
+    optimistic,
+)
+from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

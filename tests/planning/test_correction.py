@@ -9,8 +9,8 @@ from fakes import SPLITS, made_up_latency, ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.correction import Correction
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency.correction import Correction
+from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Ran, Split
 
 DP8, _, DP2TP4, TP8 = SPLITS

@@ -8,8 +8,8 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.costs import LARGE_S, CostTables
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.types import Split
 
 LATENCY = made_up_latency(

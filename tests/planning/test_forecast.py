@@ -8,8 +8,8 @@ from fakes import SPLITS, make_load
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.forecast import MAX_CLASSES, Forecast, SequenceClasses, moment_edges
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.forecast import MAX_CLASSES, Forecast, SequenceClasses, moment_edges
 from pat_jax.planning.types import Load, Siblings, Split
 
 CAP = 300

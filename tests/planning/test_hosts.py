@@ -6,8 +6,8 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.hosts import is_measured, pays_across_hosts
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency.hosts import is_measured, pays_across_hosts
+from pat_jax.planning.latency.model import LatencyModel
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 EVERYWHERE = {DP8: 0.4, DP4TP2: 0.3, DP2TP4: 0.2, TP8: 0.1}

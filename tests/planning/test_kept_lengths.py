@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from length_models import experienced_model, learned, log_normal, responses, siblings
 
-from pat_jax.errors import UserError
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.common.errors import UserError
+from pat_jax.planning.lengths.model import LengthModel
 
 
 @pytest.fixture(scope="module")

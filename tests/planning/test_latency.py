@@ -9,8 +9,8 @@ from fakes import SPLITS, made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.due import Spans, prefill_calls
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
+from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split
 
 DP2, TP2 = Split(2, 1), Split(1, 2)

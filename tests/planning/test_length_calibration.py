@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.types import Siblings
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.length_trend import LEVEL_STEP, MAX_SLOPE, SLOPE_STEP, LengthTrend
+from pat_jax.planning.lengths.trend import LEVEL_STEP, MAX_SLOPE, SLOPE_STEP, LengthTrend
 
 FAR = 100.0
 levels = st.lists(st.tuples(st.floats(-0.05, 0.05), st.floats(1e-3, 1.0)), min_size=1, max_size=8)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from length_models import CAP, experienced_model, learned, log_normal, responses, siblings
 
-from pat_jax.planning import lengths as lengths_module
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths import model as lengths_module
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.types import Siblings
 
 

@@ -9,14 +9,14 @@ from fakes import SPLITS, made_up_latency, make_load
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.paging import PagePool
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.sequences.page_allocator import PagePool
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import USABLE, MemoryModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.simulator import replay
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CONFIG = replace(

@@ -11,12 +11,12 @@ from fakes import SPLITS, made_up_latency, make_load, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.planning import budget
-from pat_jax.planning.budget import Account
-from pat_jax.planning.forecast import WEIGHTS, Forecast
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner import budget
+from pat_jax.planning.planner.budget import Account
+from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, Load, Split, recompute_below
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

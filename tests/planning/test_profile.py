@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from fakes import SPLITS, made_up_latency
 
-from pat_jax.planning.profile import Profile, ProfileError, Subject, load_profile, read_profile
+from pat_jax.planning.latency.profile import (
+    Profile,
+    ProfileError,
+    Subject,
+    load_profile,
+    read_profile,
+)
 
 SUBJECT = Subject(
     "gpu", "NVIDIA H100", 8, {"embed_dim": 64, "rope": (1.0, 2)}, "bfloat16", "0.10.2"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
-from pat_jax.planning import prompt_effects
-from pat_jax.planning.prompt_effects import Evidence, PromptEffects, posterior
+from pat_jax.planning.lengths import prompt_effects
+from pat_jax.planning.lengths.prompt_effects import Evidence, PromptEffects, posterior
 
 NONE = np.zeros(0)
 NO_INDEX = np.zeros(0, int)

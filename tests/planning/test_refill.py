@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from fakes import SPLITS, made_up_latency, make_load
 
-from pat_jax.planning import budget
-from pat_jax.planning.forecast import Forecast
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.refill import MOST_TURNS, horizon, mean_response
-from pat_jax.planning.scripts import ScriptedPath, Step
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner import budget
+from pat_jax.planning.planner.forecast import Forecast
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.refill import MOST_TURNS, horizon, mean_response
+from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Split
 
 CAP, ROWS = 400, 64

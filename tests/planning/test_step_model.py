@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
-from pat_jax.planning.step_model import Physics, Surface
+from pat_jax.planning.latency.step_model import Physics, Surface
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=6, unique=True).map(sorted)
 SECONDS = st.floats(1e-6, 10.0)

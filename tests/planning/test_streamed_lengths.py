@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.streamed_lengths import StreamedLengths
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.lengths.streamed import StreamedLengths
 
 CAP, ROWS, MEDIAN = 4096, 64, 400
 

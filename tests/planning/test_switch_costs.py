@@ -6,7 +6,7 @@ from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.switch_costs import FADING, LEAST, NOISE, OWN, SeenSwitch, SwitchCosts
+from pat_jax.planning.latency.switch_costs import FADING, LEAST, NOISE, OWN, SeenSwitch, SwitchCosts
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 PROFILE = np.where(np.eye(4, dtype=bool), 0.0, 0.05)  # re-slice, seconds

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_memory_model import PAGE, make_memory
 
-from pat_jax.planning.forecast import Forecast
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.turns import Turns
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.forecast import Forecast
+from pat_jax.planning.planner.turns import Turns
 
 DP8, _, _, TP8 = SPLITS
 CAP = 480

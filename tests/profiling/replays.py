@@ -6,11 +6,11 @@ import numpy as np
 from fakes import made_up_machine
 from hypothesis import strategies as st
 
-from pat_jax.engine.due import Spans, prefill_calls
-from pat_jax.planning.planner import Planner
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Reads, Split
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.simulate.machine import Machine, Workload
 
 CAP, LONGEST_PROMPT, CAPACITY = 150, 40, 40
 CONFIG = replace(

@@ -11,18 +11,18 @@ from pathlib import Path
 import jax
 import pytest
 
-from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.data_config import DataConfig
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
+from pat_jax.config.data import DataConfig
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent import compile as absent
-from pat_jax.profiling.absent.compile import Compilation, compile_for
-from pat_jax.profiling.absent.compiled import CompiledProgram
-from pat_jax.profiling.absent.jobs import Order, Plant
-from pat_jax.profiling.absent.worker import Compiler
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.cross_compile import compile as absent
+from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.worker import Compiler
+from pat_jax.profiling.predict.targets import Target
 
 TARGET = Target.parse("h100:8")
 TINY = preset("tiny")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fakes import SPLITS, made_up_machine
 
-from pat_jax.profiling.comparison import Comparison, Series, compare
-from pat_jax.profiling.limits import limits, shares
-from pat_jax.profiling.response_lengths import Draw, ResponseLengths
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.profiling.capacity.limits import limits, shares
+from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 
 CAP, PROMPT, CAPACITY = 150, 10, 64
 CONFIG = replace(

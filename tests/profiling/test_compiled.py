@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.planning.types import Split
-from pat_jax.profiling.absent.compiled import CompiledProgram, Sent, at_depth, together
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, at_depth, together
 
 NUMBERS = ("argument_bytes", "output_bytes", "temp_bytes", "alias_bytes", "flops", "bytes_accessed")
 counts = st.integers(0, 2**40)

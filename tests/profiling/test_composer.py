@@ -14,14 +14,14 @@ from benchmarks.composed_steps import (
     speed_ups,
     tpu_steps,
 )
-from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.costs.composer import Composer, Unlisted, weight_bytes
-from pat_jax.profiling.costs.kernel_model import ModelledKernels
-from pat_jax.profiling.costs.links import added, links_of, waiting_s
-from pat_jax.profiling.costs.sources import kernels_for
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.predict.composer import Composer, Unlisted, weight_bytes
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.links import added, links_of, waiting_s
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.targets import Target
 
 LLAMA, LARGE = preset("llama-3.1-8b"), preset("llama-3.1-70b")
 

@@ -23,14 +23,14 @@ from replays import (
     workloads,
 )
 
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Balance, Load, Plan
-from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.regret import regret
-from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.measure.regret import regret
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, _, TP8 = SPLITS
 

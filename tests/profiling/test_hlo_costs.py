@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.profiling.absent.hlo_costs import count
+from pat_jax.profiling.cross_compile.hlo_costs import count
 
 M, K, N = 16, 32, 64
 PRODUCT = 2 * M * K * N

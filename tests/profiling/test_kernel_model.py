@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import DATA, needs_data
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.layers import linear
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat, abstract_weight
 from pat_jax.planning.types import Split
-from pat_jax.profiling.costs.composer import Composer
-from pat_jax.profiling.costs.kernel_files import MEASURED, KernelTables
-from pat_jax.profiling.costs.kernel_model import ModelledKernels
-from pat_jax.profiling.costs.links import Sums
-from pat_jax.profiling.costs.sources import EXPLAINED, kernels_for
-from pat_jax.profiling.costs.targets import Target, chips
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.links import Sums
+from pat_jax.profiling.predict.sources import EXPLAINED, kernels_for
+from pat_jax.profiling.predict.targets import Target, chips
 
 EXAMPLES = {"v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4"}
 TARGETS = [EXAMPLES.get(name, f"{name}:8") for name in chips()]

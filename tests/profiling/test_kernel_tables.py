@@ -10,23 +10,23 @@ from published import DATA, needs_data
 from benchmarks.kernel_tables import GPUS, SPLITS, measured_kernels
 from benchmarks.regret_cells import Cell, run_cell
 from benchmarks.workloads import read
-from pat_jax.engine.buckets import Buckets
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.costs.composer import (
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.predict.composer import (
     ROUND_TOKENS,
     SWITCH_S,
     Composer,
     Unlisted,
     weight_bytes,
 )
-from pat_jax.profiling.costs.kernel_files import KernelTables, Line, NoData
-from pat_jax.profiling.costs.kernel_model import ModelledKernels
-from pat_jax.profiling.costs.targets import Target, chips
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.predict.kernel_files import KernelTables, Line, NoData
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 

@@ -13,23 +13,23 @@ from compilations import counted_compilations
 from runs import TINY
 
 from benchmarks.near_ties import Judge, Tally, compare
-from pat_jax.cli import parse
-from pat_jax.config import RunConfig
-from pat_jax.engine.background import THREAD_NAME
-from pat_jax.engine.layout import Layout
+from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.background import THREAD_NAME
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Completion, Request
-from pat_jax.generation import full_load
+from pat_jax.engine.sequences.sequence_table import Completion, Request
 from pat_jax.models.policy import Params
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner, Planner
-from pat_jax.planning.profile import Profile
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.planning.latency.profile import Profile
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.profiling.lazy import LazyLayouts, first_layouts
-from pat_jax.profiling.measure import Warmup
-from pat_jax.setup import Setup, build
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.run.generation import full_load
+from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
+from pat_jax.run.setup import Setup, build
 
 pytestmark = pytest.mark.timeout(600)
 DP2, TP2 = Split(2, 1), Split(1, 2)

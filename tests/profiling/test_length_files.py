@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.errors import UserError
-from pat_jax.profiling.length_files import find_lengths, read_lengths
+from pat_jax.common.errors import UserError
+from pat_jax.profiling.simulate.length_files import find_lengths, read_lengths
 
 
 @pytest.fixture

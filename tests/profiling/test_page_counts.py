@@ -6,13 +6,13 @@ from devices_draw import draw_in_a_burst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.accounts import Accounts
-from pat_jax.engine.admission import Admission
-from pat_jax.engine.scheduler import Request, Scheduler
-from pat_jax.engine.stock import Stocks
+from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.sequences.accounts import Accounts
+from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.sequence_table import Request, Scheduler
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.page_counts import PageCounts
+from pat_jax.profiling.simulate.page_counts import PageCounts
 
 PAGE, CHECK = 4, 3
 SPLITS = (Split(4, 1), Split(2, 2), Split(1, 4))

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
 from pat_jax.plan import PlanConfig
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.absent.paper import (
+from pat_jax.profiling.cross_compile.by_arithmetic import (
     check_room,
     has_room,
     larger,
@@ -20,7 +19,8 @@ from pat_jax.profiling.absent.paper import (
     roomier,
     what_fits,
 )
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
 
 GIB = 2**30
 PARAMETERS = {"llama-3.1-8b": 8.030e9, "qwen3-14b": 14.77e9}

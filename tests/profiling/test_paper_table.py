@@ -6,8 +6,8 @@ import pytest
 from benchmarks.naive import NaiveThreshold
 from benchmarks.paper_settings import PAPER, Published, Setting
 from benchmarks.paper_table import ADAPTIVE, LEFT, NAIVE, STATICS, share_after_switch, summary
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.simulator import replay
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.simulate.simulator import replay
 
 SMALL = Setting("h100:8", "qwen3-0.6b", 16_384, responses=16)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from fakes import SPLITS, made_up_latency
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
 from pat_jax.plan import PlanConfig
-from pat_jax.planning.profile import Profile, Subject
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.absent.paper import on_paper
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.profiling.plan.costs import profiled
+from pat_jax.planning.latency.profile import Profile, Subject
+from pat_jax.profiling.capacity.costs import profiled
+from pat_jax.profiling.cross_compile.by_arithmetic import on_paper
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
 
 TARGET, MODEL = Target.parse("h100:8"), preset("qwen3-0.6b")
 PLANT = on_paper(Order.of(TARGET, PlanConfig(model="qwen3-0.6b").run(TARGET), MODEL, (2, 4)))

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, workloads
 
-from pat_jax.engine.buckets import Buckets
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.machine import Machine, Replay, Workload
-from pat_jax.profiling.regret import regret
-from pat_jax.profiling.simulator import replay
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.measure.regret import regret
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8 = SPLITS[0]
 

@@ -16,12 +16,12 @@ from replays import (
     workloads,
 )
 
-from pat_jax.planning.lengths import LengthModel
+from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout
-from pat_jax.profiling.machine import Machine, Workload
-from pat_jax.profiling.simulator import replay
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, DP2TP4, TP8 = SPLITS
 

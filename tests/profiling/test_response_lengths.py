@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, spearmanr
 
-from pat_jax.profiling.response_lengths import (
+from pat_jax.profiling.simulate.response_lengths import (
     BUILT_IN,
     PROBABILITIES,
     Draw,

@@ -8,12 +8,12 @@ import pytest
 from runs import TINY
 from test_lazy import DP2, TP2, MadeUpClock
 
-from pat_jax.cli import parse
-from pat_jax.engine.sampling import sequence_key
-from pat_jax.engine.scheduler import Request
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.setup import build
+from pat_jax.config.command_line import parse
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.run.setup import build
 
 LONGEST = 190
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout import factored_mesh, layout_chain
+from pat_jax.common.errors import UserError
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.errors import UserError
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency import LatencyModel
+from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.costs.shard_profile import ShardProfiler, layouts_of, shard_of
-from pat_jax.profiling.costs.targets import Target
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.predict.shard_profile import ShardProfiler, layouts_of, shard_of
+from pat_jax.profiling.predict.targets import Target
 
 CONFIG = RolloutConfig(
     prompts_per_step=4,

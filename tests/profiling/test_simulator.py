@@ -21,14 +21,14 @@ from replays import (
     static_seconds,
 )
 
-from pat_jax.engine.buckets import Buckets
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Load, Plan, Ran, Split, recompute_below
-from pat_jax.profiling.hindsight import clairvoyant
-from pat_jax.profiling.machine import Workload
-from pat_jax.profiling.simulator import replay
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, DP2TP4, TP8 = SPLITS
 

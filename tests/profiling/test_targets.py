@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from pat_jax.errors import UserError
-from pat_jax.profiling.costs.targets import Target, chips
+from pat_jax.common.errors import UserError
+from pat_jax.profiling.predict.targets import Target, chips
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pat_jax.config import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.layers import QUERY_BLOCK
-from pat_jax.profiling.absent.compile import environment
-from pat_jax.profiling.absent.compiled import CompiledProgram, at_depth
-from pat_jax.profiling.absent.jobs import Order
-from pat_jax.profiling.costs.targets import Target
+from pat_jax.profiling.cross_compile.compile import environment
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
 
 MODEL = ModelConfig(
     "qwen3",
@@ -66,8 +66,8 @@ def products(model: ModelConfig, tokens: int) -> int:
 IN_ITS_PROCESS = """
 import json, sys
 from pathlib import Path
-from pat_jax.profiling.absent.jobs import Order, Plant
-from pat_jax.profiling.absent.worker import Compiler, devices_of
+from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.cross_compile.worker import Compiler, devices_of
 
 order = Order.from_json(json.load(sys.stdin))
 for job in Plant(order, devices_of(order.target)).jobs():

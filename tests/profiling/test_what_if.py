@@ -5,11 +5,11 @@ from dataclasses import asdict, replace
 import pytest
 from fakes import SPLITS, made_up_latency
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
-from pat_jax.planning.profile import Profile, Subject
+from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.types import Split
-from pat_jax.profiling.what_if import (
+from pat_jax.profiling.capacity.what_if import (
     WhatIf,
     machine_of,
     model_of,

@@ -8,14 +8,14 @@ from fakes import SPLITS, made_up_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.planning.budget import SHARE
-from pat_jax.planning.lengths import LengthModel
-from pat_jax.planning.planner import CostModelPlanner
-from pat_jax.planning.scripts import FixedLayout
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.budget import SHARE
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Ran
-from pat_jax.profiling.machine import Machine, Replay, Workload
-from pat_jax.profiling.simulator import replay
-from pat_jax.rollout_config import RolloutConfig
+from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 CAP, CAPACITY = 300, 32

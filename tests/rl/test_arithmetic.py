@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pat_jax.config.rollout import RolloutConfig
 from pat_jax.rl.arithmetic import (
     LETTERS,
     TOKENIZER,
@@ -18,7 +19,6 @@ from pat_jax.rl.arithmetic import (
 )
 from pat_jax.rl.built_in_rewards import exact_reward
 from pat_jax.rl.types import FinishReason, Prompt
-from pat_jax.rollout_config import RolloutConfig
 
 LONGEST = TermCounts(minimum=TermCounts().maximum)
 CAREFUL = DemonstrationMix(guess_share=0.0, slip_share=0.0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from row_writing import write, write_lines
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.arithmetic import problems
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.data import Problems, ProblemSplits, PromptSource, load_problems

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from math_rewrites import right, wrong
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import math_lenient_reward, math_reward
 from pat_jax.rl.final_answer import final_answer, last_box
 from pat_jax.rl.math_value import same_value

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import children_of
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.rewards import Response
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.rewards import Response, trial_responses
 from pat_jax.rl.types import Prompt

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.built_in_rewards import exact_reward, math_lenient_reward
 from pat_jax.rl.reward_process import Batch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from pat_jax.errors import UserError
+from pat_jax.common.errors import UserError
 from pat_jax.rl.tokenizer import CharTokenizer, Chat, HuggingFaceTokenizer, check_vocabulary
 
 ALPHABET = "abc +="

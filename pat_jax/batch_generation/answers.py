@@ -1,0 +1,111 @@
+"""From tokens back to text: piece by piece, up to the first stop string, and as a result line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.rl.tokenizer import Tokenizer
+
+_INCOMPLETE = "\ufffd"  # what a tokenizer makes of a part of a character
+
+
+@dataclass
+class TextStream:
+    """The text of tokens that come one after the other.
+
+    A piece is what the text of the latest tokens gains by a new one, decoded together with the
+    piece before it: what a token means may depend on its neighbours.
+    """
+
+    tokenizer: Tokenizer
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    _before: int = 0  # tokens before those decoded again
+    _done: int = 0  # tokens that are in `text`
+
+    def add(self, token: int) -> None:
+        self.tokens.append(token)
+        known = self.tokenizer.decode(self.tokens[self._before : self._done])
+        text = self.tokenizer.decode(self.tokens[self._before :])
+        if text.endswith(_INCOMPLETE):
+            return  # the character goes on in the next token
+        self.text += text[len(known) :]
+        self._before, self._done = self._done, len(self.tokens)
+
+
+class StopFinder:
+    """Looks for stop strings in a response as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0):
+        """
+        Args:
+          min_tokens: a stop string that these first tokens complete is none, as a stop token there
+            would be none.
+        """
+        self.stream, self.stops, self.min_tokens = TextStream(tokenizer), stops, min_tokens
+        self.found_at: int | None = None  # where in the text the first stop string begins
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens looked at; none after the one that completed a stop string."""
+        return len(self.stream.tokens)
+
+    @property
+    def text(self) -> str:
+        """What is before the stop string."""
+        return self.stream.text[: self.found_at]
+
+    def has_stopped(self, tokens: np.ndarray) -> bool:
+        """Whether the response, int[tokens], all of it so far, has a stop string."""
+        for token in tokens[self.num_tokens :]:
+            if self.found_at is not None:
+                break
+            known = len(self.stream.text)
+            self.stream.add(int(token))
+            if self.num_tokens > self.min_tokens:
+                self._search(known)
+        return self.found_at is not None
+
+    def _search(self, known: int) -> None:
+        """For those that end after the first `known` characters."""
+        text = self.stream.text
+        places = [text.find(stop, max(0, known - len(stop) + 1)) for stop in self.stops]
+        self.found_at = min((place for place in places if place >= 0), default=None)
+
+
+def describe(
+    done: Completion,
+    tokenizer: Tokenizer | None,
+    finder: StopFinder | None,
+    *,
+    wants_logprobs: bool,
+) -> dict[str, Any]:
+    """The fields of a result line that tell of the response."""
+    tokens, reason = done.tokens, "length" if done.is_truncated else "stop"
+    has_stopped = finder is not None and finder.has_stopped(tokens)
+    if finder is not None and has_stopped:
+        tokens, text, reason = tokens[: finder.num_tokens], finder.text, "stop"
+    else:
+        text = None if tokenizer is None else tokenizer.decode(tokens.tolist())
+    result: dict[str, Any] = {"text": text, "token_ids": tokens.tolist(), "finish_reason": reason}
+    if wants_logprobs:
+        result["logprobs"] = [_logprob(done, i) for i in range(len(tokens))]
+    if done.error and not has_stopped:  # what comes behind a stop string is not looked at
+        result |= {"finish_reason": "error", "error": done.error}
+    return result
+
+
+def _logprob(done: Completion, i: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {"token_id": int(done.tokens[i]), "logprob": _short(done.logprobs[i])}
+    if done.top_tokens is not None and done.top_logprobs is not None:
+        pairs = zip(done.top_tokens[i], done.top_logprobs[i], strict=True)
+        entry["top"] = [[int(token), _short(logprob)] for token, logprob in pairs]
+    return entry
+
+
+def _short(value: np.floating) -> float:
+    """A float32 in as few digits as give it back."""
+    return float(str(value))

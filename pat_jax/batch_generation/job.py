@@ -1,0 +1,195 @@
+"""From the lines of a prompts file to the lines of a results file, in order and each once."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pat_jax.batch_generation.answers import StopFinder, describe
+from pat_jax.batch_generation.prompt_lines import Ask, Wishes, parse_ask, parse_object, read_lines
+from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.common.errors import UserError
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.session import Session, failed
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+
+Show = Callable[[Sequence[int], Sequence[int]], None]
+BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
+
+
+@dataclass
+class Entry:
+    """One result to come: a sample of a line, or a line that is wrong."""
+
+    line: int
+    sample: int
+    fields: dict[str, Any]  # copied from the line
+    is_last: bool  # of its line
+    ask: Ask | None = None
+    finder: StopFinder | None = None
+    search: Future[bool] | None = None  # for a stop string, in what was said before the last burst
+
+
+class Job:
+    """From lines to results, in order."""
+
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        session: Session,
+        tokenizer: HuggingFaceTokenizer | None,
+        wishes: Wishes,
+        recommended: Wishes,
+        results: ResultFile,
+    ):
+        """
+        Args:
+          wishes: of the command; a line's own win over them.
+          recommended: what holds where neither says anything.
+        """
+        self.path, self.seed, self.session = path, seed, session
+        self.tokenizer, self.results = tokenizer, results
+        self.wishes, self.recommended = wishes, recommended
+        self.waiting: dict[int, Entry] = {}  # by the place of the result in the file
+        self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
+        self.places: list[int] = []  # of the session's requests
+        self.num_written, self.num_errors, self.num_tokens = len(results.done), 0, 0
+        self.tokenizing = threading.Lock()  # a tokenizer serves one thread at a time
+
+    def run(self, show: Show | None = None) -> None:
+        """
+        Args:
+          show: told of every response without an error, in their order: prompt and response, token ids.
+        """
+        start, self.show = time.perf_counter(), show
+        total = sum(1 for _ in read_lines(self.path))
+        self.bar = tqdm(total=total, unit="prompt", disable=None, dynamic_ncols=True)
+        with self.bar, ThreadPoolExecutor(1) as self.workers:
+            stream = self.session.stream(self._requests(), watch=self._watch, name=self._name)
+            for i, done in stream:
+                self._finish(self.places[i], done)
+                self._write(wait=False)
+            self._write(wait=True)
+        seconds = time.perf_counter() - start
+        print(
+            f"{self.num_written} results in {self.results.path}"
+            f"{f', {self.num_errors} of them errors' if self.num_errors else ''}; "
+            f"{self.num_tokens:,} tokens in {seconds:.1f} s",
+            file=sys.stderr,
+        )
+
+    def _requests(self) -> Iterator[Request]:
+        """Of the lines whose results are not written yet; what is wrong with a line is its result."""
+        place = 0
+        for number, line in read_lines(self.path):
+            for entry, error in self._entries(number, line):
+                if place < len(self.results.done):
+                    self.results.check(place, entry.line, entry.sample)
+                    self.bar.update(entry.is_last)
+                else:
+                    self.waiting[place] = entry
+                    if entry.ask is None:
+                        self._finish(place, failed(f"{self.path}, line {number}: {error}"))
+                    else:
+                        self.places.append(place)
+                        yield self._request(entry, entry.ask)
+                place += 1
+        if place < len(self.results.done):
+            raise UserError(
+                f"{self.results.path} has {len(self.results.done)} results, but {self.path} asks for "
+                f"{place}: expected the prompts that they are of; choose another --out."
+            )
+
+    def _entries(self, number: int, line: bytes) -> Iterator[tuple[Entry, str]]:
+        given: dict[str, Any] = {}
+        try:
+            given = parse_object(line)
+            with self.tokenizing:
+                ask = parse_ask(
+                    given,
+                    self.wishes,
+                    self.recommended,
+                    self.tokenizer,
+                    max_length=self.session.max_length,
+                )
+        except ValueError as error:
+            yield Entry(number, 0, _copied(given), is_last=True), str(error)
+            return
+        for sample in range(ask.num_samples):
+            finder = None
+            if ask.stops and self.tokenizer is not None:
+                least = ask.sampling.min_tokens
+                finder = StopFinder(self.tokenizer, ask.stops, min_tokens=least)
+            is_last = sample == ask.num_samples - 1
+            yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
+
+    def _request(self, entry: Entry, ask: Ask) -> Request:
+        ids = (self.seed, BY_LINE, entry.line, entry.sample)
+        if ask.seed is not None:
+            ids = (ask.seed, BY_SEED, 0, entry.sample)
+        return Request(ask.tokens, sequence_key(*ids), ask.max_tokens, ask.sampling)
+
+    def _name(self, i: int) -> str:
+        entry = self.waiting[self.places[i]]
+        return f"{self.path}, line {entry.line}"
+
+    def _watch(self, i: int, tokens: np.ndarray) -> bool:
+        """Whether there was a stop string before the last burst.
+
+        Each burst's tokens are searched beside the next one. So a response may run for a burst more
+        than it has to, or two where bursts are dispatched ahead, which its result does not show:
+        nothing behind a stop string is in it.
+        """
+        entry = self.waiting[self.places[i]]
+        if entry.finder is None:
+            return False
+        if entry.search is not None and entry.search.result():
+            return True
+        entry.search = self.workers.submit(self._search, entry.finder, tokens.copy())
+        return False
+
+    def _search(self, finder: StopFinder, tokens: np.ndarray) -> bool:
+        with self.tokenizing:
+            return finder.has_stopped(tokens)
+
+    def _finish(self, place: int, done: Completion) -> None:
+        """Text and stop strings of what has ended are worked out beside the generation."""
+        entry = self.waiting.pop(place)
+        self.ready[place] = entry, self.workers.submit(self._result, entry, done)
+
+    def _result(self, entry: Entry, done: Completion) -> dict[str, Any]:
+        result: dict[str, Any] = {"line": entry.line, "sample": entry.sample, **entry.fields}
+        ask = entry.ask
+        with self.tokenizing:
+            wants = ask is not None and ask.wants_logprobs
+            result |= describe(done, self.tokenizer, entry.finder, wants_logprobs=wants)
+        counts = len(ask.tokens) if ask else 0, len(result["token_ids"])
+        return result | {
+            "usage": dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
+        }
+
+    def _write(self, *, wait: bool) -> None:
+        """The results that are next in order, as far as they are there."""
+        while self.num_written in self.ready and (wait or self.ready[self.num_written][1].done()):
+            entry, future = self.ready.pop(self.num_written)
+            result = future.result()
+            self.results.write(result)
+            self.num_written += 1
+            self.num_errors += "error" in result
+            self.num_tokens += result["usage"]["completion_tokens"]
+            if self.show and entry.ask and "error" not in result:
+                self.show(entry.ask.tokens, result["token_ids"])
+            self.bar.update(entry.is_last)
+
+
+def _copied(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in ("id", "metadata") if name in given}

@@ -1,0 +1,256 @@
+"""Lines of a prompts file: what is to be generated, and how, one JSON object each.
+
+    {"prompt": text} | {"messages": [{"role": …, "content": …}, …]} | {"token_ids": [ints]}
+
+besides `id`, `metadata` (both copied to the results), `chat_template_kwargs` (beside messages) and any
+field of `Wishes`. Knows what can be wrong with a line; does not know engines.
+"""
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.common.options.names import meant
+from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
+from pat_jax.rl.tokenizer import (
+    HuggingFaceTokenizer,
+    flatten_messages,
+    has_lone_surrogate,
+    has_more_tokens,
+    is_message,
+)
+
+PROMPT_FIELDS = ("prompt", "messages", "token_ids")
+VARIABLES = "chat_template_kwargs"
+MOST_SAMPLES = 2**16  # of one line
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How to sample, under the names of the command's options; None where nobody has said."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+    n: int | None = None
+    seed: int | None = None
+
+    def over(self, other: "Wishes") -> "Wishes":
+        """These, and where nothing is said `other`."""
+        return replace(other, **_given(self))
+
+    @property
+    def sampling(self) -> Sampling:
+        """Raises ValueError in one sentence that names the field."""
+        given: dict[str, Any] = {
+            name: value for name, value in _given(self).items() if name in _SAMPLING
+        }
+        stops = given.get("stop_token_ids", ())
+        if isinstance(stops, list):
+            if len(stops) > MAX_STOP_IDS:
+                raise ValueError(
+                    f"stop_token_ids has {len(stops)} entries: expected up to {MAX_STOP_IDS}."
+                )
+            stops = tuple(stops)
+        given["stop_token_ids"] = stops
+        return Sampling(**given)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None or self.stop == "":
+            return ()
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+            raise ValueError(f"stop is {shown(self.stop)}: expected text or a list of texts.")
+        if has_lone_surrogate(stops):
+            raise ValueError(f"stop is {shown(self.stop)}: expected whole characters.")
+        return tuple(stops)
+
+    def check(self) -> None:
+        """Raises ValueError in one sentence that begins with the name of a field that cannot be."""
+        _ = (
+            self.sampling,
+            self.stops,
+            self.count("n", 1, 1, MOST_SAMPLES),
+            self.count("max_tokens", 1, 1),
+        )
+
+    def count(self, name: str, default: int, least: int, most: int = 2**63 - 1) -> int:
+        value = getattr(self, name)
+        if value is None:
+            return default
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(
+                f"{name} is {shown(value)}: expected an integer from {least} to {most:,}."
+            )
+        return value
+
+
+_SAMPLING = {field.name for field in fields(Sampling)}
+_WISHES = {field.name for field in fields(Wishes)}
+_KNOWN = (*PROMPT_FIELDS, VARIABLES, "id", "metadata", *_WISHES)
+
+
+def _given(wishes: Wishes) -> dict[str, Any]:
+    values = {field.name: getattr(wishes, field.name) for field in fields(wishes)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One line, understood."""
+
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    num_samples: int
+    seed: int | None  # None: the run's, and the line's number
+    stops: tuple[str, ...]
+    wants_logprobs: bool
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Line numbers, from 1, and lines that are not blank, as they are needed.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise UserError(
+            f"option --prompts is {str(path)!r}: the file cannot be read ({error.strerror}); expected "
+            "a file of JSON lines."
+        ) from None
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Raises ValueError in one sentence."""
+    try:
+        value = parse_json(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"not UTF-8 text at byte {error.start + 1} ({error.reason}): expected JSON in UTF-8."
+        ) from None
+    except JsonError as error:
+        at = f" at column {error.column}" if error.column else ""
+        raise ValueError(f"{error}{at}: expected one object a line.") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__}: expected one object a line.")
+    return value
+
+
+def parse_ask(
+    given: Mapping[str, Any],
+    defaults: Wishes,
+    recommended: Wishes,
+    tokenizer: HuggingFaceTokenizer | None,
+    *,
+    max_length: int,
+) -> Ask:
+    """What a line asks for.
+
+    Args:
+      defaults: what the command says, where the line does not.
+      recommended: what the checkpoint says, where the command does not either. Its `max_tokens` is
+        cut to what fits: nobody has asked for it.
+      tokenizer: None allows token ids only.
+      max_length: tokens of prompt and response that can be; what is left of it is `max_tokens`
+        where nobody has said.
+
+    Raises:
+      ValueError: one sentence that names the field.
+    """
+    for name in given:
+        if name not in _KNOWN:
+            near = meant(name, _KNOWN)
+            hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
+            raise ValueError(f"unknown field {shown(name)}: {hint}")
+    own = Wishes(**{name: value for name, value in given.items() if name in _WISHES})
+    asked = own.over(defaults)
+    wishes = asked.over(recommended)
+    sampling, tokens = wishes.sampling, tuple(_tokens(given, tokenizer, max_length))
+    if wishes.stops and tokenizer is None:
+        raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
+    left = max(max_length - len(tokens), 1)
+    return Ask(
+        tokens,
+        sampling,
+        asked.count("max_tokens", min(left, recommended.count("max_tokens", left, 1)), 1),
+        wishes.count("n", 1, 1, MOST_SAMPLES),
+        wishes.count("seed", 0, 0) if wishes.seed is not None else None,
+        wishes.stops,
+        wishes.logprobs is not None,
+    )
+
+
+def _tokens(
+    given: Mapping[str, Any], tokenizer: HuggingFaceTokenizer | None, max_length: int
+) -> Sequence[int]:
+    named = [name for name in PROMPT_FIELDS if name in given]
+    if len(named) != 1:
+        found = " and ".join(named) or "none"
+        raise ValueError(f"expected one of {', '.join(PROMPT_FIELDS)} in each line, found {found}.")
+    (name,) = named
+    value = given[name]
+    if VARIABLES in given and name != "messages":
+        raise ValueError(f"{VARIABLES} belongs to a chat template: expected messages beside it.")
+    if name == "token_ids":
+        if not isinstance(value, list) or not all(map(is_token_id, value)):
+            raise ValueError("token_ids is no list of integers: expected token ids.")
+        return value
+    if tokenizer is None:
+        raise ValueError(f"{name} is text, but the model has no tokenizer: expected token_ids.")
+    if has_lone_surrogate(value):  # JSON can say what no text is
+        raise ValueError(f"{name} has half of a character (a lone surrogate): expected text.")
+    if name == "messages":
+        return _chat(value, given.get(VARIABLES), tokenizer, max_length)
+    if not isinstance(value, str):
+        raise ValueError(f"prompt is a JSON {type(value).__name__}: expected text.")
+    _refuse_endless(value, max_length)
+    return tokenizer.encode_text(value)
+
+
+def is_token_id(value: object) -> bool:
+    """Of some model: of this one is for the engine to say."""
+    return type(value) is int and -(2**31) <= value < 2**31
+
+
+def _refuse_endless(text: str, max_length: int) -> None:
+    if has_more_tokens(text, max_length):
+        raise ValueError(
+            f"the prompt has {len(text):,} characters: expected less than the {max_length} tokens "
+            "that fit; shorten it."
+        )
+
+
+def _chat(
+    messages: Any, variables: Any, tokenizer: HuggingFaceTokenizer, max_length: int
+) -> Sequence[int]:
+    is_chat = isinstance(messages, list) and all(map(is_message, messages))
+    if not is_chat or not messages:
+        raise ValueError("messages: expected a list of chat messages, each with role and content.")
+    if not tokenizer.has_chat_template:
+        raise ValueError(
+            "messages need a chat template, which this tokenizer lacks: give a prompt."
+        )
+    if variables is not None and not isinstance(variables, dict):
+        raise ValueError(f"{VARIABLES} is {shown(variables)}: expected an object.")
+    _refuse_endless(flatten_messages(messages), max_length)
+    return tokenizer.encode_prompt(messages, variables)

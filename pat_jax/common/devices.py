@@ -1,0 +1,103 @@
+"""Which devices a run uses, and what must be set before JAX looks for them."""
+
+import ctypes
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from glob import glob
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+import jax
+
+from pat_jax.common.errors import UserError
+
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib has no stubs
+
+CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
+PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
+PLAN_DIR = CACHE_DIR.parent / "plans"  # what was compiled for others
+
+# The modules of a plug-in, and the device files of which a machine has one if it is for it.
+_PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "tpu": (("libtpu",), ("/dev/accel*", "/dev/vfio/[0-9]*")),
+    "cuda": (
+        ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+        ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/dxg"),
+    ),
+    "rocm": (("jax_rocm60_plugin", "jax_rocm7_plugin"), ("/dev/kfd",)),
+}
+
+
+def configure(num_devices: int) -> Sequence[Device]:
+    """The devices of this run; to be called before anything else asks JAX for devices.
+
+    A CPU is made to look like several devices with a pool of one compute thread for each: the
+    largest power of two up to min(cores, 8), or `num_devices`. The pool is shared: where all devices
+    work, each has a thread; one that works while the others idle takes theirs as well (JAX 0.10).
+
+    Raises:
+      UserError: fewer devices are there than asked for.
+    """
+    num_cpu = num_devices or _cpu_devices()
+    # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
+    # leave a single device all cores.
+    os.environ.setdefault("NPROC", str(num_cpu))
+    # Flags only: XLA stops reading at the first word that is none.
+    flags = "--xla_cpu_multi_thread_eigen=false"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+    # Looking for a TPU's metadata server takes minutes where there is none.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    asked_for = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if asked_for is None and (platforms := platforms_here()):
+        jax.config.update("jax_platforms", platforms)
+    jax.config.update("jax_num_cpu_devices", num_cpu)
+    jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    devices = jax.devices()
+    if num_devices > len(devices):
+        raise UserError(
+            f"option --devices is {num_devices}: this machine has {len(devices)} "
+            f"{devices[0].platform} devices; choose at most that many, or 0 for all."
+        )
+    if devices[0].platform == "cpu":
+        _keep_freed_memory()
+    return devices[: num_devices or len(devices)]
+
+
+def platforms_here() -> str | None:
+    """What JAX is to look for, where compilers are installed for accelerators that are not here.
+
+    With the extra `plan` they are, and JAX would start each of them: seen to take minutes. None: it
+    may look for all that is installed.
+    """
+    installed = [name for name, (modules, _) in _PLATFORMS.items() if any(map(find_spec, modules))]
+    here = [name for name in installed if any(glob(sign) for sign in _PLATFORMS[name][1])]
+    return None if here == installed else ",".join([*here, "cpu"])
+
+
+def _keep_freed_memory() -> None:
+    """Has the C library keep what XLA's CPU devices free, as XLA keeps the memory of a GPU.
+
+    By default glibc hands large blocks back to the kernel, which clears each page anew when they are
+    next asked for: seen to take longer than writing a switch's weights. Other C libraries have no
+    such knobs.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, -1)  # never
+
+
+def num_cores() -> int:
+    """Of those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_devices() -> int:
+    return 1 << (min(num_cores(), 8).bit_length() - 1)

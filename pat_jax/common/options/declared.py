@@ -1,0 +1,139 @@
+"""Options as the fields of a configuration class declare them.
+
+Knows dataclasses: names, types and defaults come from the fields, explanations from the string under
+each. Does not know where values are written, nor what an option means.
+"""
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pat_jax.common.rules import OptionError
+
+# Metadata of the field, one at most, that its section's bare name stands for.
+SHORT_FORM = {"is_short_form": True}
+LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str  # dotted, as on the command line
+    kind: Any  # bool, int, float, str, a Literal of strings, or tuple[str, ...]
+    default: Any
+    help: str
+    short: str = ""  # the name of its section, if that alone stands for it
+
+    @property
+    def section(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    @property
+    def takes_many(self) -> bool:
+        return get_origin(self.kind) is tuple
+
+    @property
+    def expected(self) -> str:
+        if self.takes_many:
+            return "one text or several"
+        if get_origin(self.kind) is Literal:
+            return "one of " + ", ".join(get_args(self.kind))
+        names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+        return names[self.kind]
+
+    def convert(self, texts: Sequence[str]) -> Any:
+        """The value of what was written: of one text, unless the option takes many."""
+        for text in texts:
+            self._check_text(text)
+        if self.takes_many:
+            return tuple(texts)
+        (text,) = texts
+        if self.kind is str or text in get_args(self.kind):
+            return text
+        if self.kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if self.kind in (int, float):
+            try:
+                value = self.kind(text)
+            except ValueError:  # more digits than Python reads are one as well
+                value = math.nan
+            if self.kind is int and abs(value) > LARGEST:
+                raise OptionError(self.name, text, "an integer of at most 64 bits")
+            if math.isfinite(value):
+                return value
+        raise OptionError(self.name, text, self.expected)
+
+    def _check_text(self, text: str) -> None:
+        """Names of files go to libraries that know UTF-8 alone, and no NUL."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            expected = "UTF-8 text (where the terminal's is, set PYTHONUTF8=1 or LC_ALL=C.UTF-8)"
+            raise OptionError(self.name, text, expected) from None
+        if "\0" in text:
+            raise OptionError(self.name, text, "text without a NUL character")
+
+
+def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
+    """Every option of a configuration: its own first, then those of each section."""
+    hints, texts = get_type_hints(type(config)), _field_texts(type(config))
+    values = {field: getattr(config, field.name) for field in fields(config)}
+    for field, value in values.items():
+        name, is_short = field.name, "is_short_form" in field.metadata
+        if not is_dataclass(value):
+            kind, short = _without_none(hints[name]), prefix.rstrip(".") if is_short else ""
+            yield Option(prefix + name, kind, value, texts[name], short)
+    for field, value in values.items():
+        if is_dataclass(value):
+            yield from options_of(value, f"{prefix}{field.name}.")
+
+
+def build(config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option]) -> Any:
+    """`config` with the options that `texts` sets; raises OptionError for the first mistake."""
+    return _build(config, texts, options, "")
+
+
+def _build(
+    config: Any, texts: Mapping[str, Sequence[str]], options: Mapping[str, Option], prefix: str
+) -> Any:
+    values = {}
+    for field in fields(config):
+        name, value = prefix + field.name, getattr(config, field.name)
+        if is_dataclass(value):
+            values[field.name] = _build(value, texts, options, f"{name}.")
+        elif name in texts:
+            values[field.name] = options[name].convert(texts[name])
+    return replace(config, **values)
+
+
+def _without_none(kind: Any) -> Any:
+    """`float` of `float | None`: None is what such an option is where nobody sets it."""
+    kinds = [each for each in get_args(kind) if each is not type(None)]
+    return kinds[0] if type(None) in get_args(kind) else kind
+
+
+def _field_texts(config_class: type) -> dict[str, str]:
+    """The string under each field of a dataclass, joined to one line; inherited ones included."""
+    texts = {}
+    for base in reversed(config_class.__mro__):
+        texts |= _own_field_texts(base) if is_dataclass(base) else {}
+    return texts
+
+
+@cache  # reading the source again costs more than all else of a command line
+def _own_field_texts(config_class: type) -> dict[str, str]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for statement, following in zip(definition.body, definition.body[1:], strict=False):
+        match statement, following:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                texts[name] = " ".join(text.split())
+    return texts

@@ -1,0 +1,102 @@
+"""Options in YAML files: what each sets, and in which line."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.options.declared import Option
+from pat_jax.common.options.names import unknown
+from pat_jax.common.rules import OptionError
+
+
+@dataclass(frozen=True)
+class Setting:
+    texts: Sequence[str]  # as they were written: one, unless the option takes many
+    where: str = ""  # " in FILE, line N"; empty for the command line
+
+
+def preset_names(presets: Path) -> list[str]:
+    return sorted(path.stem for path in presets.glob("*.yaml"))
+
+
+def read_preset(presets: Path, name: str, options: Mapping[str, Option]) -> dict[str, Setting]:
+    names = preset_names(presets)
+    if name not in names:
+        raise OptionError("preset", name, "one of " + ", ".join(names))
+    return read_yaml(presets / f"{name}.yaml", f"preset {name}", options)
+
+
+def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str, Setting]:
+    """
+    Args:
+      title: the file's name in messages.
+
+    Raises:
+      UserError: it cannot be read, is no YAML mapping, or has an option that is not among `options`.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        found = list(_walk(root, "", title, options)) if root else []
+    except OSError as error:
+        raise UserError(f"cannot read {title}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {title}: it is not UTF-8 text.") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"cannot read {title}{line}: not YAML, {error.problem}.") from None
+    except yaml.YAMLError:
+        raise UserError(f"cannot read {title}: it is not YAML text.") from None
+    except RecursionError:
+        raise UserError(
+            f"cannot read {title}: it is nested too deeply; expected sections of options."
+        ) from None
+    settings: dict[str, Setting] = {}
+    for name, setting in found:
+        if name in settings:
+            raise UserError(f"option --{name} is given twice{setting.where}: keep one.")
+        settings[name] = setting
+    return settings
+
+
+def _walk(
+    node: yaml.Node, prefix: str, title: str, options: Mapping[str, Option]
+) -> Iterator[tuple[str, Setting]]:
+    line = f" in {title}, line {node.start_mark.line + 1}"
+    if _is_null(node):
+        return
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{prefix.rstrip('.') or 'the text'}{line} is no list of `name: value`.")
+    for key, value in node.value:
+        where = f" in {title}, line {key.start_mark.line + 1}"
+        name = f"{prefix}{key.value}"
+        is_section = any(option.startswith(f"{name}.") for option in options)
+        is_short = name in options and not isinstance(value, yaml.MappingNode)
+        if is_section and (_is_null(value) or not is_short):
+            yield from _walk(value, f"{name}.", title, options)
+        elif name not in options:
+            raise unknown(name, options, where)
+        else:
+            option = options[name]
+            yield option.name, Setting(_texts(value, option, where), where)
+
+
+def _texts(node: yaml.Node, option: Option, where: str) -> list[str]:
+    texts: list[str] = []
+    values: list[Any] = [node]
+    if option.takes_many and isinstance(node, yaml.SequenceNode):
+        values = node.value
+    for value in values:
+        if not isinstance(value, yaml.ScalarNode) or _is_null(value):
+            text = "null" if _is_null(value) else f"a YAML {value.id}"
+            raise OptionError(option.name, text, option.expected, where)
+        texts.append(value.value)
+    return texts
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return node.tag == "tag:yaml.org,2002:null"

@@ -1,0 +1,61 @@
+"""The text of --help: what a command does, how it is called, and every option."""
+
+import inspect
+import textwrap
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, get_args
+
+from pat_jax.common.options.declared import Option
+
+_INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+
+
+def help_text(
+    config: object, sources: Sequence[Option], options: Sequence[Option], prog: str
+) -> str:
+    """
+    Args:
+      config: the defaults; the text under its class says what the command does, with an example.
+      sources: options that stand for others, such as --config.
+    """
+    names = ", ".join(f"--{option.name}" for option in sources)
+    lines = [
+        inspect.cleandoc(type(config).__doc__ or ""),
+        "",
+        _usage(sources, options, prog),
+        f"Later wins: defaults, {names}, the command line.",
+        "",
+    ]
+    section = ""
+    for option in [*sources, *options]:
+        if option.section != section:
+            section = option.section
+            lines += [f"{section}: {inspect.cleandoc(attrgetter(section)(config).__doc__)}", ""]
+        lines += [_headline(option), textwrap.fill(option.help, 96, **_INDENT), ""]
+    return "\n".join(lines[:-1])
+
+
+def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> str:
+    """The forms that this command takes, and no others."""
+    sections = any(option.section for option in options)
+    forms = [f"[--{option.name} {option.name.upper()}]" for option in sources]
+    forms += ["[--OPTION VALUE ...]"] + ["[--SECTION.OPTION VALUE ...]"] * sections
+    words = " ".join([prog, *forms, "[--help]", "[--version]"])
+    return textwrap.fill(
+        words,
+        100,
+        initial_indent="usage: ",
+        subsequent_indent=" " * 11,
+        break_on_hyphens=False,
+    )
+
+
+def _headline(option: Option) -> str:
+    choices = () if option.takes_many else get_args(option.kind)
+    kind = "{" + ",".join(choices) + "}" if choices else option.expected
+    default = str(option.default).lower() if option.kind is bool else option.default
+    default = " ".join(option.default) if option.takes_many else default
+    note = "" if default in ("", None) else f" (default: {default})"
+    full = f", or --{option.name}" if option.short else ""
+    return f"  --{option.short or option.name} {kind}{full}{note}"

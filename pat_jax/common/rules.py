@@ -1,0 +1,94 @@
+"""What an option's value has to be, and the one sentence where it is not.
+
+Every number has an upper bound: beyond it a value means nothing, or asks for more than can be.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.engine.sequences.types import MAX_TEMPERATURE, MIN_TEMPERATURE
+
+
+class OptionError(UserError):
+    """An option whose value is not allowed; the parser adds `where` the value was written."""
+
+    def __init__(self, name: str, value: object, expected: str, where: str = ""):
+        super().__init__(f"option --{name} is {shown(value)}{where}: expected {expected}.")
+        self.name, self.value, self.expected = name, value, expected
+
+
+Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
+
+MOST = 2**31 - 1  # what an array of 32-bit integers holds
+
+
+def count(least: int, most: int = MOST) -> Rule:
+    return lambda x: least <= x <= most, f"an integer from {least} to {most:,}"
+
+
+def positive(most: float) -> Rule:
+    return lambda x: 0 < x <= most, f"a number above 0 and up to {most:,}"
+
+
+def not_negative(most: float) -> Rule:
+    return lambda x: 0 <= x <= most, f"a number from 0 to {most:,}"
+
+
+COUNT, COUNT_OR_ZERO = count(1), count(0)
+MOST_RESPONSES = 2**20  # of one rollout
+RESPONSES = count(1, MOST_RESPONSES)
+MOST_REPLAYED = 2**16  # responses of a replayed one: more take hours
+ROLLOUTS = count(1, 1000)  # replayed one after another
+TOKENS = count(1, 2**24)  # of one sequence
+STEPS = count(0, 10**9)
+DEVICES = count(0, 1024)
+SEED = count(0, 2**32 - 1)
+MEMORY_GIB = not_negative(65_536)  # of one device
+LEARNING_RATE = not_negative(1)
+TEMPERATURE: Rule = (
+    lambda x: x == 0 or MIN_TEMPERATURE <= x <= MAX_TEMPERATURE,
+    f"0 (greedy) or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
+)
+FRACTION: Rule = (lambda x: 0 < x < 1, "a number in (0, 1)")
+GIVEN: Rule = (lambda x: x != "", "a value (it has no default here)")
+LAYOUT = r"dp[1-9]\d{0,4}tp[1-9]\d{0,4}"
+
+
+def matches(pattern: str, expected: str) -> Rule:
+    return lambda x: re.fullmatch(pattern, x) is not None, expected
+
+
+def require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    if not is_valid:
+        raise OptionError(name, value, expected)
+
+
+def check_context(lengths: Mapping[str, int], context: int, model: str) -> None:
+    """Prompt and response together have to fit the model's context.
+
+    Args:
+      lengths: tokens of the longest prompt and of the longest response, in this order, by option.
+      context: tokens of the longest sequence that the model is for, `ModelConfig.max_position`.
+      model: its name.
+
+    Raises:
+      UserError: they do not.
+    """
+    (prompt, response), (prompt_tokens, response_tokens) = lengths, lengths.values()
+    total, left = prompt_tokens + response_tokens, context - prompt_tokens
+    if total > context:
+        advice = f"take --{response} {left}" if left > 0 else f"lower both, --{prompt} first"
+        raise UserError(
+            f"option --{prompt} + --{response} is {prompt_tokens} + {response_tokens} = {total}: "
+            f"expected at most the {context} tokens of the context of {model!r} "
+            f"(max_position_embeddings in a checkpoint's config.json); {advice}."
+        )
+
+
+def check(config: object, names: str, rule: Rule, section: str = "") -> None:
+    is_valid, expected = rule
+    for name in names.split():
+        value = getattr(config, name)
+        require(is_valid(value), section + name, value, expected)

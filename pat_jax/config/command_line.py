@@ -1,0 +1,172 @@
+"""The command line: defaults < preset < --config files < --section.name value.
+
+Knows argv and which source wins over which. What options there are, how files spell them and how
+they are explained is in `options/`; what an option means, in the configuration class.
+"""
+
+import errno
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import yaml
+
+from pat_jax import __version__
+from pat_jax.common.errors import UserError
+from pat_jax.common.options.declared import Option, build, options_of
+from pat_jax.common.options.files import Setting, preset_names, read_preset, read_yaml
+from pat_jax.common.options.help import help_text
+from pat_jax.common.options.names import unknown
+from pat_jax.common.rules import OptionError
+from pat_jax.config.run import RunConfig
+
+PRESETS = Path(__file__).parent / "presets"
+DEMO = "demo"  # the preset of a run that names neither a model nor data
+NAMES_OF_A_RUN = ("model", "data")
+
+Config = TypeVar("Config")
+
+
+def parse(
+    argv: Sequence[str],
+    config_class: type[Config] = RunConfig,
+    *,
+    prog: str = "python -m pat_jax.train",
+    presets: Path | None = PRESETS,
+) -> Config:
+    """The configuration that `argv` (without the program's name) asks for.
+
+    Args:
+      argv: `--name value`, `--name=value`, or `--name` alone for a boolean; `-` stands for `_`.
+      config_class: a frozen dataclass of bool, int, float, str, Literal, tuple[str, ...] or nested
+        dataclass fields, each with a default, or of these or None.
+      prog: how the command is called, for the usage in --help.
+      presets: the folder of the YAML files that --preset can name; None offers none.
+
+    Raises:
+      UserError: with one sentence about the first mistake.
+      SystemExit: 0, after printing the help or the version.
+    """
+    default = config_class()
+    own = list(options_of(default))
+    options = {name: option for option in own for name in (option.name, option.short) if name}
+    sources = _sources(presets)
+    if not {"-h", "--help"}.isdisjoint(argv):
+        print(help_text(default, list(sources.values()), own, prog))
+        raise SystemExit(0)
+    if "--version" in argv:
+        print(f"pat_jax {__version__}")
+        raise SystemExit(0)
+    settings = _settings(list(_scan(argv, sources | options)), presets, options)
+    try:
+        return build(default, {name: one.texts for name, one in settings.items()}, options)
+    except OptionError as error:
+        where = settings[error.name].where if error.name in settings else ""
+        raise OptionError(error.name, error.value, error.expected, where) from None
+
+
+def dump(config: Any) -> str:
+    """The resolved configuration as YAML; `--config` reads it back to an equal one."""
+    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True, explicit_end=True)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Run a command; a `UserError` becomes `error: …` on stderr and exit code 2.
+
+    Where nobody reads any more what it prints (`| head`), and where Ctrl-C ends it, it is silent, as
+    other programs are. A disk without room is one sentence as well.
+    """
+    try:
+        try:
+            main()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            where = f" for {error.filename}" if error.filename else ""
+            print(f"error: {error.strerror}{where}: make room and start again.", file=sys.stderr)
+            raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            raise SystemExit(128 + signal.SIGINT) from None
+        finally:
+            sys.stdout.flush()  # here, not at the interpreter's end, which would complain
+    except BrokenPipeError:
+        gone = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
+        if not gone:
+            raise  # some other pipe's
+        for stream in gone:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Of a pipe: its other end is closed."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _sources(presets: Path | None) -> dict[str, Option]:
+    """Options that stand for others."""
+    config = Option("config", str, "", "A YAML file of options; may be given more than once.")
+    if presets is None:
+        return {"config": config}
+    names = ", ".join(preset_names(presets))
+    words = f"A ready-made run: {names}. Where neither a model nor data is given, {DEMO}."
+    return {"preset": Option("preset", str, "", words), "config": config}
+
+
+def _scan(argv: Sequence[str], options: Mapping[str, Option]) -> Iterator[tuple[str, list[str]]]:
+    """Full names of options, and the texts that they are given."""
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise UserError(f"unexpected {word!r}: options are written --name value.")
+        name, has_value, text = word[2:].partition("=")
+        if name not in options and (name := name.replace("-", "_")) not in options:
+            raise unknown(name, options)
+        option = options[name]
+        texts = [text] if has_value else _take_values(rest, option)
+        if not texts:
+            raise UserError(f"option --{name} has no value: expected {option.expected}.")
+        yield option.name, texts
+
+
+def _take_values(rest: list[str], option: Option) -> list[str]:
+    """Takes off the words that are the option's."""
+    end = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
+    count = end if option.takes_many else min(end, 1)
+    values, rest[:count] = rest[:count], []
+    return ["true"] if option.kind is bool and not values else values
+
+
+def _settings(
+    words: Sequence[tuple[str, Sequence[str]]], presets: Path | None, options: Mapping[str, Option]
+) -> dict[str, Setting]:
+    """What was set and where, the later source winning, whatever the order of the words."""
+    settings: dict[str, Setting] = {}
+    for name, (text, *_) in words:
+        if name == "config":
+            settings |= read_yaml(Path(text), text, options)
+    settings |= {name: Setting(texts) for name, texts in words if name in options}
+    if presets is None:
+        return settings
+    named = [text for name, (text, *_) in words if name == "preset"]
+    if not named and _names_a_run(settings):
+        return settings
+    return read_preset(presets, named[-1] if named else DEMO, options) | settings
+
+
+def _names_a_run(settings: Iterable[str]) -> bool:
+    return any(name.partition(".")[0] in NAMES_OF_A_RUN for name in settings)

@@ -1,0 +1,223 @@
+"""Every option of a run: one frozen dataclass per concern, checked where it is declared.
+
+Knows names, units, defaults and bounds. Does not know how they are parsed (`cli.py`) or used.
+The string under a field is its help text on the command line.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pat_jax.common.rules import (
+    DEVICES,
+    GIVEN,
+    LAYOUT,
+    MEMORY_GIB,
+    RESPONSES,
+    SEED,
+    STEPS,
+    TEMPERATURE,
+    check,
+    count,
+    matches,
+    positive,
+    require,
+)
+from pat_jax.config.data import DataConfig
+from pat_jax.config.learning import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    WarmStartConfig,
+    check_signal,
+    learning_notes,
+)
+from pat_jax.config.rollout import RolloutConfig
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation."""
+
+    every: int = 20
+    """Iterations between two evaluations; 0 evaluates never. The first and the last policy are
+    always evaluated otherwise."""
+    num_prompts: int = 256
+    """Held-out prompts, kept apart from training."""
+    data: tuple[str, ...] = ()
+    """Files of problems to evaluate on, read like those of --data; none holds out a tenth of --data."""
+    temperature: float = 1.0
+    """Sampling temperature of the evaluation; 0 is greedy."""
+    num_completions_to_print: int = 2
+    """Responses shown at each evaluation, to the same prompts every time; 0 shows none."""
+
+    def __post_init__(self):
+        check(self, "every", STEPS, "eval.")
+        check(self, "num_prompts", RESPONSES, "eval.")
+        check(self, "temperature", TEMPERATURE, "eval.")
+        check(self, "num_completions_to_print", count(0, 1000), "eval.")
+        check(self, "data", (all, "names that are not empty"), "eval.")
+        require(
+            self.every > 0 or not self.data,
+            "eval.data",
+            " ".join(self.data),
+            "none with --eval.every 0, which never evaluates",
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Orbax checkpoints of everything a resumed run needs."""
+
+    every: int = 50
+    """Iterations between two checkpoints; the last iteration is always saved."""
+    max_to_keep: int = 2
+    """Checkpoints kept."""
+    export_dir: str = ""
+    """Write the final policy here as a Hugging Face directory; empty writes none."""
+
+    def __post_init__(self):
+        check(self, "every max_to_keep", count(1, 10**9), "checkpoint.")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Improves a language model by reinforcement learning (GRPO): prompts, sampled responses, rewards,
+    an update, and again. Without a model and data it is a demonstration that runs anywhere.
+
+        python -m pat_jax.train --model DIR --data FILE --steps 200
+    """
+
+    model: str = "demo"
+    """A Hugging Face checkpoint directory, or the name of a built-in shape that starts from random
+    weights."""
+    reward: str = "auto"
+    """`module:function`; `math` (the response has ended, and its final answer, as `\\boxed{x}`,
+    `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line, has the answer's value);
+    `math_lenient` (its last box or number has); `exact`; or auto (the task's own; math for files)."""
+    reward_timeout: float = 10.0
+    """Seconds one response may take to score before it is killed, logged and left out of baseline and
+    loss: by the clock, beside a rollout that may use the same cores."""
+    reward_workers: int = 0
+    """Processes that score responses at the same time; 0 takes as many as there are cores."""
+    reward_memory: float = 8.0
+    """GiB that each of these processes may have, and each of its children; 0 is no limit."""
+    steps: int = 100
+    """Iterations: rollout, reward, update."""
+    train: bool = True
+    """False only generates: rollouts and rewards without updates."""
+    seed: int = 0
+    """Seed of parameters, data order and sampling."""
+    layout: str = "auto"
+    """auto plans the layout of every moment; `dp2tp4` pins one, whose groups are still kept even."""
+    switch_to: str = ""
+    """Comma-separated layouts of a scripted path (experiments); the planner is off."""
+    switch_at: str = ""
+    """Comma-separated live-sequence counts, one for each layout of switch_to, at which the scripted
+    switch happens."""
+    profile: str = "auto"
+    """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
+    measured for this model on these devices, if any; none measures a quick one while warming up."""
+    devices: int = 0
+    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward pass; master weights are always float32."""
+    remat: bool = True
+    """Recompute each layer in the backward pass: less memory, a quarter more arithmetic."""
+    run_dir: str = ""
+    """Folder of the run; empty makes runs/<date-time>."""
+    log_completions: bool = False
+    """Write every response with its prompt and its reward to completions.jsonl in the run folder."""
+    resume: bool = False
+    """Continue the run in run_dir from its last checkpoint."""
+    deterministic: bool = False
+    """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
+    float32)."""
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self):
+        self._check_given()
+        check(self, "steps", STEPS)
+        check(self, "seed", SEED)
+        check(self, "devices", DEVICES)
+        check(self, "reward_timeout", positive(86_400))
+        check(self, "reward_workers", count(0, 1024))
+        check(self, "reward_memory", MEMORY_GIB)
+        check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
+        path = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
+        check(self, "switch_to", path)
+        self._check_switch_at()
+        require(
+            not self.switch_to or self.layout == "auto",
+            "layout",
+            self.layout,
+            "auto with --switch_to, whose path begins in the first layout there is",
+        )
+        require(
+            not self.resume or self.run_dir != "",
+            "run_dir",
+            self.run_dir,
+            "with --resume the folder of the run to continue",
+        )
+        require(
+            not (self.deterministic and self.rollout.compile == "lazy"),
+            "rollout.compile",
+            self.rollout.compile,
+            "all with --deterministic: when a layout is compiled depends on the clock",
+        )
+        prompts = self.rollout.prompts_per_step
+        require(
+            prompts % self.algorithm.mini_batch_size == 0,
+            "algorithm.mini_batch_size",
+            self.algorithm.mini_batch_size,
+            f"a divisor of --rollout.prompts_per_step ({prompts})",
+        )
+        self._check_warmup()
+        if self.train and self.steps:
+            check_signal(self.rollout)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one iteration."""
+        batches = self.rollout.prompts_per_step // self.algorithm.mini_batch_size
+        return batches * self.algorithm.num_iterations
+
+    @property
+    def is_planned(self) -> bool:
+        """The planner chooses the layout of every moment."""
+        return self.layout == "auto" and not self.switch_to
+
+    @property
+    def learning_notes(self) -> list[str]:
+        """What a person should know of what these options learn, a sentence each."""
+        return learning_notes(self.rollout, self.algorithm) if self.train else []
+
+    def _check_warmup(self) -> None:
+        """Rates that never come to their peak are not those that were asked for."""
+        updates = self.steps * self.updates_per_step
+        require(
+            not (self.train and self.steps) or self.optimizer.warmup_steps <= updates,
+            "optimizer.warmup_steps",
+            self.optimizer.warmup_steps,
+            f"at most the {updates:,} optimizer steps of the run ({self.steps:,} --steps of "
+            f"{self.updates_per_step})",
+        )
+
+    def _check_given(self) -> None:
+        check(self, "model reward profile", GIVEN)
+        self.data.check_given()
+
+    def _check_switch_at(self) -> None:
+        counts = self.switch_at.split(",") if self.switch_at else []
+        layouts = self.switch_to.split(",") if self.switch_to else []
+        require(
+            len(counts) == len(layouts) and all(re.fullmatch(r"\d{1,7}", n) for n in counts),
+            "switch_at",
+            self.switch_at,
+            f"one live-sequence count for each layout of --switch_to ({self.switch_to!r})",
+        )

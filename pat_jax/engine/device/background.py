@@ -1,0 +1,54 @@
+"""Compiles layouts beside the run: on one thread, one layout after the other.
+
+Knows programs. Does not know why a layout is wanted or what happens to it afterwards.
+"""
+
+import threading
+import time
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pat_jax.engine.device.programs import ProgramTable
+from pat_jax.planning.types import Split
+
+THREAD_NAME = "background-compile"
+
+
+class BackgroundCompiler:
+    """One thread: most of compiling runs without Python's lock, and the cores have other work."""
+
+    def __init__(self, programs: ProgramTable):
+        self.programs = programs
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
+        self._stopped = threading.Event()
+        self._jobs: dict[Split, Future[float]] = {}
+
+    def start(self, split: Split, beside: Collection[Split]) -> None:
+        """Compiles the programs of `split` and of the switches between it and those `beside` it."""
+        self._jobs[split] = self._pool.submit(self._compile, {split, *beside})
+
+    @property
+    def is_any_finished(self) -> bool:
+        return any(job.done() for job in self._jobs.values())
+
+    def finished(self) -> dict[Split, float]:
+        """Seconds that each layout took, of those compiled since the last call.
+
+        Raises:
+          Exception: whatever compiling one of them raised.
+        """
+        done = [split for split, job in self._jobs.items() if job.done()]
+        return {split: self._jobs.pop(split).result() for split in done}
+
+    def close(self) -> None:
+        """Waits for the program that is being compiled, which cannot be interrupted; no other begins."""
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, within: Collection[Split]) -> float:
+        start = time.perf_counter()
+        for key in self.programs.missing(within):
+            if self._stopped.is_set():
+                break
+            self.programs.compile(key)
+        return time.perf_counter() - start

@@ -1,0 +1,253 @@
+"""From logits to a token: penalties, temperature, filters, one uniform number a token.
+
+Every option is an array with one entry a row, so that no option compiles anything. The uniform
+number of a token is a function of its sequence's key and its position alone: neither the row nor
+the device nor the batch that a sequence happens to be in can change what is sampled.
+
+A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
+filters are written so that a NaN survives them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from pat_jax.engine.sequences.types import RowSampling
+
+NEVER = -1e30  # a finite minus infinity
+BLOCK = 512  # tokens, at most, of the vocabulary that are summed up together
+
+# The tokens of prompt and response, and of the response alone, as in `types.token_set`.
+Seen = UInt32[Array, "rows 2 words"]
+
+
+def sequence_key(*ids: int) -> np.ndarray:
+    """The sampling key of one sequence, uint32[2], from (seed, stream, iteration, prompt, sample)."""
+    return np.random.SeedSequence(ids).generate_state(2, np.uint32)
+
+
+def uniform(keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    """One number in [0, 1) for each row, from its key and the position of the token to be drawn."""
+
+    def one(key: Array, position: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), position))
+
+    return jax.vmap(one)(keys, positions)
+
+
+def sample(
+    logits: Float[Array, "rows padded_vocab"],
+    numbers: Float[Array, " rows"],
+    options: RowSampling,
+    seen: Seen,
+    forbidden: Int[Array, "rows some"],
+    *,
+    vocab_size: int,
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
+    """Draws a token a row by inverting the cumulative distribution in vocabulary order.
+
+        p = softmax(filter(penalize(logits) / temperature));  token = min {v : Σ_{u ≤ v} p_u > number}
+
+    Args:
+      numbers: uniform in [0, 1).
+      options: see `types.Sampling`.
+      seen: what penalties look at; in rows without any its content does not matter.
+      forbidden: tokens that may not be drawn now; negative ones stand for none.
+      vocab_size: tokens from here on are padding and never drawn.
+
+    Returns:
+      The tokens; their log-probabilities in nats under the distribution drawn from; and under
+      softmax(logits / temperature) alone, the policy that a trainer knows. A greedy token's under the
+      softmax at temperature 1. NaN where a logit is NaN or infinite.
+    """
+    is_greedy = options.temperature <= 0
+    logits = _in_vocab(logits, vocab_size)
+    divisor = jnp.where(is_greedy, 1.0, options.temperature)[:, None]
+    has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
+    has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
+    is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
+    kept = jax.lax.cond(
+        jnp.any(is_changed),
+        lambda x: _filter(_forbid(_penalize(x, options, seen), forbidden) / divisor, options),
+        lambda x: x / divisor,
+        logits,
+    )
+    best = jnp.argmax(kept, axis=-1).astype(jnp.int32)
+    largest = _pick(kept, best)
+    drawn, total = _invert(kept, largest, numbers)
+    # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
+    tokens = jnp.where(is_greedy | (total == 0), best, drawn)
+    logprobs = _pick(kept, tokens) - largest - jnp.log(total)
+    unfiltered = jax.lax.cond(
+        jnp.any(is_changed),
+        lambda x: _pick(x, tokens) - jax.nn.logsumexp(x, axis=-1),
+        lambda _: logprobs,
+        logits / divisor,
+    )
+    return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
+
+
+def _invert(
+    logits: Float[Array, "rows vocab"], largest: Float[Array, " rows"], numbers: Array
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """The token at which the cumulative distribution passes the number, and Σ exp(logit - largest).
+
+    First the block of the vocabulary, then the token in it: the vocabulary is read once, and no
+    array of its size is written.
+    """
+    width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
+    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    masses = jnp.sum(jnp.exp(blocks - largest[:, None, None]), axis=-1)
+    sums = jnp.cumsum(masses, axis=-1)
+    # A parallel sum is not monotone in its last bits: only what can be drawn is a boundary.
+    reached = jnp.where(masses > 0, sums, 0.0)
+    total = jnp.max(reached, axis=-1)
+    # Scaled by the last sum, which is so only up to rounding: the number, not the sums.
+    goal = numbers * total
+    block = jnp.argmax(reached > goal[:, None], axis=-1)
+    before = jnp.where(block > 0, _pick(sums, jnp.maximum(block - 1, 0)), 0.0)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    probs = jnp.exp(inside - largest[:, None])
+    reached = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+    is_beyond = reached > (goal - before)[:, None]
+    last = width - 1 - jnp.argmax(probs[:, ::-1] > 0, axis=-1)  # where rounding leaves none beyond
+    token = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
+    return (block * width + token).astype(jnp.int32), total
+
+
+def _pick(x: Float[Array, "rows columns"], column: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    return jnp.take_along_axis(x, column[:, None], axis=-1)[:, 0]
+
+
+def likeliest(
+    logits: Float[Array, "rows padded_vocab"],
+    wanted: Bool[Array, " rows"],
+    *,
+    count: int,
+    vocab_size: int,
+) -> tuple[Int[Array, "rows count"], Float[Array, "rows count"]]:
+    """The likeliest tokens of the model itself and their log-probabilities, the likeliest first.
+
+    No penalty, temperature or filter has a part in it. Zeros where no row wants any.
+    """
+    shape = (logits.shape[0], count)
+
+    def find(logits: Array) -> tuple[Array, Array]:
+        log_probs = jax.nn.log_softmax(_in_vocab(logits, vocab_size), axis=-1)
+        top, tokens = jax.lax.top_k(log_probs, count)
+        return tokens.astype(jnp.int32), top
+
+    def nothing(logits: Array) -> tuple[Array, Array]:
+        del logits
+        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    return jax.lax.cond(jnp.any(wanted), find, nothing, logits) if count else nothing(logits)
+
+
+def remember(seen: Seen, tokens: Int[Array, " rows"], is_new: Bool[Array, " rows"]) -> Seen:
+    """`seen` with one more token of the response in the rows where `is_new`."""
+    rows, words = jnp.arange(seen.shape[0]), tokens // 32
+    bits = jnp.where(is_new, jnp.uint32(1) << (tokens % 32).astype(jnp.uint32), jnp.uint32(0))
+    return seen.at[rows, :, words].set(seen[rows, :, words] | bits[:, None])
+
+
+def _in_vocab(logits: Array, vocab_size: int) -> Array:
+    in_vocab = jnp.arange(logits.shape[-1])[None, :] < vocab_size
+    return jnp.where(in_vocab, logits.astype(jnp.float32), NEVER)
+
+
+def _penalize(logits: Array, options: RowSampling, seen: Seen) -> Array:
+    """Exactly the logits themselves in rows without a penalty."""
+    in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
+    factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)
+
+
+def _unpack(words: UInt32[Array, "rows words"], length: int) -> Bool[Array, "rows length"]:
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None, :]) & 1
+    return jnp.reshape(bits, (words.shape[0], -1))[:, :length] > 0
+
+
+def _forbid(logits: Array, forbidden: Int[Array, "rows some"]) -> Array:
+    vocabulary = jnp.arange(logits.shape[-1])[None, :, None]
+    is_forbidden = jnp.any(vocabulary == forbidden[:, None, :], axis=-1)
+    return jnp.where(is_forbidden & ~jnp.isnan(logits), NEVER, logits)
+
+
+def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:
+    """Where top-k or top-p is on."""
+    return (options.top_k > 0) | (options.top_p < 1.0)
+
+
+def _filter(scaled: Array, options: RowSampling) -> Array:
+    """NEVER in place of what top-k, top-p and min-p drop, of the rows that are not greedy."""
+    is_sampled = options.temperature > 0
+    is_cut = is_sampled & _is_cut(options)
+    kept = jax.lax.cond(
+        jnp.any(is_cut),
+        lambda x: jnp.where(is_cut[:, None] & (x < _floor(x, options)), NEVER, x),
+        lambda x: x,
+        scaled,
+    )
+    # The likeliest token survives top-k and top-p: what is left of the sum makes no difference.
+    lowest = jnp.max(scaled, axis=-1, keepdims=True) + jnp.log(options.min_p)[:, None]
+    return jnp.where(is_sampled[:, None] & (kept < lowest), NEVER, kept)
+
+
+def _floor(scaled: Array, options: RowSampling) -> Float[Array, "rows 1"]:
+    """The smallest logit that survives top-k and top-p; the largest always does.
+
+    Of tokens that are equally likely all survive or none does.
+    """
+    largest = jnp.max(scaled, axis=-1, keepdims=True)
+    has_k, has_p = options.top_k > 0, options.top_p < 1.0
+    k_floor = _highest_level(scaled, 1.0, options.top_k.astype(jnp.float32), has_k)
+    probs = jnp.where(scaled < k_floor, 0.0, jnp.exp(scaled - largest))
+    p_floor = _highest_level(scaled, probs, options.top_p * jnp.sum(probs, axis=-1), has_p)
+    return jnp.minimum(jnp.maximum(k_floor, p_floor), largest)
+
+
+def _highest_level(
+    logits: Float[Array, "rows vocab"],
+    weights: Float[Array, "rows vocab"] | float,
+    goal: Float[Array, " rows"],
+    is_wanted: Bool[Array, " rows"],
+) -> Float[Array, "rows 1"]:
+    """The highest level with Σ_{logit ≥ level} weight ≥ goal; -inf in rows that want or have none.
+
+    Nothing is sorted: a sort of the vocabulary is slow, and takes a TPU's compiler as long as all the
+    rest of a decode step. Floats are numbered in their order instead, and the number of the level is
+    found bit by bit, with one sum over the vocabulary for each.
+
+    Rounding: every sum of a row adds up in the same order, and a rounded sum is monotone in what it
+    adds up. So no lower level has a smaller sum, the search finds the one boundary there is, and a
+    likelier token is never dropped before a less likely one. Where a sum is within rounding of its
+    goal (some 1e-6 of it), one token more or less may be kept. Counts are exact up to 2**24.
+
+    Reference: https://github.com/google-research/t5x/blob/main/t5x/binary_search.py.
+    """
+
+    def next_bit(i: Array, number: Array) -> Array:
+        ahead = number | (jnp.uint32(2**31) >> i.astype(jnp.uint32))
+        is_above = logits >= _float_at(ahead)[:, None]
+        reached = jnp.sum(jnp.where(is_above, weights, 0.0), axis=-1) >= goal
+        return jnp.where(reached, ahead, number)
+
+    def find() -> Array:
+        number = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros(logits.shape[0], jnp.uint32))
+        return jnp.where(is_wanted, _float_at(number), -jnp.inf)
+
+    def nothing() -> Array:
+        return jnp.full(logits.shape[0], -jnp.inf)
+
+    return jax.lax.cond(jnp.any(is_wanted), find, nothing)[:, None]
+
+
+def _float_at(number: UInt32[Array, " rows"]) -> Float[Array, " rows"]:
+    """The float32 of that number, in their order as uint32; ±inf in place of NaNs beyond them."""
+    least, most, sign = (jnp.uint32(x) for x in (0x007FFFFF, 0xFF800000, 0x80000000))
+    number = jnp.clip(number, least, most)
+    bits = jnp.where(number >= sign, number ^ sign, ~number)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

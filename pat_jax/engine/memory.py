@@ -1,0 +1,257 @@
+"""What a run's parts take of a device's memory, and whether a rollout fits at all.
+
+Knows layouts, shardings and options. Does not know how a plan uses the answer.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.common.pytree import with_sharding
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.pages import Exchange
+from pat_jax.engine.device.program_specs import (
+    RESLICE_CHUNK_BYTES,
+    Catalogue,
+    page_bytes,
+    unsplit_pages,
+)
+from pat_jax.engine.layout.buckets import largest_length
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.models.policy import Policy
+from pat_jax.planning.memory import GIB, USABLE, MemoryModel
+from pat_jax.planning.types import Split
+
+log = logging.getLogger(__name__)
+
+
+def memory_limit(config: RolloutConfig, devices: Sequence[Device]) -> float:
+    """Bytes that every one of `devices` has; infinite where neither they nor the options say."""
+    if config.device_memory_gib:
+        return config.device_memory_gib * GIB
+    limits = [(device.memory_stats() or {}).get("bytes_limit", math.inf) for device in devices]
+    return min(limits)
+
+
+def kv_bytes(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    *,
+    limit: float,
+    resident: Any,
+) -> float:
+    """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+    """
+    if math.isinf(limit):
+        return math.inf
+    weights = _weights(policy, layouts, dtype)
+    left = USABLE * limit - shard_bytes(resident) - max(weights.values())
+    one_page = page_bytes(policy.config, config.page_size, dtype)
+    # Pages on their way between groups of a layout: packed, and arrived.
+    shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
+    if len(layouts) == 1:
+        return max(0.0, left - shifted)
+    most_parts = max(
+        exchange.most_staged / exchange.num_heads
+        for exchange in (Exchange.between(*pair) for pair in combinations(layouts.values(), 2))
+    )
+    # A switch holds a chunk of the weights twice, and pages on their way.
+    left -= _chunk(jax.tree.leaves(policy.abstract(dtype)), RESLICE_CHUNK_BYTES)
+    return max(0.0, left - max(shifted, SIZES[0] * most_parts * one_page))
+
+
+def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) -> dict[Split, int]:
+    """Bytes of a device."""
+    abstract = policy.abstract(dtype)
+    return {
+        split: shard_bytes(with_sharding(abstract, layout.param_shardings(policy)))
+        for split, layout in layouts.items()
+    }
+
+
+def _chunk(leaves: Sequence[Any], limit: int) -> int:
+    """Bytes, over all devices, of the largest chunk of the weights that is re-sliced at once."""
+    sizes = [x.size * x.dtype.itemsize for x in leaves]
+    return min(max(limit, *sizes), sum(sizes))
+
+
+def memory_alone(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    *,
+    limit: float,
+    resident: Any,
+) -> MemoryModel:
+    """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
+    holds the longest sequence or is as large as the options say, and nothing for switches.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+    """
+    longest = largest_length(
+        config.max_prompt_length + config.max_completion_length, config.min_length
+    )
+    ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
+    unsplit = {
+        split: max(config.kv_pages, unsplit_pages(layout, 1, longest, config.page_size))
+        for split, layout in layouts.items()
+    }
+    one_page = page_bytes(policy.config, config.page_size, dtype)
+    return MemoryModel(
+        limit=limit,
+        resident=shard_bytes(resident),
+        weights=_weights(policy, layouts, dtype),
+        page={split: one_page // ways[split] for split in layouts},
+        pages={split: unsplit[split] * ways[split] for split in layouts},
+        page_size=config.page_size,
+        chunk=0,
+        staging=0,
+        ahead=config.check_every,
+    )
+
+
+def memory_model(
+    catalogue: Catalogue, config: RolloutConfig, *, limit: float, resident: Any
+) -> MemoryModel:
+    """What the layouts of `catalogue` take of a device.
+
+    Args:
+      resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+    """
+    layouts = catalogue.layouts.values()
+    params = {layout.split: catalogue.params(layout) for layout in layouts}
+    leaves = jax.tree.leaves(next(iter(params.values())))
+    pools = {layout.split: shard_bytes(catalogue.pool(layout)) for layout in layouts}
+    return MemoryModel(
+        limit=limit,
+        resident=shard_bytes(resident),
+        weights={split: shard_bytes(tree) for split, tree in params.items()},
+        page={split: pools[split] // catalogue.pages[split] for split in pools},
+        pages=catalogue.pages,
+        page_size=catalogue.page_size,
+        chunk=_chunk(leaves, catalogue.reslice_chunk_bytes),
+        staging=catalogue.staging_bytes,
+        ahead=config.check_every,
+    )
+
+
+def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
+    """What the layouts take of a device where nothing is trained."""
+    limit = memory_limit(config, list(engine.mesh.devices.flat))
+    return memory_model(engine.catalogue, config, limit=limit, resident=())
+
+
+def shard_bytes(tree: Any) -> int:
+    """Bytes that one device holds of a tree of shapes with shardings, copies counted."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> None:
+    """One of the layouts that a rollout may start in has to hold its weights and its pool; sequences
+    without pages wait.
+
+    Args:
+      memory: what each takes alone.
+      options: what has led to these layouts, such as "option --layout is 'auto'".
+
+    Raises:
+      UserError: none does.
+    """
+    best = min(starts, key=memory.held)
+    if memory.held(best) > memory.usable:
+        raise UserError(
+            f"{options}: {best} needs {gib(memory.held(best))} of a device (weights "
+            f"{gib(memory.weights[best])}, training state {gib(memory.resident)}, KV cache "
+            f"{gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
+            f"tokens), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
+            "shorter prompts and responses (the longest sequence has to fit alone), fewer "
+            "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
+            "or use more devices."
+        )
+
+
+def without_room(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
+    """Layouts that leave too little room for the KV cache beside the weights, and why.
+
+    Those that stay get as large a pool as the heaviest of them leaves room for: one that could not
+    hold the prompts of a rollout is left out where another could.
+
+    Args:
+      memory: what each takes alone, so that none is left out for the sake of another that is.
+    """
+    sequences, prompt = config.prompts_per_step * config.num_generations, config.max_prompt_length
+    begin = {split: memory.starting(split, sequences, prompt) for split in memory.weights}
+    fitting = [split for split in begin if memory.held(split) <= memory.usable]
+    kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
+    return {
+        split: f"its weights take {gib(memory.weights[split])} of a device, "
+        f"{gib(max(need, memory.held(split)))} with the training state and the smallest KV cache; "
+        f"{gib(memory.usable)} can be used"
+        for split, need in begin.items()
+        if split not in kept
+    }
+
+
+def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
+    """What a run's log says of memory before the first step."""
+    sequences = config.prompts_per_step * config.num_generations
+    lines = [
+        "memory: this backend names no limit, so every layout is taken to fit "
+        "(--rollout.device_memory_gib sets one)"
+        if math.isinf(memory.limit)
+        else f"memory of a device: {gib(memory.limit)}, {USABLE:.0%} of it to be used, training "
+        f"state {gib(memory.resident)}"
+    ]
+    longest = np.array(config.max_prompt_length + config.max_completion_length - 1)
+    for split, weights in memory.weights.items():
+        pages = split.dp * (memory.pages[split] - 1)
+        whole = int(pages // memory.needed(np.array(1), longest))
+        lines.append(
+            f"memory in {split}: weights {gib(weights)}, KV cache {gib(memory.pool(split))} "
+            f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
+            "sequences at full length)"
+        )
+        if whole < sequences:
+            lines[-1] += "; others wait or are preempted while it is full"
+    return lines
+
+
+def describe_peak(memory: MemoryModel, devices: Iterable[Device], update: str) -> str:
+    """What a run's log says of memory when it has ended.
+
+    Args:
+      update: what was predicted of it.
+    """
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    known = [peak for peak in peaks if peak is not None]
+    if not known:
+        return "memory: this backend names no peak"
+    split = max(memory.weights, key=memory.held)
+    return (
+        f"memory: at most {gib(max(known))} of a device were in use; predicted were "
+        f"{gib(memory.held(split))} for weights, KV cache and training state in {split}, the largest, "
+        f"and for {update}"
+    )
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.3g} GiB"

@@ -1,0 +1,105 @@
+"""The rounds of a migration: how many pages go in which fixed-size exchange. NumPy, on the host.
+
+A round in which all groups take part is the fastest way to move pages that all of them have; what
+one group has more than the others goes in rounds of its own, in which nobody else sends. A large
+buffer needs fewer rounds, a small one sends fewer empty pages; empty pages are sent as long as they
+are few, since a round costs more than they do. Which page goes in which round is `places.py`'s to say.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import PageMoves
+
+SIZES = (32, 1)  # pages of a staging buffer, largest first
+SHIFT_SIZES = (32, 8)  # the same, between groups of one layout; the largest is the same
+ALL = -1
+MOST_EMPTY = 0.04  # of the pages that have to move
+
+
+@dataclass(frozen=True)
+class Round:
+    group: int  # the narrow group that takes part, or ALL
+    size: int  # pages of a group
+
+    def slots(self, num_groups: int) -> int:
+        """Pages that are sent, empty ones included."""
+        return self.size * (num_groups if self.group == ALL else 1)
+
+
+def rounds(pages: np.ndarray, sizes: tuple[int, ...] = SIZES) -> list[Round]:
+    """Rounds that move `pages`, int[narrow groups]; at most `MOST_EMPTY` more are sent than that.
+
+    Those of all groups come first; then the groups that have more take turns.
+    """
+    # A group that sends its rest alone, and some empty pages, leaves small rounds to others like it.
+    return min((_rounds(pages, sizes, least) for least in (0, sizes[0])), key=len)
+
+
+def _rounds(pages: np.ndarray, sizes: tuple[int, ...], least: int) -> list[Round]:
+    """A group sends in a large round of its own what it has left, if that is at least `least`."""
+    left, spare = pages.astype(int), int(MOST_EMPTY * pages.sum())
+    together, alone = [], []
+    for size in sizes:
+        while left.any() and (empty := int(np.maximum(size - left, 0).sum())) <= spare:
+            together.append(Round(ALL, size))
+            left, spare = np.maximum(left - size, 0), spare - empty
+        turns = []
+        for group in np.argsort(-(left % size), kind="stable").tolist():
+            turn = 0
+            while left[group] >= min(least, size) and left[group]:
+                empty = max(size - int(left[group]), 0)
+                if empty > spare:
+                    break
+                turns.append((turn, Round(group, size)))
+                left[group], spare = max(left[group] - size, 0), spare - empty
+                turn += 1
+        alone += [step for _, step in sorted(turns, key=lambda one: one[0])]
+    return together + alone
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What one round carries: int[narrow groups, size] each; an empty slot has NULL_PAGE."""
+
+    round: Round
+    old_page: np.ndarray
+    new_page: np.ndarray
+    put: tuple[int, ...]  # numbers of the rounds, itself or earlier ones, that are then unpacked
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What one round between the groups of a layout carries: int[groups, size] each.
+
+    Every group sends to the one `distance` further on. An empty slot has NULL_PAGE.
+    """
+
+    distance: int
+    old_page: np.ndarray  # by the group that it leaves
+    new_page: np.ndarray  # by the group in which it arrives
+
+
+def shifts(moves: PageMoves, num_groups: int) -> Iterator[Shift]:
+    """Every page in one round, those that go equally far together.
+
+    All groups send at once, so what counts is the one that has most to send: it fills its large
+    buffers by half at least.
+    """
+    large, small = SHIFT_SIZES
+    distance = (moves.new_group - moves.old_group) % num_groups
+    for far in np.unique(distance).tolist():
+        queue = [
+            np.flatnonzero((distance == far) & (moves.old_group == g)) for g in range(num_groups)
+        ]
+        while left := max(map(len, queue)):
+            size = large if 2 * left > large else small
+            shift = Shift(far, *np.full((2, num_groups, size), NULL_PAGE))
+            for g in range(num_groups):
+                now, queue[g] = np.split(queue[g], [size])
+                shift.old_page[g, : len(now)] = moves.old_page[now]
+                shift.new_page[(g + far) % num_groups, : len(now)] = moves.new_page[now]
+            yield shift

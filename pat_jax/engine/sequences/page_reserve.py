@@ -1,0 +1,69 @@
+"""Pages that the host has laid out for rows to draw during bursts, and what it knows to be drawn.
+
+Host accounts in NumPy; the devices draw by `drawing.py`. The host learns of it a burst later.
+"""
+
+import numpy as np
+
+from pat_jax.engine.sequences.page_allocator import NO_PAGES, PagePool
+from pat_jax.engine.sequences.state import Stock
+from pat_jax.models.paged_layer import NULL_PAGE
+
+
+def steps_with_room(burst_steps: int, check_every: int) -> int:
+    """Those of a burst for which there must be pages when it begins: half of them.
+
+    Bursts that end because pages run out cost round-trips to the host, and pages kept for whole bursts
+    are those of fewer sequences (`python -m benchmarks.kv_waste`).
+    """
+    return max(check_every, burst_steps // 2)
+
+
+class Stocks:
+    """One of each group. From the first burst that is dispatched to the last one collected, pages leave
+    the pools for nothing else."""
+
+    def __init__(self, pools: list[PagePool], size: int):
+        """
+        Args:
+          size: pages that the stock of a group may hold at a time.
+        """
+        self.pools = pools
+        self._ring = np.full((len(pools), size), NULL_PAGE, np.int32)
+        self._filled = np.zeros(len(pools), np.int64)
+        self._drawn = np.zeros(len(pools), np.int64)
+
+    @property
+    def left(self) -> np.ndarray:
+        """Pages of each group that are not drawn, as far as is known; int[groups]."""
+        return self._filled - self._drawn
+
+    def can_hold(self, pages: np.ndarray) -> bool:
+        """Whether there are as many, int[groups], laid out or free."""
+        return bool((self.left + [pool.num_free for pool in self.pools] >= pages).all())
+
+    def fill(self, pages: np.ndarray) -> None:
+        """Lays out as many, int[groups], or as many as there are."""
+        for group, (pool, ring) in enumerate(zip(self.pools, self._ring, strict=True)):
+            more = min(int(pages[group] - self.left[group]), pool.num_free)
+            if more > 0:
+                taken = pool.extend(NO_PAGES, more * pool.page_size)
+                assert taken is not None, "counted"
+                ring[(self._filled[group] + np.arange(more)) % len(ring)] = taken
+                self._filled[group] += more
+
+    def laid_out(self) -> Stock:
+        """For the devices."""
+        return Stock(self._ring.copy(), self._filled.astype(np.int32))
+
+    def note_drawn(self, pages: np.ndarray) -> None:
+        """That so many more of each group are drawn, int[groups]."""
+        self._drawn += pages
+
+    def take_back(self) -> None:
+        """What is left is free again."""
+        for pool, ring, first, stop in zip(
+            self.pools, self._ring, self._drawn, self._filled, strict=True
+        ):
+            pool.release(ring[np.arange(first, stop) % len(ring)])
+        self._filled[:] = self._drawn

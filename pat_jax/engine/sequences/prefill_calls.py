@@ -1,0 +1,94 @@
+"""What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or moved.
+
+Host accounts in NumPy. Which sequences and which pages is `admission.py`'s to say.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pat_jax.engine.sequences.accounts import NO_SEQUENCE
+
+
+class Copies(NamedTuple):
+    """Pages to be copied within their group, when all is prefilled."""
+
+    group: np.ndarray  # int32[copies]
+    source: np.ndarray  # int32[copies], page
+    target: np.ndarray  # int32[copies], page
+
+
+class PageMoves(NamedTuple):
+    """Where pages go, int[pages] each; in a switch one page may go to several groups."""
+
+    old_group: np.ndarray
+    old_page: np.ndarray
+    new_group: np.ndarray
+    new_page: np.ndarray
+
+    @classmethod
+    def of(cls, moves: list[tuple[int, int, int, int]]) -> "PageMoves":
+        return cls(*np.array(moves, np.int64).reshape(-1, 4).T)
+
+
+class Spans(NamedTuple):
+    """Runs of tokens to be prefilled, one of each of some sequences."""
+
+    sequence: np.ndarray  # int[spans]
+    group: np.ndarray  # int[spans], data-parallel group
+    start: np.ndarray  # int[spans], position of the first token: on a page's edge
+    stop: np.ndarray  # int[spans], and of the first one not to be prefilled
+
+
+class PrefillCall(NamedTuple):
+    """What one call prefills: in each group, pages of any of its sequences."""
+
+    sequence: np.ndarray  # int32[groups, blocks]; NO_SEQUENCE in blocks left empty
+    start: np.ndarray  # int32[groups, blocks], position of each block's first token
+    length: np.ndarray  # int32[groups, blocks], tokens that each block has; 0 in those left empty
+
+    @property
+    def context(self) -> int:
+        """Tokens that the caches of these sequences hold afterwards, at most."""
+        return int((self.start + self.length).max())
+
+
+def prefill_calls(
+    spans: Spans, *, num_groups: int, sizes: tuple[int, int], page_size: int
+) -> list[PrefillCall]:
+    """Packs the pages of all spans into calls of a few fixed sizes.
+
+    Lower positions come first: a page never comes in an earlier call than those that it attends to,
+    its own sequence's or another's that it shares, and most calls see short contexts only.
+
+    Args:
+      sizes: blocks of a large and of a small call, pages in each group. Small calls take what is left
+        by large ones, as long as they have fewer blocks together than another large one.
+    """
+    counts = -(-(spans.stop - spans.start) // page_size)
+    of = np.repeat(np.arange(len(counts)), counts)  # the span of each block
+    turn = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = spans.start[of] + turn * page_size
+    order = np.lexsort((start, spans.group[of]))
+    of, start = of[order], start[order]
+    group = spans.group[of]
+    place = np.arange(len(of)) - np.searchsorted(group, np.arange(num_groups))[group]
+    blocks = _call_blocks(int(place.max(initial=-1) + 1), *sizes)
+    packed = np.zeros((3, num_groups, sum(blocks)), np.int32)
+    packed[0] = NO_SEQUENCE
+    packed[:, group, place] = (
+        spans.sequence[of],
+        start,
+        np.minimum(spans.stop[of] - start, page_size),
+    )
+    ends = np.cumsum(blocks)[:-1]
+    return [PrefillCall(*call) for call in np.split(packed, ends, axis=2)] if blocks else []
+
+
+def _call_blocks(most: int, large: int, small: int) -> list[int]:
+    """The size of each call, for the group with `most` blocks."""
+    num_large, left = divmod(most, large)
+    num_small = -(-left // small)
+    if num_small * small >= large:
+        return [large] * (num_large + 1)
+    return [large] * num_large + [small] * num_small

@@ -1,0 +1,151 @@
+"""What a decode step carries and a switch moves. What is not in `DecodeState` does not move.
+
+Arrays have one entry a row. The rows of data-parallel group g are g·R … (g + 1)·R - 1, where R is
+the row bucket: the number of rows that the compiled programs work on in each group.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.sequences.types import RowSampling, num_words
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.planning.types import Split
+
+
+@pytree_dataclass
+class RowState:
+    """One row a sequence: a few numbers, all that decoding needs besides the cache."""
+
+    last_token: Int[Array, " rows"]  # the newest token, not yet in the cache
+    position: Int[Array, " rows"]  # its index in prompt + response = tokens in the cache
+    end: Int[Array, " rows"]  # prompt + response may not grow longer than this
+    live: Bool[Array, " rows"]  # still sampling; False in empty rows
+    ignore_eos: Bool[Array, " rows"]  # sample on to `end` (forced lengths of a benchmark)
+    key: UInt32[Array, "rows 2"]  # of the sequence, see sampling.uniform
+    sampling: RowSampling
+
+    @classmethod
+    def empty(cls, rows: int) -> "RowState":
+        """Host arrays of unused rows, for the scheduler to fill in."""
+
+        def full(dtype: type, value: float = 0, columns: tuple[int, ...] = ()) -> Any:
+            return np.full((rows, *columns), value, dtype)
+
+        return cls(
+            last_token=full(np.int32),
+            position=full(np.int32),
+            end=full(np.int32),
+            live=full(bool),
+            ignore_eos=full(bool),
+            key=full(np.uint32, columns=(2,)),
+            sampling=RowSampling.empty(rows),
+        )
+
+
+class LayerPages(NamedTuple):
+    """The pages of one layer, those of all data-parallel groups one after the other."""
+
+    keys: Float[Array, "pages kv_heads page_size head_dim"]
+    values: Float[Array, "pages kv_heads page_size head_dim"]
+
+
+Pool = tuple[LayerPages, ...]
+
+
+@pytree_dataclass
+class DecodeState:
+    rows: RowState
+    seen: UInt32[Array, "rows 2 words"]  # see sampling.Seen
+    pool: Pool
+    # From one burst to another that is dispatched behind it; else the host has them anew.
+    tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
+    drawn: Int[Array, " groups"]  # pages of the stock that rows have taken
+
+
+@pytree_dataclass
+class Stock:
+    """Pages of each group that rows draw from as they grow, in turn."""
+
+    pages: Int[Array | np.ndarray, "groups size"]  # rings: page n, counted from 0, is at n % size
+    filled: Int[Array | np.ndarray, " groups"]  # pages laid out so far, those drawn among them
+
+
+@pytree_dataclass
+class Until:
+    """When a burst ends: after `steps`, when the fullest group has `threshold` live rows, or when the
+    stock of a group is too small for the steps up to the next test."""
+
+    steps: Int[Array | np.integer, ""]
+    threshold: Int[Array | np.integer, ""]
+
+
+@pytree_dataclass
+class BurstOutput:
+    """What was sampled: the first `emitted` entries of each row."""
+
+    tokens: Int[Array | np.ndarray, "rows burst"]
+    logprobs: Float[Array | np.ndarray, "rows burst"]
+    unfiltered: Float[
+        Array | np.ndarray, "rows burst"
+    ]  # log-probabilities too, see sampling.sample
+    emitted: Int[Array | np.ndarray, " rows"]
+    live: Bool[Array | np.ndarray, " rows"]  # that go on
+    steps: Int[Array | np.integer, ""]  # decode steps that the device ran
+    top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
+    top_logprobs: Float[Array | np.ndarray, "rows burst top"]
+    pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
+
+
+# Layout; row bucket of a group; tokens that a row's cache may come to hold.
+Shape = tuple[Split, int, int]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A decode burst on its way."""
+
+    shape: Shape
+    max_steps: int
+    threshold: int  # it ends when no group has more live sequences
+    is_ahead: bool  # dispatched behind another
+    output: BurstOutput  # on the devices
+
+    @property
+    def is_over(self) -> bool:
+        return all(leaf.is_ready() for leaf in jax.tree.leaves(self.output))
+
+
+def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
+    rows = RowState.empty(rows_per_group * layout.split.dp)
+    return jax.tree.map(lambda x: _as_shape(x, layout.sharding("batch")), rows)
+
+
+def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> Any:
+    shape = seen_shape(config, rows_per_group * layout.split.dp)
+    return jax.ShapeDtypeStruct(shape, jnp.uint32, sharding=layout.sharding("batch"))
+
+
+def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:
+    return rows, 2, num_words(config.padded_vocab_size)
+
+
+def abstract_pool(
+    config: ModelConfig, layout: Layout, pages_per_group: int, page_size: int, dtype: jnp.dtype
+) -> Pool:
+    shape = pages_per_group * layout.split.dp, config.num_kv_heads, page_size, config.head_dim
+    array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding(*KV_AXES))
+    return (LayerPages(array, array),) * config.num_layers
+
+
+def _as_shape(
+    x: jax.ShapeDtypeStruct | np.ndarray, sharding: jax.sharding.Sharding
+) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -1,0 +1,241 @@
+"""A profile in a file: what was measured, on what, and whether it may be used here.
+
+Knows the file and its checks. Does not know how anything is measured (`profiling`).
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from pat_jax.common.errors import UserError, shortened, shown
+from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import parse_json
+from pat_jax.planning.latency.model import READS, ROUNDS, SHAPE, TABLES, LatencyModel
+from pat_jax.planning.types import Reads, Split
+
+VERSION = 3
+# A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
+# smaller one is neither.
+LEAST_SHARE = 0.25
+MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows or tokens
+KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
+    "decode_table": (1, 2, ()),
+    "reslice_table": (2, 0, ()),
+    "migrate_table": (2, 0, ROUNDS),
+    "prefill_table": (1, 1, ()),
+}
+
+
+class ProfileError(UserError):
+    """A profile that cannot be used, and why."""
+
+    def __init__(self, path: Path, problem: str):
+        super().__init__(
+            f"profile {path}: {problem}; measure it again with python -m pat_jax.profile "
+            f"--remeasure --out {path}, or leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a profile is a profile of; the times of another subject say nothing here."""
+
+    backend: str  # cpu, gpu or tpu
+    device_kind: str
+    num_devices: int
+    model: Mapping[str, Any]  # the fields of its configuration
+    dtype: str
+    jax: str  # version
+    weights: str = "auto"  # of the rollout's copy: auto in `dtype`, or int8 or fp8
+
+    @property
+    def file_name(self) -> str:
+        """The same for equal subjects, another for others."""
+        told = _flat(self)
+        if self.weights == "auto":
+            del told["weights"]  # as in the names of files from before there was a choice
+        content = json.dumps(told, sort_keys=True).encode()
+        kind = "".join(c if c.isalnum() else "-" for c in self.device_kind.lower())
+        return f"{kind}-x{self.num_devices}-{hashlib.sha256(content).hexdigest()[:12]}.json"
+
+    def differences(self, other: "Subject") -> list[str]:
+        """Such as "device_kind (NVIDIA H100 there, NVIDIA H200 here)", `other` being there."""
+        here, there = _flat(self), _flat(other)
+        return [
+            f"{name} ({there.get(name, 'nothing')} there, {here.get(name, 'nothing')} here)"
+            for name in sorted(here.keys() | there.keys())
+            if here.get(name) != there.get(name)
+        ]
+
+
+def _flat(subject: Subject) -> dict[str, Any]:
+    plain = json.loads(json.dumps(asdict(subject)))  # tuples read back as lists
+    return {**{f"model.{k}": v for k, v in plain.pop("model").items()}, **plain}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything that was measured, in seconds."""
+
+    subject: Subject
+    latency: LatencyModel
+    collectives: Mapping[tuple[str, int, int], float] = field(
+        default_factory=dict
+    )  # (kind, devices, bytes a device): one collective
+    compile_s: Mapping[str, float] = field(default_factory=dict)  # "decode dp2tp1": one program
+    # The target whose links were computed, where one device of it was measured: "h100:8".
+    shards_of: str = ""
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "version": VERSION,
+            "subject": asdict(self.subject),
+            "latency": self.latency.to_json(),
+            "collectives": [[list(key), seconds] for key, seconds in self.collectives.items()],
+            "compile_s": dict(self.compile_s),
+            **({"shards_of": self.shards_of} if self.shards_of else {}),
+        }
+        replace_text(path, json.dumps(content, indent=1))
+
+
+def load_profile(path: Path, subject: Subject) -> Profile:
+    """The profile of `subject` in `path`.
+
+    Raises:
+      ProfileError: it cannot be read, is of another version or subject, or holds times that no
+        machine takes.
+    """
+    profile = _parsed(path)
+    if differences := subject.differences(profile.subject):
+        raise ProfileError(path, f"of something else: {', '.join(differences)}")
+    return _checked(path, profile)
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in `path`, whatever it is of.
+
+    Raises:
+      ProfileError: it cannot be read, is of another version, or holds times that no machine takes.
+    """
+    return _checked(path, _parsed(path))
+
+
+def _checked(path: Path, profile: Profile) -> Profile:
+    for problem in _problems(profile):
+        raise ProfileError(path, problem)
+    return profile
+
+
+def _parsed(path: Path) -> Profile:
+    content = _read(path)
+    try:
+        subject = Subject(**content["subject"])
+        # Profiles from before it was written down: kernels read pages where they were not measured on a CPU.
+        read = "bucket" if subject.backend == "cpu" else "held"
+        latency = LatencyModel.from_json({READS: read, **content["latency"]})
+        collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
+        profile = Profile(
+            subject,
+            latency,
+            collectives,
+            dict(content["compile_s"]),
+            str(content.get("shards_of", "")),
+        )
+        _flat(subject)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(path, f"not as this version writes it ({error!r})") from None
+    return profile
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: Any = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(path, f"cannot be read ({error.strerror})") from None
+    except ValueError as error:  # JSON's and Unicode's are of this kind
+        raise ProfileError(path, f"truncated or no JSON ({error})") from None
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise ProfileError(path, f"field version is {shown(version)}, expected {VERSION}")
+    return content
+
+
+def _problems(profile: Profile) -> Iterable[str]:
+    latency = profile.latency
+    tables: dict[str, Mapping] = {name: getattr(latency, name) for name in TABLES}
+    for name, table in tables.items():
+        for key in table:
+            num_layouts, num_sizes, words = KEYS[name]
+            if not _is_key(key, num_layouts, num_sizes, words):
+                yield (
+                    f"field {name} has an entry {_words(key)}, expected {num_layouts} layouts "
+                    f"and {num_sizes} sizes of at least 1{' and a word of ' * bool(words)}{', '.join(words)}"
+                )
+                return
+    if latency.reads not in get_args(Reads):
+        yield f"field {READS} is {latency.reads!r}, expected one of {', '.join(get_args(Reads))}"
+        return
+    for name in SHAPE:
+        if not _is_count(size := getattr(latency, name)):
+            yield f"field {name} is {shown(size)}, expected an integer of at least 1"
+            return
+    tables |= {"collectives": profile.collectives, "compile_s": profile.compile_s}
+    for name, table in tables.items():
+        for key, seconds in table.items():
+            if not (isinstance(seconds, int | float) and 0 < seconds <= MOST_S):
+                yield (
+                    f"field {name}, entry {_words(key)}, is {shown(seconds)}, expected a positive "
+                    "number of seconds"
+                )
+                return
+    yield from _drops("decode_table", latency.decode_table)
+    yield from _drops("prefill_table", latency.prefill_table)
+
+
+def _is_key(key: tuple, num_layouts: int, num_sizes: int, words: tuple[str, ...]) -> bool:
+    layouts, sizes = key[:num_layouts], key[num_layouts : num_layouts + num_sizes]
+    word = key[num_layouts + num_sizes :]
+    return (
+        all(isinstance(layout, Split) and all(map(_is_count, layout)) for layout in layouts)
+        and (len(layouts), len(sizes)) == (num_layouts, num_sizes)
+        and all(map(_is_count, sizes))
+        and (len(word) == 1 and word[0] in words if words else not word)
+    )
+
+
+def _is_count(size: object) -> bool:
+    return isinstance(size, int) and 1 <= size <= MOST_SIZE
+
+
+def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
+    """Where more work takes far less time, along the rows and along the lengths of a layout."""
+    lines: dict[tuple, list[tuple[int, tuple]]] = defaultdict(list)
+    for key in table:
+        split, *rows, length = key
+        if rows:
+            lines[(split, "rows", length)].append((rows[0], key))
+            lines[(split, "length", rows[0])].append((length, key))
+        else:
+            lines[(split,)].append((length, key))
+    for line in lines.values():
+        slowest = 0.0
+        for _, key in sorted(line):
+            if table[key] < LEAST_SHARE * slowest:
+                yield (
+                    f"field {name}, entry {_words(key)}, is {table[key]} s, expected at least "
+                    f"{LEAST_SHARE} of the {slowest} s of a smaller one"
+                )
+                return
+            slowest = max(slowest, table[key])
+
+
+def _words(key: object) -> str:
+    parts = key if isinstance(key, tuple) else (key,)
+    return " ".join(
+        shortened(str(part)) if isinstance(part, Split) else shown(part) for part in parts
+    )

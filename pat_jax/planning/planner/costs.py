@@ -1,0 +1,153 @@
+"""A latency model as dense arrays, so that a whole forecast is priced in a few NumPy calls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from pat_jax.planning.latency.model import ROUNDS, LatencyModel, migration
+from pat_jax.planning.latency.step_model import Physics, Surface
+from pat_jax.planning.types import Reads, Split
+
+LARGE_S = 1e9  # seconds of what the latency model does not know: never chosen, yet finite
+
+
+@dataclass(frozen=True)
+class CostTables:
+    """Seconds over the union of the latency model's row and length buckets.
+
+    A load between two buckets costs what the larger one costs, as in the model itself. Past the
+    last bucket times grow by the model's physics.
+    """
+
+    splits: tuple[Split, ...]
+    rows: np.ndarray  # int[rows], buckets of one data-parallel group
+    lengths: np.ndarray  # int[lengths], cache lengths in tokens
+    decode: np.ndarray  # [split, rows, lengths], one decode step
+    decode_physics: np.ndarray  # [split, part], how it grows past the last bucket
+    reslice: np.ndarray  # [from, to]; 0 on the diagonal
+    migrate: np.ndarray  # [ROUNDS, from, to], one round; 0 on the diagonal
+    round_tokens: int  # of a group, that one round moves
+    prefill: np.ndarray  # [split, lengths], one call
+    prefill_physics: np.ndarray  # [split, part]
+    prefill_blocks: int  # pages of a group that one call computes
+    page_size: int  # tokens
+    capacity: int  # sequences that have rows at once, whatever the layout
+    reads: Reads
+
+    @classmethod
+    def of(cls, latency: LatencyModel, splits: Sequence[Split]) -> "CostTables":
+        rows = np.array(sorted({n for split, n, _ in latency.decode_table if split in splits}))
+        lengths = np.array(sorted({n for split, _, n in latency.decode_table if split in splits}))
+        pairs = [(i, j) for i in range(len(splits)) for j in range(len(splits)) if i != j]
+        reslice = np.zeros((len(splits),) * 2)
+        migrate = np.zeros((len(ROUNDS), *reslice.shape))
+        for i, j in pairs:
+            pair = splits[i], splits[j]
+            reslice[i, j] = latency.reslice_table.get(pair, LARGE_S)
+            migrate[:, i, j] = [latency.migrate_table.get((*pair, n), LARGE_S) for n in ROUNDS]
+        return cls(
+            tuple(splits),
+            rows,
+            lengths,
+            np.array(
+                [
+                    [[_known(latency.decode_step, s, r, n) for n in lengths] for r in rows]
+                    for s in splits
+                ]
+            ),
+            _physics(latency.decode, splits),
+            reslice,
+            migrate,
+            latency.round_tokens,
+            np.array([[_known(latency.prefill_call, s, n) for n in lengths] for s in splits]),
+            _physics(latency.prefill, splits),
+            latency.prefill_blocks,
+            latency.page_size,
+            min((s.dp * x.rows[-1] for s, x in latency.decode.items() if s in splits), default=0),
+            latency.reads,
+        )
+
+    def steps(self, fullest: np.ndarray, context: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Seconds of one decode step, [..., split, moment], as `LatencyModel.decode_step`.
+
+        Args:
+          fullest: rows of the fullest group, [..., split, moment].
+          context: tokens in the cache of the longest row, at most.
+          mean: of a row.
+        """
+        row = self._bucket(self.rows, fullest)
+        rows = np.maximum(np.ceil(fullest), self.rows[row])
+        if self.reads == "bucket":
+            length = self._bucket(self.lengths, context)
+            return self._steps(row, rows, np.maximum(context, self.lengths[length]))
+        held = fullest * mean
+        seconds = self._steps(row, rows, held / rows)
+        if self.rows[0] > 1:
+            return seconds
+        alone = self._steps(0 * row, np.ones_like(rows), np.minimum(context, held))
+        return np.maximum(seconds, alone)
+
+    def _steps(self, row: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """With so many `tokens` in each of `rows`, which run in the bucket at place `row`."""
+        last = len(self.lengths) - 1
+        high = np.clip(np.searchsorted(self.lengths, tokens), min(1, last), last)
+        low = np.maximum(high - 1, 0)
+        known = np.clip(tokens, self.lengths[0], self.lengths[-1])
+        width = np.maximum(self.lengths[high] - self.lengths[low], 1)
+        share = np.where(high > low, (known - self.lengths[low]) / width, 0.0)
+        split = np.arange(len(self.splits))[:, None]
+        shorter, longer = (self.decode[split, row, length] for length in (low, high))
+        # One length alone does not tell what fewer tokens cost.
+        growth = _seconds(self.decode_physics, rows, tokens if last else np.maximum(tokens, known))
+        growth = growth / _seconds(self.decode_physics, self.rows[row], known)
+        return ((1 - share) * shorter + share * longer) * growth
+
+    def migrations(self, fullest: np.ndarray, live: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """Seconds, [from, to, moment], of the KV cache of `live` rows, both [from, moment]."""
+        dp = np.array([split.dp for split in self.splits])
+        everybody, one = self.migrate[..., None]
+        seconds = migration(
+            dp[:, None, None], dp[:, None], everybody, one, fullest[:, None], live[:, None]
+        )
+        return seconds * (context / self.round_tokens)
+
+    def recomputations(self, fullest: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """Seconds, [to, moment], to prefill `fullest` rows, [to, moment], of `context` tokens."""
+        rows, tokens = np.ceil(fullest), self.page_size * self.prefill_blocks
+        calls = np.ceil(rows * np.ceil(context / self.page_size) / self.prefill_blocks)
+        # Lower positions come first: calls that are over when rows are as long as each bucket.
+        bucket = self.lengths[:, None, None]
+        over = np.where(bucket < context, np.floor(rows * bucket / tokens), calls)
+        # The sum of (over[k] - over[k - 1]) · prefill[k], by parts: the differences of a small table.
+        falls = self.prefill.copy()
+        falls[:, :-1] -= self.prefill[:, 1:]
+        seconds = np.einsum("kst,sk->st", over, falls)
+        last, blocks = np.array(self.lengths[-1]), np.array(self.prefill_blocks)
+        growth = _seconds(self.prefill_physics, blocks, np.maximum(context, last))
+        growth /= _seconds(self.prefill_physics, blocks, np.maximum(0 * context, last))
+        return seconds + (calls - over[-1]) * self.prefill[:, -1, None] * growth
+
+    @staticmethod
+    def _bucket(steps: np.ndarray, needed: np.ndarray) -> np.ndarray:
+        return np.minimum(np.searchsorted(steps, needed), len(steps) - 1)
+
+
+def _physics(surfaces: Mapping[Split, Surface], splits: Sequence[Split]) -> np.ndarray:
+    """[split, part]; of a layout that was not measured, nothing that grows."""
+    unknown = Physics(1.0, 0.0, 0.0)
+    known = [surfaces[split].physics if split in surfaces else unknown for split in splits]
+    return np.array([astuple(physics) for physics in known])
+
+
+def _seconds(physics: np.ndarray, rows: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """`Physics` of each split: [..., split, moment]."""
+    fixed, per_row, per_token = physics.T[:, :, None]
+    return fixed + rows * (per_row + length * per_token)
+
+
+def _known(seconds, *at) -> float:
+    try:
+        return seconds(*at)
+    except KeyError:
+        return LARGE_S

@@ -1,0 +1,292 @@
+"""Who decides the layout of every moment of a rollout. Plans; never touches an array of the model.
+
+`CostModelPlanner` walks a grid of future moments. The length model says how many sequences will
+still be live at each, the latency model what a decode step will cost there in each layout and what
+a switch costs; dynamic programming over (moment x layout) gives the cheapest path to the end. Only
+its first step is carried out: the plan is made anew at every burst, with what really happened, and
+what it may cost where it was wrong is kept within a budget (`budget.py`).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from pat_jax.planning.latency.correction import Correction
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.planner.balance import balance_seconds
+from pat_jax.planning.planner.budget import Account, sober
+from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
+from pat_jax.planning.planner.compilation import Uncompiled, follow
+from pat_jax.planning.planner.costs import CostTables
+from pat_jax.planning.planner.forecast import Forecast
+from pat_jax.planning.planner.priced import Costs
+from pat_jax.planning.types import (
+    WAYS,
+    Balance,
+    Carry,
+    Load,
+    OneWay,
+    Plan,
+    Ran,
+    Split,
+    recompute_below,
+)
+
+
+class Planner(ABC):
+    @abstractmethod
+    def start(self, load: Load) -> Split:
+        """The layout in which a rollout of `load` begins (all groups counted as one: group 0)."""
+
+    @abstractmethod
+    def plan(self, load: Load, current: Split) -> Plan:
+        """The layout of the next burst and when to end it."""
+
+    def observe(self, burst: Ran) -> None:
+        """This burst ran; a planner may learn from what it took."""
+        del burst
+
+    def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
+        """The switch from `source` that `plan` asked for took `seconds`, and `kv` is how it went."""
+        del source, plan, seconds, kv
+
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        """Which sequences go to other groups of the layout in which `plan` stays, if that pays.
+
+        Args:
+          options: int[live] each, groups of the live sequences among which to choose.
+        """
+        del load, plan, options
+        return None
+
+    def observe_balance(self, balance: Balance, seconds: float) -> None:
+        """What `balance` asked for took `seconds`."""
+        del balance, seconds
+
+
+@dataclass
+class CostModelPlanner(Planner):
+    """Dynamic programming over the expected survival of the running sequences."""
+
+    splits: tuple[Split, ...]
+    latency: LatencyModel
+    lengths: LengthModel
+    carry: OneWay | Literal["auto"] = "auto"  # or the only way allowed
+    safety: float = 1.2  # a predicted switch cost is counted this many times
+    min_saving: float = 0.02  # of the predicted remaining time: less is noise, not a reason
+    grid: int = 48  # future moments looked at
+    is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
+    memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
+    uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
+    switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
+    balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
+    _account: Account | None = field(default=None, init=False, repr=False)  # of this rollout
+    # Profile seconds of a step in each layout when the last burst began, and the steps done then.
+    _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
+    _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
+    _even_step_s: np.ndarray | None = field(default=None, init=False, repr=False)
+    _tables: CostTables | None = field(default=None, init=False, repr=False)
+    _tables_of: object = field(default=None, init=False, repr=False)
+
+    def start(self, load: Load) -> Split:
+        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
+        costs = self._compiled_only(self._costs(forecast), None)
+        total, choices = costs.cheapest(self.safety)
+        if not self.switch_costs.seen:
+            # To begin elsewhere than where to stay, for the sake of the prefill, stakes a switch
+            # whose cost nobody has seen on a small gain: it counts once more.
+            total = total + costs.switch[0, np.arange(len(total)), choices[0]]
+        start = int(np.argmin(total + costs.prefill))
+        self._account, self._burst = Account(costs.prefill, start), None
+        return self.splits[start]
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        here = self.splits.index(current)
+        forecast, costs = self._outlook(load, current)
+        self._book(load, here, costs)
+        totals, choices = costs.cheapest(self.safety)
+        stay = float(costs.run[here].sum())
+        path = follow(choices, here)
+        total = costs.seconds(here, path, self.safety)
+        leaves = choices[:, here] != here
+        pays = bool(leaves.any()) and stay - total >= self.min_saving * stay
+        at = int(leaves.argmax())
+        there, live = int(choices[at, here]), int(forecast.fullest[0, here, at])
+        saves = f"saves {stay - total:.2f} s of {stay:.2f} s"
+        why = f"{current} to {self.splits[there]} at {live} live in the fullest group: {saves}"
+        if pays and at == 0:
+            if self._may_switch(costs, here, path, total):
+                return self._switch(load, costs, (here, there), stay, total, why)
+            pays, saves = False, f"{saves}, too little past the budget"
+        if (due := self._due(here, costs, totals)) is not None:
+            total = self.safety * float(costs.switch[0, here, due])
+            total += costs.seconds(due, follow(choices, due), self.safety)
+            why = f"{current} to {self.splits[due]}: more lost by not being there than going costs"
+            return self._switch(load, costs, (here, due), stay, total, why)
+        if pays:
+            return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
+        why = f"stay in {current}: best alternative {saves}"
+        return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
+
+    def observe(self, burst: Ran) -> None:
+        if not self.is_frozen:
+            self.latency = self.latency.observed(burst)
+
+    def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
+        assert self._account is not None and self._asked is not None, "it was planned here"
+        if self.is_frozen:
+            seconds = plan.predicted_cost_s
+        remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
+        correction = sober(self.latency, self.splits)
+        was_afforded = self._account.affords(seconds, remaining_s, correction)
+        there = self.splits.index(plan.split)
+        self._account.switch(there, seconds, was_afforded=was_afforded)
+        if self.is_frozen:
+            return
+        # Where pages lack, sequences that were to migrate are not: it went another way than planned.
+        seen = replace(self._asked, carry=kv, actual_s=seconds)
+        self.switch_costs = self.switch_costs.observed(seen)
+
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
+        split = plan.split
+        profile_s = [balance_seconds(self.latency, split, load, group) for group in options]
+        if not options or min(profile_s) == math.inf:
+            return None
+        stay, _ = self._remaining(load, plan)
+        best, most, fullest = None, 0.0, int(np.bincount(load.group).max())
+        for group, seconds in zip(options, profile_s, strict=True):
+            cost = self.balance_costs.pages(seconds)
+            left, step_s = self._remaining(replace(load, group=group), plan)
+            if (gain := stay - left - self.safety * cost) <= most:
+                continue
+            most = gain
+            why = (
+                f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to "
+                f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
+                f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
+            )
+            best = Balance(group, stay - left, cost, why)
+            self._even_step_s = step_s
+            self._asked = SeenSwitch(split, split, "migrate", 0.0, seconds, actual_s=cost)
+        return best
+
+    def observe_balance(self, balance: Balance, seconds: float) -> None:
+        assert self._account is not None and self._asked is not None, "it was planned here"
+        if self.is_frozen:
+            seconds = balance.predicted_cost_s
+        self._account.balance(seconds)
+        assert self._burst is not None and self._even_step_s is not None
+        self._burst = self._even_step_s, self._burst[1]  # what the next burst will cost now
+        if not self.is_frozen:
+            seen = replace(self._asked, actual_s=seconds)
+            self.balance_costs = self.balance_costs.observed(seen)
+
+    def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
+        """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
+        here = self.splits.index(plan.split)
+        _, costs = self._outlook(load, plan.split)
+        if not plan.threshold:
+            return float(costs.run[here].sum()), costs.profile_step_s
+        _, choices = costs.cheapest(self.safety)
+        seconds = costs.seconds(here, follow(choices, here), self.safety)
+        return seconds, costs.profile_step_s
+
+    def _outlook(self, load: Load, current: Split) -> tuple[Forecast, Costs]:
+        """What is expected and what it costs, without what has no room or is not compiled."""
+        # Who waits although there are rows waits for pages.
+        waits_for_rows = self.memory is None or load.live >= self._dense().capacity
+        forecast = Forecast.of(
+            load, self.lengths, self.splits, current, self.grid, rows_vary=not waits_for_rows
+        )
+        here = self.splits.index(current)
+        return forecast, self._compiled_only(self._costs(forecast), here)
+
+    def _costs(self, forecast: Forecast) -> Costs:
+        tables, memory = self._dense(), self.memory
+        reslice = self.switch_costs.reslice(self.splits, tables.reslice)
+        tables = replace(tables, reslice=reslice)
+        costs = Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs, memory)
+        if memory is None:
+            return costs
+        return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))
+
+    def _compiled_only(self, costs: Costs, here: int | None) -> Costs:
+        if self.uncompiled is None or not self.uncompiled.compile_s:
+            return costs
+        return self.uncompiled.leave_out(costs, here, self.safety, self.min_saving)
+
+    def _book(self, load: Load, here: int, costs: Costs) -> None:
+        """Books the burst since the last plan, and notes what the next one will cost in each layout."""
+        if self._account is None:
+            self._account = Account(costs.prefill, here)
+        if self._burst is None:
+            self.switch_costs = self.switch_costs.aged()  # a rollout begins
+            self.balance_costs = self.balance_costs.aged()
+        else:
+            step_s, before = self._burst
+            steps = max(0, load.step - before)
+            self._account.burst(here, steps * step_s, sober(self.latency, self.splits))
+        self._burst = costs.profile_step_s, load.step
+
+    def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
+        """Within the budget; or it pays several times over, unseen layouts taken soberly."""
+        account, cost = self._account, float(costs.switch[0, here, path[0]])
+        assert account is not None
+        correction = sober(self.latency, self.splits)
+        if account.affords(cost, remaining_s, correction):
+            return True
+        hoped = np.array([self.latency.correction.factor(split) for split in self.splits])
+        soberly = costs.slower(correction / hoped)
+        # Without it: here until the path leaves for another layout.
+        is_later = np.logical_or.accumulate(path != path[0])
+        without = soberly.seconds(here, np.where(is_later, path, here), self.safety)
+        return without - soberly.seconds(here, path, self.safety) >= account.must_save(cost)
+
+    def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
+        """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
+        assert self._account is not None
+        step_s = costs.profile_step_s * sober(self.latency, self.splits)
+        cost_s = costs.switch[0, here]
+        loss_s = self.safety * cost_s + totals - totals[here]
+        return self._account.due(here, step_s, cost_s, loss_s)
+
+    def _switch(
+        self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str
+    ) -> Plan:
+        source, target = (self.splits[i] for i in pair)
+        only, believed = costs.only_way(0, *pair), self.switch_costs.ways
+        if only is None:
+            below = cheapest_carry(self.latency, source, target, load, believed)
+        else:
+            below = recompute_below(only)
+        way: Carry = WAYS.get(below, "mixed")
+        kv_s = carry_seconds(self.latency, source, target, load, below)
+        cost = kv_s * self.switch_costs.kv(way) + float(costs.tables.reslice[pair])
+        reslice_s = float(self._dense().reslice[pair])
+        self._asked = SeenSwitch(source, target, way, reslice_s, kv_s, actual_s=cost)
+        return Plan(
+            target,
+            threshold=0,
+            recompute_below=below,
+            predicted_saving_s=stay - total,
+            predicted_cost_s=cost,
+            predicted_remaining_s=total,
+            reason=f"{why}, costs {cost:.2f} s ({way})",
+        )
+
+    def _dense(self) -> CostTables:
+        """The latency model's tables as arrays; its corrections are not in them."""
+        if self._tables is None or self._tables_of is not self.latency.decode_table:
+            self._tables = CostTables.of(
+                replace(self.latency, correction=Correction()), self.splits
+            )
+            self._tables_of = self.latency.decode_table
+        return self._tables

@@ -1,0 +1,119 @@
+"""A forecast, priced: what running, switching and beginning cost, and the cheapest path through it."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.switch_costs import SwitchCosts
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.planner.costs import LARGE_S, CostTables
+from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
+from pat_jax.planning.planner.turns import Turns
+from pat_jax.planning.types import OneWay
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A forecast, priced: what running and switching will cost at each of its moments."""
+
+    tables: CostTables
+    any_live: np.ndarray  # float[moments], probability that it comes to that
+    run: np.ndarray  # float[split, moments], expected seconds until the next moment
+    migrate: np.ndarray  # float[from, to, moments], seconds
+    recompute: np.ndarray  # float[to, moments], seconds
+    switch: np.ndarray  # float[moments, from, to], seconds with the cheaper way; 0 to stay
+    prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
+    profile_step_s: np.ndarray  # float[split], of a decode step at the first moment, uncorrected
+    shared: np.ndarray  # float[moments], seconds of `run` that are the same in every split
+
+    @classmethod
+    def of(
+        cls,
+        tables: CostTables,
+        latency: LatencyModel,
+        forecast: Forecast,
+        carry: OneWay | Literal["auto"],
+        switch_costs: SwitchCosts,
+        memory: MemoryModel | None = None,
+    ) -> "Costs":
+        """
+        Args:
+          carry: the only way allowed to carry the KV cache, or auto.
+          memory: what pools hold; everything where not given.
+        """
+        turns = Turns.of(forecast, tables.splits, memory)
+        correction = latency.correction
+        factors = np.array([correction.factor(split) for split in tables.splits])
+        step = np.tensordot(
+            WEIGHTS, tables.steps(turns.rows, turns.context, forecast.mean_context), axes=1
+        )
+        fullest = turns.rows[0]
+        mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
+        one = tables.recomputations(np.ones_like(fullest), mean_context)
+        # All sequences have to make all their steps, whoever waits for whom.
+        shared = correction.per_sequence_s * forecast.live * forecast.steps * forecast.any_live
+        run = (factors[:, None] * step + turns.again * one) * turns.steps * forecast.any_live
+        run += shared
+        migrate = tables.migrations(fullest, turns.live, forecast.mean_context)
+        migrate = migrate * switch_costs.kv("migrate")
+        prefill = tables.recomputations(forecast.prompts * fullest[:, :1], mean_context[:, :1])
+        recompute = tables.recomputations(fullest, mean_context) * switch_costs.kv("recompute")
+        if carry == "migrate":
+            recompute = np.full_like(recompute, LARGE_S)
+        elif carry == "recompute":
+            migrate = np.full_like(migrate, LARGE_S)
+        switch = np.minimum(migrate, recompute[None]) + tables.reslice[:, :, None]
+        diagonal = np.arange(len(tables.splits))
+        switch[diagonal, diagonal] = 0.0
+        switch = np.moveaxis(switch, -1, 0)
+        return cls(
+            tables,
+            forecast.any_live,
+            run,
+            migrate,
+            recompute,
+            switch,
+            prefill[:, 0],
+            step[:, 0],
+            shared,
+        )
+
+    def slower(self, times: np.ndarray) -> "Costs":
+        """Steps take so many `times` as long in each split, float[split], but for what all share."""
+        return replace(self, run=(self.run - self.shared) * times[:, None] + self.shared)
+
+    def where(self, has_room: np.ndarray, may_switch: np.ndarray) -> "Costs":
+        """The same, with layouts that have no room priced out of every plan.
+
+        Args:
+          has_room: bool[split]. Who is there already may stay.
+          may_switch: bool[from, to].
+        """
+        switch = np.where(may_switch, self.switch, LARGE_S)
+        diagonal = np.arange(len(self.run))
+        switch[:, diagonal, diagonal] = 0.0
+        return replace(self, switch=switch, prefill=np.where(has_room, self.prefill, LARGE_S))
+
+    def only_way(self, at: int, source: int, target: int) -> OneWay | None:
+        """The way that is left where the other is not allowed or was not measured."""
+        if self.migrate[source, target, at] >= LARGE_S:
+            return "recompute"
+        return "migrate" if self.recompute[target, at] >= LARGE_S else None
+
+    def cheapest(self, safety: float) -> tuple[np.ndarray, np.ndarray]:
+        """Expected seconds to the end from each split, and the split to run in, int[moments, from]."""
+        # options[j, a, b]: at moment j go from a to b (or stay), run there, go on as is best after.
+        options = self.switch * (safety * self.any_live)[:, None, None] + self.run.T[:, None, :]
+        after = np.zeros(len(self.run))
+        for at in options[::-1]:
+            at += after
+            after = np.minimum.reduce(at, axis=1)  # `min`, without its detours
+        return after, options.argmin(axis=2)
+
+    def seconds(self, start: int, path: np.ndarray, safety: float) -> float:
+        """Expected seconds of a path from `start`, int[moments]."""
+        at, before = np.arange(len(path)), np.concatenate([[start], path[:-1]])
+        switches = self.switch[at, before, path] * self.any_live
+        return float(self.run[path, at].sum() + safety * switches.sum())

@@ -1,0 +1,52 @@
+"""Planners that do not plan: one layout for good, or a path that was written down."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
+
+
+@dataclass(frozen=True)
+class FixedLayout(Planner):
+    """One layout for good."""
+
+    split: Split
+    reason: str = "pinned"
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.split
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        del load, current
+        return Plan(self.split, threshold=0, reason=self.reason)
+
+
+class Step(NamedTuple):
+    """Of a script: go to `split` once `live` or fewer sequences are unfinished."""
+
+    split: Split
+    live: int
+    recompute_below: int = MIGRATE_ALL  # see Plan
+
+
+@dataclass(frozen=True)
+class ScriptedPath(Planner):
+    """Follows a script, from `first` on."""
+
+    first: Split
+    steps: tuple[Step, ...]
+
+    def start(self, load: Load) -> Split:
+        del load
+        return self.first
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        del current
+        due = [step for step in self.steps if load.unfinished <= step.live]
+        to_come = [step.live for step in self.steps if load.unfinished > step.live]
+        now = due[-1] if due else Step(self.first, 0)
+        # Stop when the groups' fullest could mean that the total has been reached.
+        threshold = max(to_come, default=0) // now.split.dp
+        return Plan(now.split, threshold, now.recompute_below, reason="scripted")

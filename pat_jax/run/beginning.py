@@ -1,0 +1,56 @@
+"""What a run begins with: the state of its newest checkpoint, or of a policy that has learned nothing.
+
+Knows checkpoints and the supervised stage. Does not know the loop that follows (`train.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pat_jax.config.run import RunConfig
+from pat_jax.models.policy import Params
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.rl.update import TrainState
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.progress import Progress
+from pat_jax.run.setup import Setup
+from pat_jax.run.warm_start import warm_start
+
+
+@dataclass(frozen=True)
+class Beginning:
+    steps_done: int
+    state: TrainState
+    reference: Params | None  # None: no loss looks at it
+    lengths: LengthModel
+
+
+def begin(
+    config: RunConfig, setup: Setup, checkpoints: Checkpointer, progress: Progress
+) -> Beginning:
+    """Raises UserError where a run is to be resumed and every checkpoint of it is damaged."""
+    if config.resume and checkpoints.latest_step() is not None:
+        return _resumed(config, setup, checkpoints, progress)
+    if config.resume:
+        progress.print("no checkpoint to resume from: the run begins anew")
+    trainer = setup.trainer
+    state = trainer["init_state"](setup.initial_params(config))
+    state = warm_start(config, setup, state, progress)
+    reference = trainer["copy"](state.params) if trainer.has_reference else None
+    return Beginning(0, state, reference, LengthModel.empty(config.rollout.max_completion_length))
+
+
+def _resumed(
+    config: RunConfig, setup: Setup, checkpoints: Checkpointer, progress: Progress
+) -> Beginning:
+    abstract: dict[str, Any] = {"train": setup.trainer.abstract_state}
+    if setup.trainer.has_reference:
+        abstract["reference"] = setup.trainer.abstract_params
+    try:
+        step, saved, meta = checkpoints.restore(abstract)
+    finally:
+        for line in checkpoints.stepped_over:
+            progress.print(line)
+    progress.print(f"resumed after step {step}")
+    lengths = LengthModel.from_json(meta["lengths"])
+    lengths = lengths.with_cap(config.rollout.max_completion_length)
+    return Beginning(step, saved["train"], saved.get("reference"), lengths)

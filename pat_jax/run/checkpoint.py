@@ -1,0 +1,300 @@
+"""Checkpoints of everything that a resumed run needs, written in the background by Orbax.
+
+Knows pytrees, their shardings and JSON, and which checkpoint is to be used. Does not know what the
+state or the metadata mean, nor how damage shows in files (`checkpoint_files.py`).
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from pat_jax.common.errors import UserError
+from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed, move_aside, seal
+
+DAMAGED = "damaged_checkpoints"  # beside the folder of the checkpoints
+# Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
+# 0.79 of a state whose reference is as it was in bfloat16, 0.48 of such numbers alone.
+COMPRESSED = 0.45
+_ITEMS = ("state", "meta")
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those it has not finished
+
+log = logging.getLogger(__name__)
+
+
+class SaveError(Exception):
+    """A checkpoint could not be written; those before it are as they were."""
+
+
+def newest_meta(directory: str | Path) -> dict[str, Any] | None:
+    """Fingerprint and metadata of the newest checkpoint whose files have their sizes, if any.
+
+    Reads a small file, starts no backend and writes nothing.
+    """
+    for path in reversed(checkpoints_in(Path(directory).absolute())):
+        if is_sealed(path) and damage(path, by_checksum=False):
+            continue
+        try:
+            return _meta(path)
+        except (OSError, ValueError):  # it is not there, or no JSON
+            continue
+    return None
+
+
+def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> None:
+    """Refuses a newest checkpoint with another fingerprint."""
+    if (meta := newest_meta(directory)) is not None:
+        _compare(meta["fingerprint"], _as_json(fingerprint), Path(directory).absolute())
+
+
+class Checkpointer:
+    """The checkpoints of one run: `directory/STEP`, each complete or not there at all.
+
+    What else lies in the folder, and checkpoints that are damaged, are moved to the folder `DAMAGED`
+    beside it when the newest is restored.
+
+    Args:
+      directory: where they lie; made when missing.
+      max_to_keep: older ones are deleted after a newer one is complete.
+      fingerprint: what must agree for a checkpoint to be usable (the model's configuration, as JSON
+        values). Saved with each checkpoint and compared before any array is read.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        max_to_keep: int = 2,
+        *,
+        fingerprint: Mapping[str, Any] | None = None,
+    ):
+        _silence_orbax()
+        self._directory = Path(directory).absolute()
+        self._fingerprint = _as_json(fingerprint or {})
+        self.stepped_over: list[str] = []  # a sentence about each that `restore` moved aside
+        self._max_to_keep = max_to_keep
+        self._open: ocp.CheckpointManager | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[int, Future[None]] | None = None
+
+    @property
+    def _manager(self) -> ocp.CheckpointManager:
+        if self._open is None:
+            self._open = ocp.CheckpointManager(
+                self._directory,
+                item_names=_ITEMS,
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=ocp.checkpoint_managers.LatestN(self._max_to_keep),
+                    cleanup_tmp_directories=True,
+                ),
+            )
+        return self._open
+
+    def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
+        """Start writing; the state may be donated as soon as this returns.
+
+        Args:
+          step: steps done; saving the newest step again does nothing.
+          state: a pytree of arrays.
+          meta: JSON values; floats survive exactly, tuples come back as lists.
+
+        Raises:
+          ValueError: there is a newer checkpoint, so that this one could never be resumed from.
+          SaveError: this one cannot be begun, or the one before could not be written.
+        """
+        self.wait()
+        latest = self.latest_step()
+        if latest is not None and step < latest:
+            raise ValueError(f"cannot save step {step}: {self._directory} already holds {latest}.")
+        if step == latest:
+            return
+        content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
+        self._check_room(step, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(content)
+                ),
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            self._clear(step)
+            raise self._failed(step, error) from error
+        self._pending = step, self._writer.submit(self._finish, step)
+
+    def check(self) -> None:
+        """Raises SaveError where the one being written has failed; does not wait."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises SaveError if it could not be."""
+        if self._pending is None:
+            return
+        step, writing = self._pending
+        futures.wait([writing])  # whoever is interrupted here has it pending still
+        self._pending = None
+        try:
+            writing.result()
+        # Orbax's writers raise ValueError for a full disk.
+        except (OSError, ValueError, RuntimeError) as error:
+            self._clear(step)
+            raise self._failed(step, error) from error
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint, or the one being written; None when there is none."""
+        if self._pending is not None:
+            return self._pending[0]
+        steps = checkpoints_in(self._directory)
+        return int(steps[-1].name) if steps else None
+
+    def restore(self, abstract_state: Any) -> tuple[int, Any, dict[str, Any]]:
+        """The newest checkpoint that is whole; damaged ones are stepped over.
+
+        Args:
+          abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
+            which need not be those it was saved with.
+
+        Returns:
+          Its step, state and metadata.
+
+        Raises:
+          UserError: there is none, or it belongs to another model.
+        """
+        self.wait()
+        self._close_manager()
+        self._move_strays()
+        for path in reversed(checkpoints_in(self._directory)):
+            if is_sealed(path):
+                if (reason := damage(path)) is None:
+                    return self._read(path, abstract_state)
+            else:
+                try:
+                    return self._read(path, abstract_state)
+                except UserError:
+                    raise
+                except Exception as error:  # what Orbax raises has no common class, seen: bare ones
+                    log.info("%s cannot be read", path, exc_info=error)
+                    reason = f"it cannot be read ({_first_line(error)})"
+            self._set_aside(path, f"the checkpoint of step {path.name} is damaged: {reason}")
+        damaged = f": damaged ones are in {folder}" if (folder := self._damaged).is_dir() else ""
+        raise UserError(f"there is no checkpoint to resume from in {self._directory}{damaged}.")
+
+    def close(self) -> None:
+        """Waits for what is being written, whatever becomes of it."""
+        self._writer.shutdown()
+        self._close_manager()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _read(self, path: Path, abstract_state: Any) -> tuple[int, Any, dict[str, Any]]:
+        read = _meta(path)
+        _compare(read["fingerprint"], self._fingerprint, self._directory)
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+            wanted = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state))
+            state = reader.restore(path, args=wanted)["state"]
+        return int(path.name), state, read["meta"]
+
+    @property
+    def _damaged(self) -> Path:
+        return self._directory.with_name(DAMAGED)
+
+    def _finish(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        try:
+            seal(self._directory / str(step))
+        except OSError as error:  # complete and usable all the same
+            log.warning("the checkpoint of step %d has no checksums: %s", step, error)
+
+    def _check_room(self, step: int, num_bytes: int) -> None:
+        """A disk that is full only while it is written to costs hundreds of lines of tracebacks."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._directory).free
+        if free < COMPRESSED * num_bytes:
+            short = f"it takes {num_bytes / 2**20:,.1f} MiB, of which {free / 2**20:,.1f} are free"
+            raise self._failure(step, short)
+
+    def _failed(self, step: int, error: Exception) -> SaveError:
+        log.error("the checkpoint of step %d was not written: %s", step, error)
+        return self._failure(step, _first_line(error))
+
+    def _failure(self, step: int, why: str) -> SaveError:
+        kept = self.latest_step()
+        stays = f"the one of step {kept} stays" if kept is not None else "there is none before it"
+        return SaveError(
+            f"the checkpoint of step {step} was not written to {self._directory} ({why}): {stays}"
+        )
+
+    def _clear(self, step: int) -> None:
+        """What a failed save has left: its room may be what the next one needs."""
+        self._close_manager()  # which would wait for the failed one again
+        for path in self._directory.glob(f"{step}{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _move_strays(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        others = {*self._directory.iterdir()} - {*checkpoints_in(self._directory)}
+        for path in sorted(others):
+            if _UNFINISHED not in path.name:
+                self._set_aside(path, f"{path.name!r} among the checkpoints is none")
+
+    def _set_aside(self, path: Path, what: str) -> None:
+        self.stepped_over.append(f"{what}; moved to {move_aside(path, self._damaged)}.")
+
+    def _close_manager(self) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            try:
+                opened.close()
+            except (OSError, ValueError, RuntimeError) as error:  # the failed save's, once more
+                log.debug("closed after %s", error)
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """What `JsonSave` has written: the fingerprint, and the metadata under `meta`."""
+    meta = json.loads((path / "meta" / "metadata").read_bytes())
+    if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
+        raise ValueError("it has no fingerprint or no metadata")
+    return meta
+
+
+def _compare(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
+    missing = "nothing"
+    differences = [
+        f"{name} ({saved.get(name, missing)} there, {wanted.get(name, missing)} here)"
+        for name in dict.fromkeys([*wanted, *saved])
+        if saved.get(name, missing) != wanted.get(name, missing)
+    ]
+    if differences:
+        raise UserError(
+            f"the checkpoint in {directory} is of another model, which differs in"
+            f" {', '.join(differences)}: give the --model and options it was saved with, or another"
+            " --run_dir."
+        )
+
+
+def _as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(dict(fingerprint)))
+
+
+def _first_line(error: Exception) -> str:
+    """Orbax's errors name the cause last, behind every file that they went through."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if len(text) < 160 else f"… {text[-120:]}"
+
+
+def _silence_orbax() -> None:
+    """Orbax reports every step of its work, a hundred lines a checkpoint where INFO is shown, and a
+    failed save in hundreds, those of its event loop among them; ours is one."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

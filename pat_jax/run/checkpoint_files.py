@@ -1,0 +1,94 @@
+"""The folders of checkpoints, and whether their files are as they were written: sizes and checksums.
+
+Knows files and bytes. Does not know what is in them (`checkpoint.py`).
+"""
+
+import itertools
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pat_jax.common.files import replace_text
+
+MANIFEST = "pat_jax_files.json"
+_BLOCK = 1 << 22  # bytes read at once
+_THREADS = 4
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The folders that may be checkpoints, the newest last."""
+    if not directory.is_dir():
+        return []
+    named = [path for path in directory.iterdir() if re.fullmatch("0|[1-9][0-9]*", path.name)]
+    return sorted((path for path in named if path.is_dir()), key=lambda path: int(path.name))
+
+
+def move_aside(path: Path, folder: Path) -> Path:
+    """Moves a file or a folder into `folder`, to a name that nothing there has."""
+    folder.mkdir(exist_ok=True)
+    target, numbers = folder / path.name, itertools.count(1)
+    while os.path.lexists(target):
+        target = folder / f"{path.name}.{next(numbers)}"
+    return path.rename(target)
+
+
+def seal(checkpoint: Path) -> None:
+    """Writes down size and CRC-32 of every file of a complete checkpoint."""
+    paths = list(_files(checkpoint))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        sums = list(pool.map(_checksum, paths))
+    entries = {
+        str(path.relative_to(checkpoint)): [path.stat().st_size, checksum]
+        for path, checksum in zip(paths, sums, strict=True)
+    }
+    replace_text(checkpoint / MANIFEST, json.dumps(entries))
+
+
+def is_sealed(checkpoint: Path) -> bool:
+    """False of one whose run was killed right after it was complete, and of earlier versions'."""
+    return (checkpoint / MANIFEST).exists()
+
+
+def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
+    """What is wrong with the files of a sealed checkpoint; None: nothing.
+
+    Args:
+      by_checksum: read every byte; without it the files' sizes alone are compared.
+    """
+    try:
+        entries = json.loads((checkpoint / MANIFEST).read_bytes())
+        wanted = {name: (int(size), int(checksum)) for name, (size, checksum) in entries.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    for name, (size, _) in wanted.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := path.stat().st_size) != size:
+            return f"{name} has {found:,} of {size:,} bytes"
+    if not by_checksum:
+        return None
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(_checksum, [checkpoint / name for name in wanted])
+        for (name, (_, checksum)), actual in zip(wanted.items(), found, strict=True):
+            if actual != checksum:
+                return f"{name} has another checksum than when it was written"
+    return None
+
+
+def _files(checkpoint: Path) -> Iterator[Path]:
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            yield path
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            value = zlib.crc32(block, value)
+    return value

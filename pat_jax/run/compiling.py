@@ -1,0 +1,62 @@
+"""Everything that a run compiles, and what is told of it before and after.
+
+Knows programs by their tables. Does not know what runs them (`train.py`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.memory import describe_memory
+from pat_jax.planning.types import Split
+from pat_jax.run.progress import Progress
+from pat_jax.run.setup import Setup
+from pat_jax.run.words import opening
+from pat_jax.training.update_memory import check_update, update_stages
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    seconds: float
+    update: str  # what the largest program of the update takes of a device, in words
+
+
+def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
+    """What a run is of, and what its options mean that nobody may have meant."""
+    for note in filter(None, [setup.task.note, *config.learning_notes]):
+        progress.print(note)
+    for reason in setup.dropped:
+        log.info("layout dropped: %s", reason)
+    for line in describe_memory(setup.memory, config.rollout):
+        log.info("%s", line)
+    progress.print(opening(config, setup.policy, list(setup.engine.mesh.devices.flat)))
+    layouts = ", ".join(map(str, setup.layouts))
+    progress.print(f"run folder {config.run_dir}; layouts {layouts}")
+
+
+def compile_run(
+    config: RunConfig, setup: Setup, layouts: Collection[Split], progress: Progress
+) -> Compiled:
+    """Every program of the run, in parallel; nothing is compiled after this and the warm-up.
+
+    Args:
+      layouts: those of the rollout that are compiled now.
+
+    Raises:
+      UserError: the update does not fit a device.
+    """
+    start = time.perf_counter()
+
+    def show(name: str) -> Callable[[int, int], None]:
+        return lambda done, total: progress.stage(f"compiling {name} {done}/{total}")
+
+    setup.trainer.compile(show("training"))  # first: what does not fit is known before the rest
+    update = check_update(update_stages(setup.trainer), setup.memory.limit, config)
+    setup.engine.compile(show("rollout"), layouts)
+    seconds = time.perf_counter() - start
+    progress.print(f"compiled in {seconds:.1f} s")
+    return Compiled(seconds, update)

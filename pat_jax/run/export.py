@@ -1,0 +1,62 @@
+"""The policy as a Hugging Face directory: where a run may write it, and what it wrote before.
+
+Knows the run's folder and the export's. Does not know the format (`models/hf_export.py`).
+"""
+
+import json
+from pathlib import Path
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import replace_text
+from pat_jax.config.run import RunConfig
+from pat_jax.models.hf_export import check_export, export
+from pat_jax.models.policy import Params
+from pat_jax.run.setup import DTYPES, Setup
+
+_NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
+
+
+def check_export_dir(config: RunConfig) -> None:
+    """Raises UserError where the policy cannot be written to the folder that is asked for."""
+    if not (name := config.checkpoint.export_dir):
+        return
+    if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
+        raise UserError(
+            f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
+            f"folder {config.run_dir!r} lies there; choose another, such as one in the run folder."
+        )
+    if not (config.resume and _written(Path(config.run_dir), name) is not None):
+        check_export(name)
+
+
+def export_policy(config: RunConfig, setup: Setup, params: Params, step: int) -> None:
+    """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
+
+    Raises:
+      UserError: it cannot be written, such as on a full disk.
+    """
+    folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
+    if (earlier := _written(folder, directory)) == step:
+        return
+    source = config.model if Path(config.model).is_dir() else None
+    try:
+        if earlier is not None:
+            directory.rename(f"{directory}.step-{earlier}")
+        export(directory, setup.policy, params, DTYPES[config.compute_dtype], tokenizer_dir=source)
+        content = {"path": str(directory.absolute()), "step": step}
+        replace_text(folder / _NOTE, json.dumps(content))
+    except OSError as error:
+        raise UserError(
+            f"the policy of step {step} was not written to {directory} ({error.strerror or error}): the "
+            "checkpoints have it; make room, then write it with --resume."
+        ) from None
+
+
+def _written(folder: Path, directory: str | Path) -> int | None:
+    """The step whose policy this run has written to `directory`, if it is still there."""
+    try:
+        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        step = note["step"] if note["path"] == str(Path(directory).absolute()) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if Path(directory).is_dir() else None

@@ -1,0 +1,141 @@
+"""The folder of a run: what lies where, whether a run may write there, and who does.
+
+Knows files and the options that they were written with. Does not know what a run computes.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import replace_text
+from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
+from pat_jax.run.checkpoint import newest_meta
+from pat_jax.run.metrics import METRICS_FILE
+
+CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
+COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
+
+
+def check_run_dir(config: RunConfig) -> Path:
+    """The run's folder, if it can be written; not made yet.
+
+    Raises:
+      UserError: it cannot be written, holds another run, or has nothing to resume.
+    """
+    folder, option = Path(config.run_dir), f"option --run_dir is {config.run_dir!r}"
+    existing = folder
+    while not os.path.exists(existing):  # False too where looking is forbidden
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
+    is_run = (folder / CONFIG_FILE).exists() or (folder / CHECKPOINTS).is_dir()
+    if config.resume and not is_run:
+        raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
+    if not config.resume and _is_used(folder):
+        raise UserError(
+            f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
+        )
+    _check_kinds(folder, option)
+    return folder
+
+
+def _is_used(folder: Path) -> bool:
+    return folder.is_dir() and any(path.name != LOCK_FILE for path in folder.iterdir())
+
+
+def _check_kinds(folder: Path, option: str) -> None:
+    for name in (CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, "rollout.json", "rollout.png"):
+        if (folder / name).is_dir():
+            raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
+    for name in (CHECKPOINTS, "tensorboard"):
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise UserError(f"{option}: expected {name} there to be a folder, not a file; move it.")
+
+
+def saved_config(folder: Path) -> Path:
+    """The file of the options that a run was begun with, put right if it was damaged.
+
+    Raises:
+      UserError: it was damaged, and no checkpoint knows the options.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    if text.endswith(COMPLETE):
+        return path
+    meta = newest_meta(folder / CHECKPOINTS)
+    if meta is None or "config" not in meta["meta"]:
+        raise UserError(
+            f"{path} is cut short: expected its last line to be `...`, and no checkpoint knows the "
+            "options; write them there again, ending in that line, or begin another run."
+        )
+    replace_text(path, meta["meta"]["config"])
+    return path
+
+
+def changed_options(config: RunConfig, folder: Path) -> list[str]:
+    """Each option of a resumed run that is another than before, such as `seed 0 -> 1`."""
+    if not config.resume:
+        return []
+    before = parse(["--config", str(folder / CONFIG_FILE)])
+    old, new = _flat(asdict(before)), _flat(asdict(config))
+    kept = ("run_dir", "resume")
+    return [
+        f"{name} {old[name]} -> {new[name]}"
+        for name in new
+        if name not in kept and old[name] != new[name]
+    ]
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        nested = _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else None
+        found |= {f"{prefix}{name}": value} if nested is None else nested
+    return found
+
+
+def make_run_dir(config: RunConfig, folder: Path) -> BaseFileLock:
+    """The first thing that a run writes.
+
+    Returns:
+      The lock of the folder, held until it is released or the process ends.
+
+    Raises:
+      UserError: the folder cannot be made, or another run writes there.
+    """
+    option, lock = f"option --run_dir is {config.run_dir!r}", FileLock(folder / LOCK_FILE)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"{option}: another process is running there; wait for its end, or choose another folder."
+        ) from None
+    except OSError as error:  # such as /proc, which says that it can be written
+        raise UserError(
+            f"{option}: expected a folder that can be written ({error.strerror})."
+        ) from None
+    if not config.resume and _is_used(folder):
+        raise UserError(f"{option}: another process has begun a run there; choose another folder.")
+    return lock
+
+
+def log_to(path: Path) -> None:
+    """What the package logs goes to this file, and nowhere else."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    package = logging.getLogger("pat_jax")
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    package.propagate = False
+    logging.raiseExceptions = False  # a full disk costs lines of the log, not a traceback for each

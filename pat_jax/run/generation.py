@@ -1,0 +1,195 @@
+"""From prompts to groups of responses: requests in, sampling keys, planner and what it learns."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.types import Sampling
+from pat_jax.models.policy import Params
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.transfer import logprob_gap
+
+TRAIN, EVAL = 0, 1  # streams of sampling keys
+
+OnEnd = Callable[[int, Rollout], None]
+
+
+@dataclass
+class Generator:
+    """The rollout stage of one run."""
+
+    engine: RolloutEngine
+    trainer: Trainer
+    planner: Planner
+    config: RolloutConfig
+    seed: int
+    lengths: LengthModel
+
+    def load(self, params: Params) -> float:
+        """Takes over the policy: the next rollout samples it.
+
+        Returns:
+          How far the rollout's log-probability of one token is from the trainer's, in nats.
+        """
+        layout = self._first_layout()
+        self.engine.set_weights(self.trainer.transfer(params, layout), layout)
+        score, rows = partial(self.trainer["score"], params), self.trainer.layout.split.dp
+        return logprob_gap(self.engine, score, rows)
+
+    def _first_layout(self) -> Layout:
+        """Where a full rollout begins."""
+        start = self.planner.start(full_load(self.config, self.engine.capacity))
+        return self.engine.layouts[start]
+
+    def release(self) -> None:
+        """Frees the rollout's weights: the update needs the memory."""
+        self.engine.release_weights()
+
+    def rollout(
+        self, prompts: Sequence[Prompt], iteration: int, on_end: OnEnd
+    ) -> tuple[list[RolloutGroup], RolloutReport]:
+        """Samples a group of responses to each prompt.
+
+        Args:
+          on_end: told of each response when it has ended, the others going on: its place among the
+            responses of all groups, one group after the other, and what was said.
+        """
+        config, size = self.config, self.config.num_generations
+        requests = [
+            self._request(prompt, TRAIN, iteration, sample, config.temperature)
+            for prompt in prompts
+            for sample in range(size)
+        ]
+        ids = np.array([request.prompt_id for request in requests])
+        report, rollouts = RolloutReport(), dict[int, Rollout]()
+        for i, done in self._generate(requests, report, self.lengths.expected(ids)):
+            rollouts[i] = _rollout(prompts[i // size], i % size, done)
+            on_end(i, rollouts[i])
+        in_order = [rollouts[i] for i in range(len(requests))]
+        self._learn(in_order)
+        groups = [
+            RolloutGroup(prompt, tuple(in_order[i * size : (i + 1) * size]))
+            for i, prompt in enumerate(prompts)
+        ]
+        return groups, report
+
+    def evaluate(self, prompts: Sequence[Prompt], temperature: float, on_end: OnEnd) -> None:
+        """One response to each prompt, in as many rollouts as the engine's capacity asks for."""
+        for start in range(0, len(prompts), self.engine.capacity):
+            some = prompts[start : start + self.engine.capacity]
+            requests = [self._request(prompt, EVAL, 0, 0, temperature) for prompt in some]
+            for i, done in self._generate(requests, RolloutReport()):
+                on_end(start + i, _rollout(some[i], 0, done))
+
+    def _generate(
+        self,
+        requests: Sequence[Request],
+        report: RolloutReport,
+        expected: np.ndarray | None = None,
+    ) -> Iterator[tuple[int, Completion]]:
+        """The responses as they end.
+
+        Raises:
+          UserError: some could not be sampled, when the others have ended.
+        """
+        # Wherever the rollout before has ended, so that an evaluation or a resumption in between
+        # changes nothing.
+        if (first := self._first_layout()) is not self.engine.layout:
+            self.engine.reslice(first)
+        failed: dict[int, str] = {}
+        for i, done in self.engine.stream(requests, self.planner, report, expected=expected):
+            if done.error:
+                failed[i] = done.error
+            else:
+                yield i, done
+        if failed:
+            raise UserError(
+                f"{len(failed)} of {len(requests)} responses could not be sampled: "
+                f"{failed[min(failed)]}; go back to an earlier checkpoint, or lower "
+                "--optimizer.learning_rate."
+            )
+
+    def _request(
+        self, prompt: Prompt, stream: int, iteration: int, sample: int, temperature: float
+    ) -> Request:
+        return Request(
+            tokens=prompt.tokens,
+            key=sequence_key(self.seed, stream, iteration, prompt.id, sample),
+            max_new_tokens=self.config.max_completion_length,
+            sampling=Sampling(temperature, self.config.top_k, self.config.top_p),
+            # Ids of held-out prompts are their own: they would be taken for training prompts.
+            prompt_id=prompt.id if stream == TRAIN else None,
+        )
+
+    def _learn(self, rollouts: Sequence[Rollout]) -> None:
+        lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+        is_cut = np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
+        prompt = np.array([rollout.prompt.id for rollout in rollouts])
+        self.set_lengths(self.lengths.updated(lengths, is_cut, prompt))
+
+    def set_lengths(self, lengths: LengthModel) -> None:
+        self.lengths = lengths
+        if isinstance(self.planner, CostModelPlanner):
+            self.planner.lengths = lengths
+
+
+def full_load(config: RolloutConfig, count: int) -> Load:
+    """`count` sequences of the longest prompts, before the first token."""
+    return Load(
+        group=np.zeros(count, int),
+        generated=np.zeros(count, int),
+        context=np.full(count, config.max_prompt_length),
+        budget=np.full(count, config.max_completion_length),
+    )
+
+
+def _rollout(prompt: Prompt, sample: int, done: Completion) -> Rollout:
+    return Rollout(
+        prompt=prompt,
+        sample=sample,
+        tokens=done.tokens,
+        logprobs=done.logprobs,
+        finish=FinishReason.LENGTH if done.is_truncated else FinishReason.STOP,
+        unfiltered_logprobs=done.unfiltered_logprobs,
+    )
+
+
+def describe_rollouts(
+    groups: Sequence[RolloutGroup], report: RolloutReport
+) -> dict[str, float | str]:
+    """The metrics of a rollout, under the names of the logs."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
+    return {
+        "rollout/length_mean": float(lengths.mean()),
+        "rollout/length_p50": float(np.median(lengths)),
+        "rollout/length_max": float(lengths.max()),
+        "rollout/truncated": float(truncated),
+        "rollout/tokens": report.tokens,
+        "rollout/tokens_per_s": report.tokens / report.total_s,
+        "rollout/decode_steps": report.decode_steps,
+        "rollout/row_occupancy": report.busy_rows / report.total_rows,
+        "rollout/prefill_padding": report.prefill_padding,
+        "rollout/kv_waste": report.kv_waste,
+        "rollout/layouts": " -> ".join(report.trace().path),
+        "rollout/switches": len(report.switches),
+        "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
+        "rollout/balanced": sum(balance.sequences for balance in report.balanced),
+        "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
+        "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
+        **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
+    }

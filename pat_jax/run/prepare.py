@@ -1,0 +1,59 @@
+"""From a run's parts to the planner of its rollouts: warmed up, measured, believed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.policy import Params
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.profile import Profile, load_profile
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.types import Split
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.run.setup import Setup
+
+
+def warm_up(
+    setup: Setup, splits: Sequence[Split], load_weights: Callable[[Layout], Params]
+) -> Warmup:
+    """Runs every program of these layouts; what the profile lacks is measured on the way, and what
+    it says is checked: a machine changes, and a wrong profile costs more than these few runs.
+    """
+    known = setup.profile and setup.profile.latency
+    warmup = Warmup(setup.engine, known=known, recheck=True)
+    warmup.measure(load_weights, splits)
+    return warmup
+
+
+def cost_planner(
+    config: RunConfig, setup: Setup, latency: LatencyModel, lengths: LengthModel
+) -> CostModelPlanner:
+    buckets = setup.engine.catalogue.buckets
+    return CostModelPlanner(
+        tuple(setup.layouts),
+        latency.on(buckets.rows, buckets.lengths),
+        lengths,
+        carry=config.rollout.kv_carry,
+        is_frozen=config.deterministic,
+        memory=setup.memory,
+    )
+
+
+def frozen(
+    config: RunConfig,
+    setup: Setup,
+    folder: Path,
+    measured: LatencyModel,
+    say: Callable[[str], None],
+) -> LatencyModel:
+    """The profile to plan by: under `--deterministic` the one that the run began with."""
+    path = folder / "profile.json"
+    if config.deterministic and path.exists():
+        kept = load_profile(path, setup.subject).latency
+        if kept.covers(measured):
+            return kept
+        say(f"{path} is of other shapes: measured anew")
+    Profile(setup.subject, measured).save(path)
+    return measured

@@ -1,0 +1,48 @@
+"""The rewards of a run: the scorer that its options ask for, and what a person is told of failures."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.common.devices import num_cores
+from pat_jax.config.run import RunConfig
+from pat_jax.rl.reward_outcome import describe_causes
+from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.rewards import trial_responses
+from pat_jax.run.progress import Progress
+from pat_jax.run.task import Task
+
+
+def open_scorer(config: RunConfig, task: Task) -> RewardScorer:
+    """
+    Raises:
+      UserError: the reward cannot be imported.
+    """
+    num_workers = config.reward_workers or num_cores()
+    return RewardScorer(task.reward, config.reward_timeout, num_workers, config.reward_memory)
+
+
+def try_out(scorer: RewardScorer, config: RunConfig, task: Task, progress: Progress) -> None:
+    """Finds a reward function that cannot work before anything is compiled.
+
+    Raises:
+      UserError: there it is.
+    """
+    progress.stage("trying out the reward")
+    first, *_ = task.train_batch(0, config.rollout.prompts_per_step)
+    responses = trial_responses(first, task.columns)
+    if note := scorer.try_out(responses, config.rollout.num_generations):
+        progress.print(note)
+
+
+def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
+    """As soon as the last one is there; NaN for responses that are left out, which is said."""
+    progress.stage("waiting for rewards")
+    rewards, failures = scoring.rewards(), scoring.failures.values()
+    if failures:
+        progress.print(
+            f"{len(failures)} of {len(rewards)} responses could not be scored and are left out "
+            f"({describe_causes(failures)}): see run.log"
+        )
+    return rewards

@@ -1,0 +1,301 @@
+"""Puts a run together from its configuration. Everything that can be wrong is found out here,
+before anything is compiled or written."""
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.common.devices import PROFILE_DIR, Device
+from pat_jax.common.errors import UserError
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.buckets import ladder, largest_length
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout_choice import (
+    check_batch,
+    check_lengths,
+    check_vocabulary_options,
+    scripted_planner,
+    wanted_layouts,
+    worth_planning,
+)
+from pat_jax.engine.memory import (
+    check_memory,
+    kv_bytes,
+    memory_alone,
+    memory_limit,
+    memory_model,
+    without_room,
+)
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
+from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import Split
+from pat_jax.rl.batches import shapes
+from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
+from pat_jax.rl.update import PolicyUpdate, make_optimizer
+from pat_jax.run.checkpoint import check_fingerprint
+from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
+from pat_jax.training.trainer import Trainer, model_functions
+from pat_jax.training.update_memory import check_state
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run, nothing compiled yet."""
+
+    task: Task
+    policy: Policy
+    layouts: dict[Split, Layout]
+    dropped: Sequence[str]  # why layouts of the chain are missing
+    engine: RolloutEngine
+    trainer: Trainer
+    scripted: Planner | None  # the path that the options write down; None: plan by cost
+    fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
+    subject: Subject  # what a profile has to be of
+    profile: Profile | None  # measured before, if it was
+    memory: MemoryModel
+
+    def initial_params(self, config: RunConfig) -> Params:
+        if Path(config.model).is_dir():
+            return load_params(config.model, self.policy, self.trainer.shardings, jnp.float32)
+        return self.trainer.init(config.seed)
+
+
+def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
+    """Raises UserError for whatever in the configuration or its files cannot work.
+
+    What is cheap to find out comes first: options, headers of files, layouts; then the tokenizer
+    and the data, which take seconds.
+    """
+    check_task(config)
+    model = model_config(config, len(devices))
+    check_lengths(config, model)
+    check_vocabulary_options(config, model)
+    subject = profile_subject(config, model, devices)
+    profile = find_profile(config, subject)
+    fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
+    if config.resume:
+        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    mesh = factored_mesh(devices)
+    chain, dropped = layout_chain(mesh, model)
+    layouts = wanted_layouts(config, chain, mesh, model)
+    check_batch(config, layouts)
+    tokenizer = checked_tokenizer(config, model)
+    task = load_task(config, tokenizer)
+    policy, first = Policy.from_config(model), next(iter(chain.values()))
+    trainer = build_trainer(config, policy, first, layouts)
+    resident = trainer.resident
+    alone = _alone(config, policy, devices, layouts, resident)
+    if config.train or config.warm_start.steps:
+        check_state(trainer, alone.limit)
+    if config.is_planned:
+        kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
+        dropped += more
+        if len(kept) < len(layouts):
+            layouts, trainer = kept, build_trainer(config, policy, first, kept)
+    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
+    return Setup(
+        task,
+        policy,
+        layouts,
+        dropped,
+        engine,
+        trainer,
+        scripted_planner(config, layouts),
+        fingerprint,
+        subject,
+        profile,
+        memory_model(engine.catalogue, config.rollout, limit=alone.limit, resident=resident),
+    )
+
+
+def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
+    """The rollout's part of a run alone, without its data; raises UserError as `build` does."""
+    check_lengths(config, model)
+    check_vocabulary_options(config, model)
+    mesh = factored_mesh(devices)
+    chain, dropped = layout_chain(mesh, model)
+    for reason in dropped:
+        log.info("layout dropped: %s", reason)
+    layouts = wanted_layouts(config, chain, mesh, model)
+    check_batch(config, layouts)
+    has_tokenizer = config.data.is_arithmetic or Path(config.model).is_dir()
+    eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
+    policy = Policy.from_config(model)
+    alone = _alone(config, policy, devices, layouts, resident=())
+    roomless = without_room(alone, config.rollout)
+    for split, reason in roomless.items():
+        log.info("layout dropped: %s: %s", split, reason)
+    kept = {split: layout for split, layout in layouts.items() if split not in roomless}
+    return _engine(config, policy, devices, kept, eos_ids, resident=())
+
+
+def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
+    """Raises UserError where it has tokens that the model has not."""
+    tokenizer = load_tokenizer(config)
+    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    return tokenizer
+
+
+def _engine(
+    config: RunConfig,
+    policy: Policy,
+    devices: Sequence[Device],
+    layouts: dict[Split, Layout],
+    eos_ids: Sequence[int],
+    resident: object,
+) -> RolloutEngine:
+    dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    policy = policy.with_weights(config.rollout.weights)
+    return RolloutEngine(
+        policy,
+        devices,
+        config.rollout,
+        capacity=config.rollout.prompts_per_step * config.rollout.num_generations,
+        eos_ids=eos_ids,
+        dtype=dtype,
+        layouts=layouts,
+        kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
+    )
+
+
+def _alone(
+    config: RunConfig,
+    policy: Policy,
+    devices: Sequence[Device],
+    layouts: dict[Split, Layout],
+    resident: object,
+) -> MemoryModel:
+    """What each layout takes of a device alone; one that a rollout may start in has to fit."""
+    dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    policy = policy.with_weights(config.rollout.weights)
+    memory = memory_alone(policy, layouts, config.rollout, dtype, limit=limit, resident=resident)
+    starts = list(layouts) if config.is_planned else list(layouts)[:1]
+    name = "switch_to" if config.switch_to else "layout"
+    check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")
+    return memory
+
+
+def model_config(config: RunConfig, num_devices: int) -> ModelConfig:
+    """The shape of the model, its vocabulary padded so that every layout can divide it.
+
+    Raises:
+      UserError: `config.model` is no usable checkpoint directory and no built-in shape.
+    """
+    if Path(config.model).is_dir():
+        model = check_checkpoint(config.model)
+    elif os.sep in config.model:
+        raise UserError(
+            f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "
+            "the name of a built-in shape, but there is no such directory."
+        )
+    elif config.data.is_arithmetic:
+        model = preset(config.model, vocab_size=load_tokenizer(config).vocab_size)
+    else:
+        model = preset(config.model)
+    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+
+
+def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
+    return Subject(
+        backend=devices[0].platform,
+        device_kind=devices[0].device_kind,
+        num_devices=len(devices),
+        model=asdict(model),
+        dtype=config.compute_dtype,
+        weights=config.rollout.weights,
+        jax=jax.__version__,
+    )
+
+
+def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
+    """The profile to plan by, of those that are there."""
+    if config.profile == "none":
+        return None
+    if config.profile != "auto":
+        return load_profile(Path(config.profile), subject)
+    path = PROFILE_DIR / subject.file_name
+    if not path.exists():
+        return None
+    try:
+        return load_profile(path, subject)
+    except ProfileError as error:  # nobody has asked for this one
+        log.warning("not used: %s", error)
+        return None
+
+
+def build_trainer(
+    config: RunConfig,
+    policy: Policy,
+    layout: Layout,
+    rollout_layouts: dict[Split, Layout],
+) -> Trainer:
+    """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`."""
+    algorithm, rollout, dtype = config.algorithm, config.rollout, DTYPES[config.compute_dtype]
+    forward, logits = model_functions(policy, layout, dtype, remat=config.remat)
+
+    def functions(optimizer) -> PolicyUpdate:
+        return PolicyUpdate(
+            forward,
+            logits,
+            optimizer,
+            policy.config.vocab_size,
+            temperature=rollout.temperature,
+            epsilon=algorithm.epsilon,
+            epsilon_high=algorithm.epsilon_high,
+            dual_clip=algorithm.dual_clip,
+            beta=algorithm.beta,
+        )
+
+    update = functions(
+        make_optimizer(
+            total_steps=config.steps * config.updates_per_step, **asdict(config.optimizer)
+        )
+    )
+    warm_start = config.warm_start
+    supervised = make_optimizer(
+        learning_rate=warm_start.learning_rate,
+        total_steps=warm_start.steps,
+        schedule="cosine",
+        warmup_steps=10,
+    )
+    return Trainer(
+        policy,
+        layout,
+        update,
+        # A rollout-only run compiles no forward and backward passes.
+        micro_shapes=micro_shapes(config, layout.split.dp)
+        if config.train or warm_start.steps
+        else (),
+        rollout_layouts=rollout_layouts,
+        rollout_dtype=dtype,
+        is_on_policy=config.updates_per_step == 1,
+        num_iterations=algorithm.num_iterations,
+        supervised=functions(supervised) if warm_start.steps else None,
+        rollout_policy=policy.with_weights(config.rollout.weights),
+    )
+
+
+def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:
+    rollout = config.rollout
+    longest = rollout.max_prompt_length + rollout.max_completion_length
+    whole = largest_length(longest, rollout.min_length)
+    return shapes(
+        ladder(rollout.min_length, whole), config.algorithm.tokens_per_micro_batch, num_shards
+    )

@@ -1,0 +1,178 @@
+"""What is learned from: prompts, held-out prompts, their tokenizer, reward and demonstrations."""
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.data import ARITHMETIC
+from pat_jax.config.run import RunConfig
+from pat_jax.rl import arithmetic
+from pat_jax.rl.built_in_rewards import BUILT_IN, check_columns
+from pat_jax.rl.data import HELDOUT_SHARE, Problems, ProblemSplits, load_problems
+from pat_jax.rl.problem_files import Columns
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer, Tokenizer
+from pat_jax.rl.types import Prompt
+
+Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens
+
+
+@dataclass(frozen=True)
+class Task:
+    tokenizer: Tokenizer
+    reward: str  # the option's, or what `auto` means here
+    train_batch: Callable[[int, int], list[Prompt]]  # (step, prompts) -> prompts, a pure function
+    heldout: Sequence[Prompt]
+    demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
+    columns: Sequence[str]  # that any prompt has, whichever an iteration draws
+    note: str = ""  # what a person should know, such as how many prompts were too long
+
+
+def check_task(config: RunConfig) -> None:
+    """Refuses options that do not go together; reads no file.
+
+    Raises:
+      UserError: `config.data` names no task that `config.model` can do.
+    """
+    is_directory = Path(config.model).is_dir()
+    if config.data.is_arithmetic:
+        _check_arithmetic(config, is_directory)
+        return
+    files = find_files("data", config.data.files)
+    find_files("eval.data", config.eval.data)
+    if not is_directory:
+        raise UserError(
+            f"option --data is {str(files[0])!r}, which needs a tokenizer, but --model is "
+            f"{config.model!r}, which is no Hugging Face checkpoint directory; give one."
+        )
+    if config.warm_start.steps:
+        raise UserError(
+            f"option --warm_start.steps is {config.warm_start.steps}: data files have no "
+            "demonstrations; set it to 0, or use --data arithmetic."
+        )
+
+
+def find_files(option: str, names: Sequence[str]) -> list[Path]:
+    """Files of these names, or that match them as patterns, each once.
+
+    Raises:
+      UserError: there is none for one of the names.
+    """
+    found: dict[Path, None] = {}
+    for name in names:
+        matches = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+        if not matches:
+            raise UserError(
+                f"option --{option} is {name!r}: no such file, and the only built-in task is "
+                f"{ARITHMETIC!r}; give .json, .jsonl or .parquet files."
+            )
+        found |= dict.fromkeys(map(Path, matches))
+    return list(found)
+
+
+def _check_arithmetic(config: RunConfig, is_directory: bool) -> None:
+    longest = arithmetic.TermCounts().max_prompt_length
+    if is_directory:
+        raise UserError(
+            "option --data is 'arithmetic', which has its own tokenizer, but --model is the "
+            f"directory {config.model!r}; give a data file, or a built-in model."
+        )
+    config.data.check_unused()
+    if config.eval.data:
+        raise UserError(
+            f"option --eval.data is {' '.join(config.eval.data)!r}: the built-in task holds out "
+            "problems of its own; leave it out, or give --data files."
+        )
+    if config.rollout.max_prompt_length < longest:
+        raise UserError(
+            f"option --rollout.max_prompt_length is {config.rollout.max_prompt_length}: the prompts "
+            f"of 'arithmetic' have up to {longest} tokens; choose at least that."
+        )
+
+
+def load_tokenizer(config: RunConfig) -> Tokenizer:
+    if config.data.is_arithmetic:
+        return arithmetic.TOKENIZER
+    return HuggingFaceTokenizer(config.model, config.data.chat)
+
+
+def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
+    """The task that `config.data` names.
+
+    Raises:
+      UserError: the file is unusable, with this tokenizer or at all.
+    """
+    if config.data.is_arithmetic:
+        return _arithmetic(config)
+    reward = "math" if config.reward == "auto" else config.reward
+    read = partial(
+        load_problems,
+        tokenizer=tokenizer,
+        seed=config.seed,
+        max_prompt_length=config.rollout.max_prompt_length,
+        columns=Columns(config.data.prompt_key, config.data.answer_key),
+        is_compared=reward in BUILT_IN,
+    )
+    is_split = config.eval.every > 0 and not config.eval.data
+    splits = read(
+        find_files("data", config.data.files), heldout_share=HELDOUT_SHARE if is_split else 0.0
+    )
+    heldout, note = splits.heldout, str(splits)
+    if config.eval.data:
+        evaluated = read(find_files("eval.data", config.eval.data), heldout_share=1.0)
+        heldout = evaluated.heldout
+        note = f"{note}\n{evaluated}{_overlap(splits.train, heldout)}"
+    _check_problems(config, splits, heldout)
+    for prompt in (*splits.train, *heldout):
+        check_columns(reward, prompt.columns)
+    shown, columns = heldout.first(config.eval.num_prompts), _columns((*splits.train, *heldout))
+    return Task(tokenizer, reward, splits.train.batch, shown, None, columns, note)
+
+
+def _columns(prompts: Iterable[Prompt]) -> list[str]:
+    return sorted({name for prompt in prompts for name in prompt.columns})
+
+
+def _overlap(train: Problems, heldout: Problems) -> str:
+    """What to know where a problem is trained on and evaluated on."""
+    trained = {prompt.text for prompt in train}
+    count = sum(prompt.text in trained for prompt in heldout)
+    return f"; {count} of them are trained on as well" if count else ""
+
+
+def _check_problems(config: RunConfig, splits: ProblemSplits, heldout: Problems) -> None:
+    if not len(splits.train):
+        raise UserError(
+            f"{splits.train.name} leaves nothing to train on ({splits}): expected some problems; "
+            "raise --rollout.max_prompt_length or use more data."
+        )
+    splits.train.batch(0, config.rollout.prompts_per_step)  # refuses a file with too few
+    if config.eval.every and not len(heldout):
+        raise UserError(
+            f"{heldout.name} has no prompts to evaluate: expected at least one; use more data, or "
+            "--eval.every 0."
+        )
+
+
+def _arithmetic(config: RunConfig) -> Task:
+    train = arithmetic.problems(config.seed, "train")
+    shown = arithmetic.problems(config.seed + 1_000_003, "train")  # not the problems practised
+    longest = config.rollout.max_completion_length
+
+    def demonstrations(step: int, size: int) -> list[Demonstration]:
+        rng = np.random.default_rng((config.seed, step))
+        # Cut where a response would be: no longer row is compiled for.
+        return [
+            (prompt.tokens, arithmetic.demonstration(prompt, rng)[:longest])
+            for prompt in shown.batch(step, size)
+        ]
+
+    heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
+    reward = "exact" if config.reward == "auto" else config.reward
+    columns = _columns(heldout)
+    return Task(arithmetic.TOKENIZER, reward, train.batch, heldout, demonstrations, columns)

@@ -1,0 +1,50 @@
+"""The supervised stage before reinforcement learning: demonstrations of a built-in task.
+
+Knows batches of demonstrations and when the stage is over. Does not know how a step is computed.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pat_jax.config.run import RunConfig
+from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch
+from pat_jax.rl.update import TrainState
+from pat_jax.run.progress import Progress
+from pat_jax.run.setup import Setup, micro_shapes
+from pat_jax.run.task import Task
+
+
+def warm_start(
+    config: RunConfig, setup: Setup, state: TrainState, progress: Progress
+) -> TrainState:
+    """The policy after the stage; the optimizer of the reinforcement stage starts afresh.
+
+    Args:
+      state: of the supervised optimizer's beginning; its buffers are given up.
+    """
+    if not (steps := config.warm_start.steps):
+        return state
+    start, trainer = time.perf_counter(), setup.trainer
+    shapes = micro_shapes(config, trainer.layout.split.dp)
+    for step, shown in zip(range(steps), _batches(config, setup.task, shapes), strict=False):
+        state, result = trainer.supervised_step(state, shown)
+        progress.stage(f"warm start {step + 1}/{steps} loss {result.metrics['train/loss']:.3f}")
+    seconds = time.perf_counter() - start
+    progress.print(f"warm start: {steps} supervised steps in {seconds:.1f} s")
+    return trainer["init_state"](state.params)
+
+
+def _batches(
+    config: RunConfig, task: Task, shapes: Sequence[tuple[int, int]]
+) -> Iterator[Sequence[MicroBatch]]:
+    """Batches of demonstrations of like length: a long one does not pad the short ones."""
+    size = config.warm_start.batch_size
+    assert task.demonstrations is not None  # check_task refuses a warm start without
+    for draw in itertools.count():
+        shown = task.demonstrations(draw, 8 * size)
+        batches = length_grouped(shown, shapes, max_rows=size)
+        for i in np.random.default_rng((config.seed, draw)).permutation(len(batches)):
+            yield to_supervised_batch(batches[i], micro_shapes=shapes)

@@ -1,0 +1,75 @@
+"""What a person is told of a run at its beginning and at its end.
+
+Knows what lies in a run's folder. Claims nothing that is not there.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from pat_jax.common.devices import Device
+from pat_jax.config.run import RunConfig
+from pat_jax.models.policy import Policy
+from pat_jax.run.folder import CHECKPOINTS
+
+_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
+_WRITTEN = {  # names in a run's folder, as a person would call them
+    "config.yaml": "the configuration",
+    "metrics.jsonl": "metrics.jsonl",
+    "completions.jsonl": "completions.jsonl",
+    "rollout.png": "rollout.png",
+}
+
+
+def opening(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> str:
+    """Such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | bfloat16 …"."""
+    kind, model = devices[0].device_kind, Path(config.model).name
+    arithmetic = f"{config.compute_dtype} arithmetic"
+    if config.rollout.weights != "auto":
+        arithmetic += f", {config.rollout.weights} weights in the rollout"
+    if config.train and config.compute_dtype != "float32":
+        arithmetic += ", float32 master weights"
+    size = f"{_count(num_parameters(policy))} parameters"
+    return (
+        f"{len(devices)} x {kind} | {model} ({policy.config.architecture}), {size} | {arithmetic}"
+    )
+
+
+def num_parameters(policy: Policy) -> int:
+    """Those that pad the vocabulary are none."""
+    config = policy.config
+    padding = (config.padded_vocab_size - config.vocab_size) * config.embed_dim
+    sizes = [leaf.size for leaf in jax.tree.leaves(policy.abstract_params)]
+    return sum(sizes) - padding * (1 if config.tie_embeddings else 2)
+
+
+def closing(config: RunConfig, folder: Path, *, compile_s: float, total_s: float) -> str:
+    """Where the time went beside the steps, and what is where."""
+    names = [name for file, name in _WRITTEN.items() if (folder / file).is_file()]
+    steps = sorted(
+        int(path.name) for path in (folder / CHECKPOINTS).glob("*") if path.name.isdecimal()
+    )
+    if steps:
+        names.append(
+            f"the checkpoint{'s' * (len(steps) > 1)} of step {' and '.join(map(str, steps))}"
+        )
+    lines = [f"whole run {_duration(total_s)}, {_duration(compile_s)} of them compiling"]
+    lines.append(f"in {folder}: {', '.join(names)}")
+    if (export := config.checkpoint.export_dir) and Path(export).is_dir():
+        lines.append(f"in {export}: the policy as a Hugging Face directory")
+    return "\n".join(lines)
+
+
+def _count(number: int) -> str:
+    for size, unit in _UNITS:
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,132 @@
+"""What steps and switches take on the machine that is planned: a profile, or kernels composed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pat_jax.common.errors import UserError
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.profile import Subject, read_profile
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
+from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernels import BYTES, Source
+from pat_jax.profiling.predict.links import Sums
+from pat_jax.profiling.predict.sources import EXPLAINED, error_of, kernels_for
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A latency model, and where it is from."""
+
+    latency: LatencyModel
+    source: Source
+    explained: str
+    sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a group
+    notes: tuple[str, ...]  # what is assumed, in sentences
+    error: float | None  # how far a step may be off, as a share; None: not verified
+
+
+def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Costs:
+    """Of every load that the run of a plant may come to.
+
+    Args:
+      profile: measured by the user; None: composed from kernels.
+      data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
+        ship stand for them.
+      sums: how GPUs sum over NVLink.
+    """
+    order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
+    if profile:
+        return profiled(profile, order, buckets)
+    kernels = kernels_for(
+        order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
+    )
+    composer = Composer(
+        kernels,
+        order.model,
+        page_size=rollout.page_size,
+        prefill_blocks=rollout.prefill_blocks,
+    )
+    return Costs(
+        composer.latency_model(buckets),
+        kernels.source,
+        EXPLAINED[kernels.source],
+        lambda split, rows: composer.decode_links_s(rows, split.tp),
+        tuple(_assumed(composer, plant, sums)),
+        error_of(order.target.chip, kernels.source),
+    )
+
+
+def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
+    chip, gaps, kv_heads = (
+        plant.order.target.chip,
+        composer.unlisted,
+        plant.order.model.num_kv_heads,
+    )
+    yield (
+        f"{composer.switch_s} s of each switch for draining the burst and the host, beside its bytes "
+        "(assumed)."
+    )
+    if chip.platform == "cuda":
+        yield f"GPUs of a host sum as {sums} kernels do; --sums has others."
+        yield (
+            f"{1e6 * gaps.layer:.3g} us of each layer and {1e6 * gaps.row:.3g} us of each row of a group "
+            "in a step are in no kernel (what steps composed for an H100 lack of measured ones)."
+        )
+    else:
+        yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
+    yield "The KV cache is in bfloat16: the engine has no other."
+    if widest := max((split.tp for split in plant.layouts if split.tp > kv_heads), default=0):
+        yield (
+            f"At TP{widest} each of {kv_heads} KV heads is on {widest // kv_heads} devices: the engine "
+            "does not divide the tokens of a head."
+        )
+
+
+def profiled(path: Path, order: Order, buckets: Buckets) -> Costs:
+    """From a profile of the user's own.
+
+    Raises:
+      UserError: it cannot be read, or is of another model, arithmetic, or number or kind of devices.
+    """
+    profile = read_profile(path)
+    _check(path, profile.subject, order)
+    known = splits_of(profile.latency)
+    rows = {split: rows for split, rows in buckets.rows.items() if split in known}
+    return Costs(
+        profile.latency.on(rows, buckets.lengths),
+        "profile",
+        profile_words(path, profile),
+        sums_of(profile),
+        (f"Layouts that {path} has no times of are not planned.",)
+        * (len(rows) < len(buckets.rows)),
+        error_of(order.target.chip, "profile"),
+    )
+
+
+# Fields of a model that say nothing of what a step takes.
+_UNTIMED = {"vocab_multiple", "max_position", "rope_theta", "rope_scaling", "norm_eps"}
+
+
+def _check(path: Path, subject: Subject, order: Order) -> None:
+    target, config = order.target, order.config
+    model = {k: v for k, v in asdict(order.model).items() if k not in _UNTIMED}
+    expected = model | {
+        "devices": target.num_devices,
+        "backend": "gpu" if target.chip.platform == "cuda" else target.chip.platform,
+        "dtype": config.compute_dtype,
+        "weights": config.rollout.weights,
+    }
+    found = {**subject.model, "devices": subject.num_devices}
+    found |= {name: getattr(subject, name) for name in ("backend", "dtype", "weights")}
+    wrong = [
+        f"{name} {found.get(name)}, not {n}" for name, n in expected.items() if found.get(name) != n
+    ]
+    if wrong:
+        raise UserError(
+            f"option --profile is {str(path)!r}: of something else ({'; '.join(wrong)}); measure one "
+            "with python -m pat_jax.profile, or leave it out."
+        )

@@ -1,0 +1,117 @@
+"""What keeps a rollout from being faster, in sentences: from a comparison, never from a rule of thumb."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from pat_jax.common.text_table import percent
+from pat_jax.planning.memory import GIB
+from pat_jax.profiling.simulate.comparison import Comparison, StepParts
+from pat_jax.profiling.simulate.machine import Machine
+
+WORDS = {
+    "sums": "sums over the devices of a group: faster links, or a lower TP",
+    "fixed": "what every step costs whatever is live: weights read once, launches",
+    "rows": "work for each row: matrix products and sampling",
+    "context": "reading the KV cache",
+    "host": "the host's time for each live sequence",
+}
+NAMES = {
+    "sums": "sums over devices",
+    "fixed": "fixed",
+    "rows": "rows",
+    "context": "KV cache",
+    "host": "host",
+}
+SMALL = 0.005  # share of a rollout that is not worth a word
+
+
+def limits(comparison: Comparison, machine: Machine) -> tuple[str, ...]:
+    """The most telling first."""
+    return (
+        _decoding(comparison),
+        _tail(comparison, machine),
+        _switches(comparison),
+        *_pages(comparison, machine),
+        *_prefill(comparison),
+    )
+
+
+def _decoding(comparison: Comparison) -> str:
+    parts = shares(comparison.adaptive.parts)
+    largest = max(parts, key=lambda name: parts[name])
+    told = ", ".join(
+        f"{NAMES[name]} {percent(share)}" for name, share in parts.items() if share >= SMALL
+    )
+    return f"Decoding goes most of all to {WORDS[largest]} ({told})."
+
+
+def shares(parts: StepParts) -> dict[str, float]:
+    """Of the time of decoding, by what it grows with."""
+    return {name: getattr(parts, name) / parts.total_s for name in WORDS}
+
+
+def _tail(comparison: Comparison, machine: Machine) -> str:
+    """The longest response can only be waited for."""
+    alone, layout = _alone(comparison, machine)
+    share = alone / (sum(comparison.adaptive.total_s) / len(comparison.traces))
+    return (
+        f"The longest response, {max(comparison.longest):,} steps, would take {alone:.3g} s alone on the machine, in "
+        f"{layout}: {percent(share)} of a rollout. No layout is faster than that; shorter responses "
+        "are."
+    )
+
+
+def _alone(comparison: Comparison, machine: Machine) -> tuple[float, str]:
+    steps = max(comparison.longest)
+    edges = [0, *(n for n in machine.buckets.lengths if n < steps), steps]
+    parts = [
+        (end - begin, machine.buckets.length_for(end), (begin + end) / 2)
+        for begin, end in pairwise(edges)
+    ]
+    seconds = {
+        str(split): sum(
+            count * machine.truth.decode_step(split, 1, length, held)
+            for count, length, held in parts
+        )
+        for split in machine.splits
+    }
+    best = min(seconds, key=lambda name: seconds[name])
+    return seconds[best], best
+
+
+def _switches(comparison: Comparison) -> str:
+    best = comparison.best_static
+    if not any(trace.switches for trace in comparison.traces):
+        return (
+            f"No switch pays: the planner stays in {comparison.traces[0].layout[0]}, and {best.name} "
+            "throughout is the best static layout."
+        )
+    spent = sum(comparison.adaptive.switch_s) / sum(comparison.adaptive.total_s)
+    gain = comparison.gain(best)
+    result = f"{percent(gain)} less" if gain >= 0 else f"{percent(-gain)} more"
+    return (
+        f"Switches and moves between groups take {percent(spent)} of the time; with them a rollout "
+        f"takes {result} than in {best.name} throughout, the best static layout."
+    )
+
+
+def _pages(comparison: Comparison, machine: Machine) -> Iterator[str]:
+    preempted = {
+        system.name: sum(system.num_preempted)
+        for system in (comparison.adaptive, *comparison.static)
+        if sum(system.num_preempted)
+    }
+    if preempted and machine.memory is not None:
+        told = ", ".join(f"{name} {count}" for name, count in preempted.items())
+        split = machine.splits[0]
+        pool = machine.memory.pool(split) / GIB
+        yield (
+            f"The KV cache is too small for all sequences at once ({pool:.3g} GiB of a device): "
+            f"sequences gave up their pages to be computed again later: {told}."
+        )
+
+
+def _prefill(comparison: Comparison) -> Iterator[str]:
+    share = sum(comparison.adaptive.prefill_s) / sum(comparison.adaptive.total_s)
+    if share >= 10 * SMALL:
+        yield f"Prefill takes {percent(share)} of the time."

@@ -1,0 +1,158 @@
+"""A plan as one HTML file: everything in it, readable offline and at any width, light or dark."""
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from pat_jax.common.files import replace_text
+from pat_jax.common.text_table import percent, shown
+from pat_jax.profiling.capacity.charts import (
+    depth_words,
+    details,
+    length_plot,
+    listed,
+    memory_bars,
+    memory_table,
+    program_table,
+    sent_rows,
+    step_plots,
+    step_table,
+    switch_table,
+    systems,
+    table,
+    time_bar,
+    time_row,
+    trace_plot,
+    training_words,
+)
+from pat_jax.profiling.capacity.limits import NAMES, shares
+from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars, colour
+from pat_jax.profiling.capacity.report import KINDS, SOURCES, PlanReport
+from pat_jax.profiling.capacity.text import compile_rows, uncompiled_words
+
+STYLE = Path(__file__).with_name("page.css")
+
+
+def write_page(report: PlanReport, path: Path) -> None:
+    replace_text(path, page(report))
+
+
+def page(report: PlanReport) -> str:
+    subject = report.subject
+    title = f"{subject.model} on {subject.target}"
+    sections = [
+        _answer(report),
+        *_sections(report),
+        _limits(report),
+        _sources(report),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}: a plan by pat_jax</title>"
+        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>"
+        f"<header><p>Plan before you rent</p><h1>{escape(title)}</h1>"
+        f"<p>{_workload(report)}</p>{_warnings(report)}</header>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _workload(report: PlanReport) -> str:
+    subject = report.subject
+    return escape(
+        f"{subject.num_devices} × {subject.chip['name']}, {subject.dtype}; a rollout of "
+        f"{subject.sequences:,} responses of up to {subject.cap:,} tokens. Computed before any of "
+        "these devices was there: nothing ran."
+    )
+
+
+def _warnings(report: PlanReport) -> str:
+    return "".join(f'<p class="warning">{escape(line)}</p>' for line in report.warnings)
+
+
+def _section(title: str, *content: str, source: str = "") -> str:
+    """`source` says where the figures are from."""
+    told = f'<p class="source">{escape(source)}</p>' if source else ""
+    return f"<section><h2>{escape(title)}</h2>{''.join(content)}{told}</section>"
+
+
+def _answer(report: PlanReport) -> str:
+    """The few numbers that were asked for."""
+    found, memory = report.comparison, report.memory
+    best = found.best_static
+    used = [layout for layout in memory.layouts if layout.is_used]
+    tiles = [
+        (f"{shown(found.adaptive.mean_s)} s", f"a rollout, adapting; steps {report.steps.margin}"),
+        _saved(found.gain(best), f"{best.name}, the best static layout"),
+        _saved(max(map(found.gain, found.static)), "the worst static layout"),
+        (f"{len(used)} of {len(memory.layouts)}", "layouts fit"),
+    ]
+    cells = "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in tiles)
+    return f'<ul class="tiles">{cells}</ul>'
+
+
+def _saved(gain: float, than: str) -> tuple[str, str]:
+    return percent(abs(gain)), f"{'less' if gain >= 0 else 'more'} time than {than}"
+
+
+def _sections(report: PlanReport) -> Iterator[str]:
+    yield _section(
+        "Time of a rollout",
+        bars([time_bar(system) for system in systems(report)]),
+        table(
+            ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"],
+            [time_row(report, system) for system in systems(report)],
+        ),
+        source=f"Replayed {len(report.comparison.tokens)} rollouts with the planner that ships, on a "
+        f"clock whose steps take what {report.steps.explained} say. {report.steps.reliance} Lengths: "
+        f"{report.lengths.source}.",
+    )
+    yield _section("The first rollout", trace_plot(report), *switch_table(report))
+    yield _section(
+        "Memory of a device, GiB",
+        memory_bars(report),
+        memory_table(report),
+        *training_words(report),
+    )
+    yield _section(
+        "Time of a decode step",
+        *step_plots(report),
+        details("Every predicted step", step_table(report)),
+        source=f"Predicted, from {report.steps.explained}. {report.steps.reliance}",
+    )
+    if report.programs:
+        yield _section(
+            "What compiles for it",
+            table(["layout", *KINDS], compile_rows(report)),
+            listed(f"refused: {program}: {program.error}" for program in report.failed),
+            source=" ".join(uncompiled_words(report)),
+        )
+        yield _section(
+            "What a decode step sends",
+            table(["layout", "kind", "times", "devices", "bytes each"], sent_rows(report)),
+            details(f"All {len(report.programs)} programs", program_table(report)),
+            source=f"Compiler: {SOURCES['compiler']}. {depth_words(report)}",
+        )
+    yield _section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
+
+
+def _limits(report: PlanReport) -> str:
+    parts = shares(report.comparison.adaptive.parts)
+    segments = [
+        Segment(NAMES[name], 100 * share, colour(i))
+        for i, (name, share) in enumerate(parts.items())
+        if share > 0
+    ]
+    told = "".join(f"<li>{escape(line)}</li>" for line in report.limits)
+    return _section("What limits it", bars([Bar("decoding", segments, "")]), f"<ul>{told}</ul>")
+
+
+def _sources(report: PlanReport) -> str:
+    chip = "; ".join(f"{name} {value}" for name, value in report.subject.chip.items())
+    told = [
+        *report.notes,
+        f"Steps: {report.steps.source}, that is {report.steps.explained}.",
+        f"The chip, as its maker describes it: {chip}.",
+        *(f"{name} {version}" for name, version in report.versions.items()),
+    ]
+    listed = "".join(f"<li>{escape(line)}</li>" for line in told)
+    return _section("What this rests on", f"<ul>{listed}</ul><pre>{escape(report.command)}</pre>")

@@ -1,0 +1,255 @@
+"""From a question to a plan's report: what fits, what steps take, what adapting gains."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.text_table import percent
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout_choice import worth_planning
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import Costs
+from pat_jax.profiling.capacity.limits import limits
+from pat_jax.profiling.capacity.report import (
+    LayoutMemory,
+    LengthSummary,
+    Memory,
+    PlanReport,
+    StepTimes,
+    Subject,
+)
+from pat_jax.profiling.cross_compile.compile import Compilation
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.profiling.simulate.comparison import Series, compare
+from pat_jax.profiling.simulate.machine import Machine
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+
+PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
+WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
+STATE_COPIES = 3  # parameters and two moments of them, in what training keeps
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, all of it checked."""
+
+    command: str
+    name: str  # of the model
+    plant: Plant  # on paper
+    series: Series
+    lengths: ResponseLengths
+    costs: Costs
+
+    @property
+    def run(self) -> RunConfig:
+        return self.plant.order.config
+
+
+def planned(question: Question, compilation: Compilation | None) -> PlanReport:
+    """
+    Args:
+      compilation: what the target's compiler made of the programs; None: nothing was compiled.
+
+    Raises:
+      UserError: no layout can be used, or the profile is of something else.
+    """
+    plant, run = question.plant, question.run
+    memory, costs = plant.memory, question.costs
+    refused = _refused(question, costs.latency, compilation)
+    used = tuple(split for split in plant.layouts if split not in refused)
+    if not used:
+        reasons = "; ".join(f"{split}: {reason}" for split, reason in refused.items())
+        raise UserError(
+            f"target {plant.order.target}: no layout of {question.name} can be used: {reasons}"
+        )
+    kept = _within(memory, used)
+    machine = Machine.of(
+        costs.latency,
+        used,
+        run.rollout,
+        capacity=question.series.draw.sequences,
+        memory=kept,
+        runs_ahead=True,
+        has_pools=True,
+    )
+    machine = replace(
+        machine, truth=costs.latency.on(machine.buckets.rows, machine.buckets.lengths)
+    )
+    comparison = compare(machine, question.lengths, question.series, costs.sum_seconds)
+    programs = compilation.programs if compilation else ()
+    return PlanReport(
+        question.command,
+        _subject(question),
+        _memory(plant, refused, programs),
+        programs,
+        compilation.versions if compilation else {},
+        _steps(machine, costs, question.series.draw.sequences),
+        _lengths(question),
+        comparison,
+        limits(comparison, machine),
+        (*costs.notes, *_notes(question)),
+        tuple(_warnings(question)),
+    )
+
+
+def _refused(
+    question: Question, latency: LatencyModel, compilation: Compilation | None
+) -> dict[Split, str]:
+    """Layouts that are not used, and why."""
+    plant = question.plant
+    kept, dropped = worth_planning(question.run, plant.layouts, plant.alone, latency)
+    reasons = {split: f"layout {split}: " for split in plant.layouts if split not in kept}
+    refused = {
+        split: next(reason.removeprefix(start) for reason in dropped if reason.startswith(start))
+        for split, start in reasons.items()
+    }
+    known = {split for split, _, _ in latency.decode_table}
+    refused |= {split: "no times of it are known" for split in kept if split not in known}
+    for program in compilation.failed if compilation else ():
+        if program.name in WHILE_DECODING:
+            refused.setdefault(program.split, f"{program.name} does not compile: {program.error}")
+    return refused
+
+
+def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
+    """Of some of the layouts."""
+    maps = {
+        field.name: {split: getattr(memory, field.name)[split] for split in used}
+        for field in fields(memory)
+        if isinstance(getattr(memory, field.name), Mapping)
+    }
+    return replace(memory, **maps)
+
+
+def _subject(question: Question) -> Subject:
+    order, draw = question.plant.order, question.series.draw
+    chip = order.target.chip
+    return Subject(
+        question.name,
+        str(order.target),
+        order.target.num_devices,
+        order.target.num_hosts,
+        {
+            "name": chip.name,
+            "memory GiB": round(chip.memory_bytes / 2**30, 1),
+            "memory TB/s": chip.memory_bytes_s / 1e12,
+            "bfloat16 Tflop/s": chip.flops_s / 1e12,
+            "link": chip.link,
+            "link GB/s, one way": chip.link_bytes_s / 1e9,
+            "network GB/s of a device": chip.host_link_bytes_s / 1e9,
+        },
+        order.config.compute_dtype,
+        draw.sequences,
+        draw.cap,
+        order.config.rollout.max_prompt_length,
+        order.config.train,
+    )
+
+
+def _memory(
+    plant: Plant, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
+) -> Memory:
+    memory, rollout = plant.memory, plant.order.config.rollout
+    beside = dict.fromkeys(plant.layouts, 0)
+    for program in programs:
+        if program.name in WHILE_DECODING and not program.error:
+            more = program.peak_bytes - program.argument_bytes
+            beside[program.split] = max(beside[program.split], more)
+    longest = np.array(rollout.max_prompt_length + rollout.max_completion_length - 1)
+    sequences = rollout.prompts_per_step * rollout.num_generations
+    layouts = []
+    for split in plant.layouts:
+        pages = split.dp * (memory.pages[split] - 1)
+        whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
+        held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
+        layouts.append(LayoutMemory(split, *held, whole, refused.get(split, "")))
+    return Memory(
+        "compiler" if programs else "arithmetic",
+        int(memory.limit),
+        int(memory.usable),
+        tuple(layouts),
+        tuple(plant.chain[1]),
+        _training(memory, programs),
+    )
+
+
+def _training(memory: MemoryModel, programs: tuple[CompiledProgram, ...]) -> int:
+    """Bytes during an update: of the forward and backward pass, and the moments beside them."""
+    grads = [p.peak_bytes for p in programs if p.name == "grad" and not p.error]
+    applied = [p.peak_bytes for p in programs if p.name == "apply" and not p.error]
+    moments = memory.resident * (STATE_COPIES - 1) // STATE_COPIES
+    return max([*(n + moments for n in grads), *applied], default=0)
+
+
+def _steps(machine: Machine, costs: Costs, sequences: int) -> StepTimes:
+    live = tuple(dict.fromkeys([*_doubling(1, sequences), sequences]))
+    lengths = machine.buckets.lengths
+    contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
+    return StepTimes(
+        costs.source,
+        costs.explained,
+        costs.error,
+        machine.splits,
+        live,
+        contexts,
+        tuple(
+            tuple(
+                tuple(_step(machine, split, n, context) for split in machine.splits) for n in live
+            )
+            for context in contexts
+        ),
+    )
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    return [first << k for k in range((last // first).bit_length())]
+
+
+def _step(machine: Machine, split: Split, live: int, context: int) -> float | None:
+    if live < split.dp:
+        return None
+    return machine.truth.decode_step(split, -(-live // split.dp), context)
+
+
+def _lengths(question: Question) -> LengthSummary:
+    lengths, draw = question.lengths, question.series.draw
+    tokens = np.clip(np.rint(draw.scale * lengths.quantile(np.array(PROBABILITIES))), 1, draw.cap)
+    return LengthSummary(
+        lengths.source,
+        lengths.mean(draw.cap, draw.scale),
+        tuple(zip(PROBABILITIES, tokens.astype(int).tolist(), strict=True)),
+        lengths.share_beyond(draw.cap / draw.scale),
+        draw.correlation,
+        draw.samples_per_prompt,
+    )
+
+
+def _warnings(question: Question) -> Iterator[str]:
+    lengths, draw = question.lengths, question.series.draw
+    cut_at = lengths.cut_at
+    if cut_at is not None and draw.scale * cut_at < draw.cap:
+        yield (
+            f"{percent(lengths.share_of(cut_at))} of the responses of {lengths.source} stop at "
+            f"{cut_at:,} tokens as if cut there, below the cap of {draw.cap:,}: what they would have said "
+            f"is missing, and the real tail is longer; give lengths cut at {draw.cap:,} or later, or ask "
+            f"for --max_completion_length {round(draw.scale * cut_at)}."
+        )
+
+
+def _notes(question: Question) -> tuple[str, ...]:
+    draw = question.series.draw
+    prompts = (
+        f"Prompts of {draw.prompt_tokens} tokens each."
+        if question.lengths.prompts is None
+        else "Prompts as long as the file of lengths says."
+    )
+    return (
+        prompts,
+        "The planner has seen one rollout of the same kind before the first.",
+        "Prompts that samples share are counted for each of them in the KV cache, once in the prefill.",
+    )

@@ -1,0 +1,202 @@
+"""What `python -m pat_jax.plan` finds out, by value: to print, to plot, to keep as JSON.
+
+Knows numbers and where each is from. Does not know how they were found.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.simulate.comparison import Comparison
+
+VERSION = 2  # of the JSON
+KINDS = {  # what a layout has to do, and the programs that do it
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+    "re-slice": ("reslice",),
+    "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
+    "weights from training": ("transfer",),
+    "training": ("grad", "apply"),  # in one layout, whatever the rollout is in
+}
+SOURCES = {
+    "compiler": "counted in programs that the target's own compiler made; GPU autotuning is off",
+    "arithmetic": "shapes and shardings of the engine, nothing compiled",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is planned."""
+
+    model: str
+    target: str
+    num_devices: int
+    num_hosts: int
+    chip: Mapping[str, float | str]  # as its maker describes it
+    dtype: str
+    sequences: int  # of a rollout
+    cap: int  # tokens of a response
+    longest_prompt: int
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class LayoutMemory:
+    """Bytes of one device in one layout; `programs` is 0 where nothing was compiled."""
+
+    split: Split
+    weights: int
+    optimizer: int  # float32 parameters and what the optimizer keeps, while a rollout runs
+    kv_cache: int
+    programs: int  # the most that one of its programs needs beside these
+    whole: int  # sequences that find pages at full length, of those in a rollout
+    refusal: str = ""  # why it is not used; empty if it is
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer + self.kv_cache + self.programs
+
+    @property
+    def is_used(self) -> bool:
+        return not self.refusal
+
+
+@dataclass(frozen=True)
+class Memory:
+    source: Literal["compiler", "arithmetic"]  # of `programs`; the rest is arithmetic
+    limit: int  # bytes of a device
+    usable: int
+    layouts: tuple[LayoutMemory, ...]
+    undivided: tuple[str, ...]  # why other layouts do not divide the model
+    training: int = 0  # bytes of a device at most during an update; 0 where nothing was compiled
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Predicted seconds of a decode step."""
+
+    source: str  # tables, coefficients, chip data or profile
+    explained: str  # what that means
+    error: float | None  # how far a step may be off, as a share; None: not verified
+    splits: tuple[Split, ...]
+    live: tuple[int, ...]  # sequences, evenly over the groups
+    contexts: tuple[int, ...]  # tokens
+    # [context][live][split]; None where a layout has more groups than there are sequences, or where
+    # no bucket is so large
+    seconds: tuple[tuple[tuple[float | None, ...], ...], ...]
+
+    @property
+    def margin(self) -> str:
+        """In a word or two, to stand behind a figure of seconds."""
+        return "not verified" if self.error is None else f"± {100 * self.error:.0f} %"
+
+    @property
+    def reliance(self) -> str:
+        """In a sentence."""
+        if self.error is None:
+            return (
+                "No step of such a machine has been measured beside its prediction: not verified."
+            )
+        return f"Steps may be off by {self.margin}, and what is made of them with them."
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    source: str
+    mean: float  # tokens, cut at the cap
+    quantiles: tuple[tuple[float, int], ...]  # (probability, tokens)
+    share_cut: float
+    correlation: float  # of the scores of two samples of a prompt
+    samples_per_prompt: int
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    command: str
+    subject: Subject
+    memory: Memory
+    programs: tuple[CompiledProgram, ...]  # empty if nothing was compiled
+    versions: Mapping[str, str]  # of the compilers
+    steps: StepTimes
+    lengths: LengthSummary
+    comparison: Comparison  # empty of systems never
+    limits: tuple[str, ...]  # what keeps it from being faster, in sentences
+    notes: tuple[str, ...] = ()  # assumptions, in sentences
+    warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
+    version: int = field(default=VERSION)
+
+    def compiles(self, split: Split) -> dict[str, bool | None]:
+        """Whether all programs of a kind compile that a layout takes part in; None: there is none."""
+        found: dict[str, bool | None] = dict.fromkeys(KINDS)
+        for kind, names in KINDS.items():
+            of_all = kind == "training"
+            programs = [
+                program
+                for program in self.programs
+                if program.name in names and (of_all or split in (program.split, program.target))
+            ]
+            if programs:
+                found[kind] = not any(program.error for program in programs)
+        return found
+
+    @property
+    def failed(self) -> list[CompiledProgram]:
+        return [program for program in self.programs if program.error]
+
+    def to_json(self) -> str:
+        content = {
+            "version": self.version,
+            "command": self.command,
+            "sources": {
+                **SOURCES,
+                self.steps.source: self.steps.explained,
+                "seconds": self.steps.reliance,
+            },
+            "subject": asdict(self.subject),
+            "memory": asdict(self.memory),
+            "programs": [program.to_json() for program in self.programs],
+            "versions": dict(self.versions),
+            "steps": asdict(self.steps),
+            "lengths": asdict(self.lengths),
+            "comparison": self.comparison.to_json(),
+            "limits": self.limits,
+            "notes": self.notes,
+            "warnings": self.warnings,
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        content = json.loads(text)
+        memory = dict(content["memory"])
+        memory["layouts"] = tuple(
+            LayoutMemory(**{**layout, "split": Split(*layout["split"])})
+            for layout in memory["layouts"]
+        )
+        memory["undivided"] = tuple(memory["undivided"])
+        steps = {name: _tuples(value) for name, value in content["steps"].items()}
+        steps["splits"] = tuple(Split(*split) for split in steps["splits"])
+        lengths = {name: _tuples(value) for name, value in content["lengths"].items()}
+        return cls(
+            content["command"],
+            Subject(**content["subject"]),
+            Memory(**memory),
+            tuple(CompiledProgram.from_json(program) for program in content["programs"]),
+            content["versions"],
+            StepTimes(**steps),
+            LengthSummary(**lengths),
+            Comparison.from_json(content["comparison"]),
+            tuple(content["limits"]),
+            tuple(content["notes"]),
+            tuple(content["warnings"]),
+            content["version"],
+        )
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_tuples(each) for each in value)
+    return value

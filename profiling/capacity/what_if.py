@@ -1,0 +1,223 @@
+"""A measured machine as it might be: other links, another host, other batches and caps.
+
+Knows a profile and what to change. Says which of the loads asked about were never measured.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.engine.memory import without_room
+from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.profile import Profile
+from pat_jax.planning.memory import GIB
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.by_arithmetic import nearest, on_paper
+from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.predict.targets import Chip, Target
+from pat_jax.profiling.simulate.machine import Machine
+
+KIND = "all-reduce"
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What is other than in the profile."""
+
+    responses: int
+    cap: int  # tokens of a response
+    longest_prompt: int
+    link_slowdown: float = 1.0  # times that sums, moves of pages and of weights take longer
+    host_us: float = 0.0  # of each decode step, for each live sequence, beside what was measured
+    device_memory_gib: float = 0.0  # 0: every sequence finds pages
+    burst_steps: int = 256
+    check_every: int = 16
+
+    def __str__(self) -> str:
+        words = [f"{self.responses:,} responses, cap {self.cap:,}"]
+        if self.link_slowdown != 1:
+            words.append(f"links {self.link_slowdown:g}x slower")
+        if self.host_us:
+            words.append(f"host +{self.host_us:g} us a sequence")
+        return ", ".join(words)
+
+
+def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
+    """The profile's machine, changed.
+
+    Raises:
+      UserError: the profile lacks what the change needs, or no layout has room.
+    """
+    latency, splits = profile.latency, splits_of(profile.latency)
+    if what_if.link_slowdown != 1:
+        latency = with_slower_links(profile, what_if.link_slowdown)
+    config = _config(profile, what_if)
+    memory = None
+    if what_if.device_memory_gib:
+        plant = _plant(profile, config, what_if)
+        alone, memory = plant.alone, plant.memory
+        roomless = without_room(alone, config)
+        splits = tuple(split for split in splits if split not in roomless)
+        if not splits:
+            best = nearest(alone)
+            raise UserError(
+                f"option --device_memory_gib is {what_if.device_memory_gib:g}: no layout fits, "
+                f"{best} needs {alone.held(best) / GIB:.3g} GiB of a device and "
+                f"{alone.usable / GIB:.3g} GiB can be used."
+            )
+    machine = Machine.of(
+        latency,
+        splits,
+        config,
+        capacity=what_if.responses,
+        memory=memory,
+        runs_ahead=profile.subject.backend != "cpu",
+        has_pools=memory is not None,
+        host_s_per_sequence=1e-6 * what_if.host_us,
+    )
+    return replace(machine, truth=latency.on(machine.buckets.rows, machine.buckets.lengths))
+
+
+def profile_words(path: Path, profile: Profile) -> str:
+    """What was measured where, for people."""
+    subject = profile.subject
+    if profile.shards_of:
+        return (
+            f"profile {path}: shards of {profile.shards_of} measured on one {subject.device_kind}, "
+            "links computed"
+        )
+    return f"profile {path}, measured on {subject.num_devices} x {subject.device_kind}"
+
+
+def splits_of(latency: LatencyModel) -> tuple[Split, ...]:
+    """The layouts that were measured, lowest TP first."""
+    return tuple(sorted({split for split, _, _ in latency.decode_table}, key=lambda s: s.tp))
+
+
+def unmeasured(profile: Profile, machine: Machine) -> str:
+    """What of a machine's buckets lies beyond all measured ones, for people; empty if nothing does."""
+    table = profile.latency.decode_table
+    longest, asked = max(length for _, _, length in table), machine.buckets.lengths[-1]
+    words = [f"contexts beyond {longest:,} tokens (up to {asked:,})"] if asked > longest else []
+    for split in machine.splits:
+        most = max(rows for known, rows, _ in table if known == split)
+        if (rows := machine.buckets.rows[split][-1]) > most:
+            words.append(f"{split} beyond {most:,} rows a group (up to {rows:,})")
+    return "; ".join(words)
+
+
+def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
+    """Every sum over TP devices, and every move of pages or weights, takes `factor` times as long.
+
+    A layer sums twice over the devices of a group, the embedding once, rows x embed_dim numbers each;
+    what one such sum takes was measured, and what it takes more is added to each step.
+
+    Raises:
+      UserError: the profile has no sums of a layout.
+    """
+    latency, sums = profile.latency, sums_of(profile)
+    tokens = latency.prefill_blocks * latency.page_size
+
+    def more(split: Split, rows: int) -> float:
+        return (factor - 1) * sums(split, rows)
+
+    return replace(
+        latency,
+        decode_table={
+            key: seconds + more(key[0], key[1]) for key, seconds in latency.decode_table.items()
+        },
+        prefill_table={
+            key: seconds + more(key[0], tokens) for key, seconds in latency.prefill_table.items()
+        },
+        migrate_table=_times(latency.migrate_table, factor),
+        # Going up in TP sends no weights.
+        reslice_table={
+            pair: seconds * (factor if pair[1].tp < pair[0].tp else 1)
+            for pair, seconds in latency.reslice_table.items()
+        },
+    )
+
+
+def _times(table: Mapping, factor: float) -> dict:
+    return {key: factor * seconds for key, seconds in table.items()}
+
+
+def sums_of(profile: Profile) -> Callable[[Split, int], float]:
+    """Seconds of all sums over devices in a decode step, by rows of a group."""
+    model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
+    curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
+    sums = 2 * model.num_layers + 1
+    return lambda split, rows: sums * curves[split](rows * model.embed_dim * itemsize)
+
+
+def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:
+    """Seconds of one sum over the devices of a group, by bytes of a device: straight lines between
+    measured sizes, in proportion to bytes past the last.
+    """
+    if split.tp == 1:
+        return lambda size: 0.0
+    known = {
+        size: seconds
+        for (kind, devices, size), seconds in profile.collectives.items()
+        if (kind, devices) == (KIND, split.tp)
+    }
+    if not known:
+        raise UserError(
+            f"option --link_slowdown needs the seconds of a sum over {split.tp} devices, and the "
+            "profile has none; measure it again with python -m pat_jax.profile."
+        )
+    sizes = np.array(sorted(known))
+    seconds = np.array([known[size] for size in sizes])
+    return lambda size: float(np.interp(size, sizes, seconds) * max(1.0, size / sizes[-1]))
+
+
+def model_of(profile: Profile) -> ModelConfig:
+    fields = dict(profile.subject.model)
+    if fields.get("rope_scaling") is not None:
+        fields["rope_scaling"] = RopeScaling(**fields["rope_scaling"])
+    return ModelConfig(**fields)
+
+
+def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
+    """The buckets that were measured, and whatever larger ones the sequences need."""
+    latency = profile.latency
+    rows = min(rows for _, rows, _ in latency.decode_table)
+    length = min(length for _, _, length in latency.decode_table)
+    return replace(
+        RolloutConfig(),
+        prompts_per_step=what_if.responses,
+        num_generations=1,
+        max_prompt_length=what_if.longest_prompt,
+        max_completion_length=what_if.cap,
+        min_rows=rows,
+        min_length=length,
+        page_size=latency.page_size,
+        prefill_blocks=latency.prefill_blocks,
+        burst_steps=what_if.burst_steps,
+        check_every=what_if.check_every,
+        device_memory_gib=what_if.device_memory_gib,
+        weights=profile.subject.weights,
+    )
+
+
+def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
+    """As many devices as were measured, each with as much memory as was asked."""
+    subject = profile.subject
+    limit = int(what_if.device_memory_gib * GIB)
+    unknown = dict.fromkeys(("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s"), 0.0)
+    chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
+    count = subject.num_devices
+    target = Target(subject.device_kind, chip, (1, count), count, 1)
+    run = RunConfig(
+        compute_dtype="float32" if subject.dtype == "float32" else "bfloat16",
+        train=False,
+        rollout=config,
+        algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
+    )
+    return on_paper(Order.of(target, run, model_of(profile), (0,)))

@@ -1,0 +1,165 @@
+"""What a model takes of devices that need not be there, by the engine's own layouts and accounts.
+
+Nothing is compiled and no array is made: temporaries of programs are not known here, but for the
+tenth of a device that `planning/memory.py` leaves to them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.planning.memory import GIB, MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.plant import Order, Plant
+from pat_jax.profiling.predict.targets import Target, chips
+
+DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
+MOST_DEVICES = 256  # looked at for what would hold a model
+
+
+@dataclass(frozen=True)
+class PaperDevice:
+    """What a mesh asks of a device."""
+
+    id: int
+    process_index: int  # the host
+    platform: str = "gpu"  # no torus: only numbers of devices count here
+    device_kind: str = "on paper"
+
+
+def paper_devices(devices_per_host: int, num_hosts: int = 1) -> list[Device]:
+    return [
+        cast(Device, PaperDevice(host * devices_per_host + number, host))
+        for host in range(num_hosts)
+        for number in range(devices_per_host)
+    ]
+
+
+def on_paper(order: Order) -> Plant:
+    target = order.target
+    return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
+
+
+def needs_of(order: Order) -> MemoryModel:
+    """What each layout takes of a device alone.
+
+    Bytes are affine in the layers, so that two shallow models tell those of a deep one, which takes
+    long to trace.
+    """
+    a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
+    small, large = (on_paper(replace(order, model=model)).alone for model in (a, b))
+
+    def whole(low: int, high: int) -> int:
+        per_layer = (high - low) // (b.num_layers - a.num_layers)
+        return low + per_layer * (order.model.num_layers - a.num_layers)
+
+    return replace(
+        small,
+        resident=whole(small.resident, large.resident),
+        weights={split: whole(n, large.weights[split]) for split, n in small.weights.items()},
+        page={split: whole(n, large.page[split]) for split, n in small.page.items()},
+    )
+
+
+def nearest(needs: MemoryModel) -> Split:
+    """The layout that takes least."""
+    return min(needs.weights, key=needs.held)
+
+
+def check_room(order: Order, name: str) -> None:
+    """Some layout has to hold the model.
+
+    Args:
+      name: of the model.
+
+    Raises:
+      UserError: none does; says by how much, and what would.
+    """
+    needs = needs_of(order)
+    best = nearest(needs)
+    if needs.held(best) <= needs.usable:
+        return
+    lacking = (needs.held(best) - needs.usable) / GIB
+    training = f", training {needs.resident / GIB:.3g}" if order.config.train else ""
+    raise UserError(
+        f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
+        f"{needs.held(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
+        f"{training}, KV cache {needs.pool(best) / GIB:.3g} for one response of full length), "
+        f"{lacking:.3g} GiB more than the {needs.usable / GIB:.3g} that can be used; "
+        f"{_advice(list(what_fits(order)))}."
+    )
+
+
+def _advice(found: Sequence[str]) -> str:
+    *others, last = found or ["nothing that is known here"]
+    return f"{', '.join(others)} or {last} would fit" if others else f"{last} would fit"
+
+
+def has_room(order: Order) -> bool:
+    """Whether a rollout can begin in some layout."""
+    needs = needs_of(order)
+    return needs.held(nearest(needs)) <= needs.usable
+
+
+def what_fits(order: Order) -> Iterator[str]:
+    """Changes with which it would fit: of every kind the smallest that does."""
+    for kind in _changes(order):
+        for words, changed in kind:
+            if has_room(changed):
+                yield words
+                break
+
+
+def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
+    """Other options, devices with more memory, and more devices."""
+    config, target = order.config, order.target
+
+    def of_rollout(**options: Any) -> Order:
+        return replace(order, config=replace(config, rollout=replace(config.rollout, **options)))
+
+    if config.rollout.weights == "auto":
+        yield [("--weights int8", of_rollout(weights="int8"))]
+    if (longest := _longest_response(order)) > 0:
+        words = f"--max_completion_length {longest}"
+        yield [(words, of_rollout(max_completion_length=longest))]
+    if config.train:
+        without = replace(order, config=replace(config, train=False))
+        yield [("--train false (the rollout alone, trained elsewhere)", without)]
+    for machines in (roomier(target), larger(target)):
+        yield ((str(x), Order.of(x, config, order.model, order.depths)) for x in machines)
+
+
+def _longest_response(order: Order) -> int:
+    """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
+    needs, rollout = needs_of(order), order.config.rollout
+    best = nearest(needs)
+    left = needs.usable - needs.resident - needs.weights[best]
+    unsplit = max(needs.page.values())  # bytes that pools grow by
+    room = int(left // unsplit) * (unsplit // needs.page[best]) - 1  # but for the page of nobody
+    whole = room * rollout.page_size // rollout.min_length * rollout.min_length
+    return whole - rollout.max_prompt_length
+
+
+def roomier(target: Target) -> Iterator[Target]:
+    """As many devices with more memory, those with least of it first."""
+    shape = target.text.partition(":")[2]
+    for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
+        of_a_kind = chip.platform == target.chip.platform
+        has_that_shape = chip.platform == "cuda" or chip.dimensions == target.chip.dimensions
+        if of_a_kind and has_that_shape and chip.memory_bytes > target.chip.memory_bytes:
+            yield Target.parse(f"{chip.name}:{shape}")
+
+
+def larger(target: Target) -> Iterator[Target]:
+    """More of the same devices."""
+    sizes = [*target.topology]
+    while 2 * target.num_devices <= MOST_DEVICES:
+        if target.chip.platform == "tpu":
+            sizes[sizes.index(min(sizes))] *= 2
+            shape = "x".join(map(str, sorted(sizes)))
+        else:
+            shape = f"{target.devices_per_host}x{2 * target.num_hosts}"
+        target = Target.parse(f"{target.chip.name}:{shape}")
+        yield target

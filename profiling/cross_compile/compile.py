@@ -1,0 +1,241 @@
+"""Compiles a run's real programs for GPUs and TPUs that are not there.
+
+One child process for each compiler, whose environment is set before JAX starts; programs are compiled
+in parallel threads inside it (libtpu allows one process at a time). What was compiled is kept twice: by
+the text of each program, so that an interrupted plan goes on and an edit recompiles only what it
+changed, and by the whole order, so that the same question costs nothing. GPU autotuning is off: it
+needs the GPU.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import pat_jax
+from pat_jax.common.devices import PLAN_DIR
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import replace_text
+from pat_jax.config.run import RunConfig
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.cross_compile.worker import MEMORY_MAPS
+from pat_jax.profiling.predict.targets import Target
+
+DEPTHS = (2, 4)  # layers; what a whole model is told from, where it is not compiled itself
+PLUGINS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
+PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+Progress = Callable[[int, int, str], None]  # records done, of so many, and what the last one was
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What the compiler of a target made of one model's programs, at its whole depth."""
+
+    target: str
+    splits: tuple[Split, ...]  # every layout that divides the model, lowest TP first
+    crossing: tuple[Split, ...]  # those whose TP crosses hosts
+    dropped: tuple[str, ...]  # why other layouts are missing
+    memory: MemoryModel  # of all of them, those without room included
+    programs: tuple[CompiledProgram, ...]
+    versions: Mapping[str, str]  # of the packages that compiled
+
+    def find(self, name: str, split: Split, target: Split | None = None) -> CompiledProgram:
+        """The one program of that name."""
+        return next(
+            p for p in self.programs if (p.name, p.split, p.target) == (name, split, target)
+        )
+
+    @property
+    def failed(self) -> list[CompiledProgram]:
+        return [program for program in self.programs if program.error]
+
+
+def compile_for(
+    target: Target,
+    config: RunConfig,
+    model: ModelConfig,
+    *,
+    layers: Literal["few", "all"] = "few",
+    progress: Progress | None = None,
+    folder: Path = PLAN_DIR,
+    texts: Path | None = None,
+) -> Compilation:
+    """Every layout's programs, as `target` would run them.
+
+    Args:
+      config: what of a run decides programs: lengths, sequences, pages, dtype, training.
+      layers: "few" compiles models of two and of four layers and takes every number to be affine in
+        the layers; "all" compiles the whole model.
+      progress: told after each program.
+      folder: where records are kept.
+      texts: an existing folder, for what every program was compiled to; then all are compiled anew.
+
+    Raises:
+      UserError: the compiler is not installed, refuses the target, or died; or no layout divides
+        the model.
+    """
+    order = Order.of(target, config, model, DEPTHS if layers == "few" else (0,))
+    versions = installed(target)
+    content = {"order": order.to_json(), "versions": versions}
+    name = hashlib.sha256(json.dumps([content, _sources()], sort_keys=True).encode()).hexdigest()
+    path = folder / "orders" / f"{name[:32]}.json"
+    if not path.is_file() or texts is not None:
+        kept = folder / "programs"
+        for each in (path.parent, kept):
+            each.mkdir(parents=True, exist_ok=True)
+        content |= {"kept": str(kept.absolute()), "threads": os.cpu_count() or 1}
+        content["texts"] = None if texts is None else str(texts.absolute())
+        replace_text(path, json.dumps(_compiled(target, content, progress)))
+    return _read(target, order, versions, json.loads(path.read_text(encoding="utf-8")))
+
+
+def installed(target: Target) -> dict[str, str]:
+    """The versions of what compiles for `target`.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    platform = target.chip.platform
+    names = [name for name in PLUGINS[platform] if importlib.util.find_spec(name)]
+    if not names or (platform == "cuda" and _ptxas() is None):
+        missing = "ptxas" if names else " or ".join(PLUGINS[platform])
+        raise UserError(
+            f"target {target}: XLA's compiler for it needs {missing}, which is not installed; "
+            "pip install -e '.[plan]'."
+        )
+    packages = [
+        name for name in PACKAGES if name.partition("-")[0] != "libtpu" or platform == "tpu"
+    ]
+    found = {name: _version(name) for name in packages if "cuda" not in name or platform == "cuda"}
+    return {name: version for name, version in found.items() if version}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _ptxas() -> Path | None:
+    """The folder of NVIDIA's assembler: of a package of the extra, or of the system."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or () if spec else ():
+        for found in Path(root).glob("*/bin/ptxas"):
+            return found.parent
+    found = shutil.which("ptxas")
+    return Path(found).parent if found else None
+
+
+def environment(target: Target) -> dict[str, str]:
+    """Of the child: one compiler, no device, no search for one."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    roots = [str(Path(pat_jax.__file__).parent.parent), *filter(None, [env.get("PYTHONPATH")])]
+    env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(roots)}
+    if target.chip.platform == "tpu":
+        # Any slice will do: the topology is named when it is asked for.
+        env |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+        env |= {"TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    else:
+        env["PATH"] = os.pathsep.join([str(_ptxas()), env.get("PATH", "")])
+    return env
+
+
+def _compiled(
+    target: Target, content: Mapping[str, Any], progress: Progress | None
+) -> dict[str, Any]:
+    """What the child says, as it is kept."""
+    found: dict[str, Any] = {"programs": []}
+    for line in _child(target, content):
+        if "refused" in line:
+            raise UserError(line["refused"])
+        if "program" not in line:
+            found |= line
+            continue
+        found["programs"].append(line["program"])
+        if progress:
+            last = CompiledProgram.from_json(line["program"])
+            depth = f"{last}, {last.layers} layers, {last.compile_s:.1f} s"
+            progress(len(found["programs"]), found["jobs"], depth)
+    return found
+
+
+def _child(target: Target, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """
+    Raises:
+      UserError: it ended before it had said everything.
+    """
+    command = [sys.executable, "-m", "pat_jax.profiling.cross_compile.worker"]
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment(target)
+        ) as child,
+    ):
+        assert child.stdin and child.stdout
+        try:
+            with suppress(BrokenPipeError), child.stdin as order:  # it has died: see below
+                order.write(json.dumps(content))
+            for line in child.stdout:
+                yield json.loads(line)
+            status = child.wait()
+        except BaseException:
+            child.kill()  # nobody takes the rest
+            raise
+        if status:
+            log.seek(0)
+            said = " ".join(log.read()[-800:].split())
+            raise UserError(
+                f"target {target}: the compiler's process ended with {status} (too little memory is "
+                f"a usual cause of -9); it said: {said or 'nothing'}."
+            )
+
+
+def _read(
+    target: Target, order: Order, versions: Mapping[str, str], content: Mapping[str, Any]
+) -> Compilation:
+    by_identity: defaultdict[Any, list[CompiledProgram]] = defaultdict(list)
+    for each in content["programs"]:
+        program = CompiledProgram.from_json(each)
+        by_identity[program.identity].append(program)
+    memory = dict(content["memory"])
+    for name in MEMORY_MAPS:
+        memory[name] = {Split(*split): value for split, value in memory[name]}
+    return Compilation(
+        target.text,
+        _splits(content["splits"]),
+        _splits(content["crossing"]),
+        tuple(content["dropped"]),
+        MemoryModel(**memory),
+        tuple(at_depth(found, order.model.num_layers) for found in by_identity.values()),
+        versions,
+    )
+
+
+def _splits(content: Sequence[Sequence[int]]) -> tuple[Split, ...]:
+    return tuple(Split(*split) for split in content)
+
+
+def _sources() -> str:
+    """Of everything that a program may come from."""
+    digest, root = hashlib.sha256(), Path(pat_jax.__file__).parent
+    rooms = [root, *(root / room for room in ("models", "rl", "profiling"))]
+    for path in sorted(path for room in rooms for path in room.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

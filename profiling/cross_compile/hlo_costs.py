@@ -1,0 +1,286 @@
+"""Counts what a compiled program multiplies and what it reads and writes, from its text.
+
+A GPU's compiler reports neither; a TPU's counts every loop's body once, and both sides of every
+choice. Here a loop whose trips the compiler knows, or whose counter goes from one constant to another,
+counts as often; one whose trips only the run knows counts once; of branches the cheapest counts (a
+search for top-p, say, is only for those who ask for it). Left out: elementwise arithmetic; what stays in
+a TPU's vector memory; and all that kernels do which are not XLA's own (paged attention reads as much as
+the sequences are long, which no text says).
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pat_jax.profiling.cross_compile import hlo
+from pat_jax.profiling.cross_compile.hlo import Bodies, arrays, called, computations
+
+_INSTRUCTION = re.compile(
+    r"\s*(?P<root>ROOT )?%(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)$"
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+KERNELS = re.compile(
+    r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton|triton_kernel_call)'
+)
+# What moves nothing: names for what is there, and waiting.
+_FREE = re.compile(
+    "parameter|constant|tuple|get-tuple-element|bitcast|after-all|domain|partition-id|replica-id|"
+    "opt-barrier|async-update|.*-done"
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    shape: str
+    opcode: str
+    operands: Sequence[str]
+    line: str
+    is_root: bool
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one device and one run."""
+
+    flops: int  # of matrix products, two a multiplication
+    num_bytes: int  # read and written
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.flops + other.flops, self.num_bytes + other.num_bytes)
+
+    def times(self, n: int) -> "Counts":
+        return Counts(self.flops * n, self.num_bytes * n)
+
+
+NOTHING = Counts(0, 0)
+
+
+def count(text: str, *, inside: int = 0) -> Counts:
+    """What an HLO module does in one run.
+
+    Args:
+      inside: only what lies in as many loops or more, once for a trip of the innermost of them: of a
+        decode burst, whose steps are in two, `inside=2` counts one step.
+    """
+    entry, bodies = computations(text)
+    return _Module(bodies, inside).of(entry, 0)
+
+
+@dataclass(frozen=True)
+class _Module:
+    bodies: Bodies
+    inside: int
+    _parsed: dict[str, Mapping[str, Instruction]] = field(default_factory=dict)
+
+    def instructions(self, name: str) -> Mapping[str, Instruction]:
+        if name not in self._parsed:
+            found = (_parse(line) for line in self.bodies[name])
+            self._parsed[name] = {x.name: x for x in found if x is not None}
+        return self._parsed[name]
+
+    def of(self, name: str, depth: int) -> Counts:
+        instructions, total = self.instructions(name), NOTHING
+        for x in instructions.values():
+            if x.opcode == "while":
+                parts = dict(called(x.line))
+                n = self._trips(x, parts, instructions) if depth >= self.inside else 1
+                total += self.of(parts["body"], depth + 1).times(n)
+            elif x.opcode == "conditional":
+                branches = [self.of(callee, depth) for _, callee in called(x.line)]
+                total += min(branches, key=lambda counts: (counts.num_bytes, counts.flops))
+            elif x.opcode in ("call", "async-start"):
+                for _, callee in called(x.line):
+                    total += self.of(callee, depth)
+            elif depth >= self.inside:
+                total += self._own(x, instructions)
+        return total
+
+    def _trips(
+        self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
+    ) -> int:
+        """Of a loop: what the compiler says; where it does not, what its counter says; or 1."""
+        said = _TRIPS.search(loop.line)
+        if said:
+            return int(said[1])
+        condition, body = (self.instructions(parts[name]) for name in ("condition", "body"))
+        test, after = (next(x for x in found.values() if x.is_root) for found in (condition, body))
+        if test.opcode != "compare" or "direction=LT" not in test.line or after.opcode != "tuple":
+            return 1
+        counter, limit = (_copied(name, condition) for name in test.operands)
+        place = re.search(r"index=(\d+)", counter.line)
+        before = around[loop.operands[0]]
+        if place is None or counter.opcode != "get-tuple-element" or before.opcode != "tuple":
+            return 1
+        first = _constant(before.operands[int(place[1])], around)
+        last = _constant(limit.name, condition)
+        step = _step(body[after.operands[int(place[1])]], place[0], body)
+        if first is None or last is None or step is None:
+            return 1
+        return -(-(last - first) // step)
+
+    def _own(self, x: Instruction, around: Mapping[str, Instruction]) -> Counts:
+        if _FREE.fullmatch(x.opcode) or KERNELS.search(x.line):
+            return NOTHING
+        if x.opcode != "fusion":
+            return Counts(_flops(x, around), _moved(x, around))
+        return Counts(self._fused_flops(x), _fusion_bytes(self._fused(x)))
+
+    def _fused(self, x: Instruction) -> Mapping[str, Instruction]:
+        return self.instructions(next(callee for role, callee in called(x.line) if role == "calls"))
+
+    def _fused_flops(self, x: Instruction) -> int:
+        """Of a fusion, and of those inside it."""
+        body = self._fused(x)
+        return sum(
+            self._fused_flops(y) if y.opcode == "fusion" else _flops(y, body) for y in body.values()
+        )
+
+
+def _parse(line: str) -> Instruction | None:
+    found = _INSTRUCTION.match(line)
+    if found is None:
+        return None
+    depth, end = 1, 0
+    for end, char in enumerate(found["rest"]):  # noqa: B007
+        depth += (char == "(") - (char == ")")
+        if not depth:
+            break
+    operands = re.findall(r"%([\w.-]+)", found["rest"][:end])
+    is_root = found["root"] is not None
+    return Instruction(found["name"], found["shape"], found["opcode"], operands, line, is_root)
+
+
+def _constant(name: str, around: Mapping[str, Instruction]) -> int | None:
+    """The whole number that `name` stands for; None where it is another thing."""
+    found = re.search(r" constant\((-?\d+)\)", _copied(name, around).line)
+    return int(found[1]) if found else None
+
+
+def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
+    """What `name` is a copy of; itself where it is none."""
+    x = around[name]
+    while x.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+        x = around[x.operands[0]]
+    return x
+
+
+def _step(x: Instruction, place: str, body: Mapping[str, Instruction]) -> int | None:
+    """What a loop's body adds to its counter, which is at `place` in what it carries."""
+    if x.opcode != "add":
+        return None
+    terms = [_copied(name, body) for name in x.operands]
+    is_counter = [y.opcode == "get-tuple-element" and y.line.count(place) == 1 for y in terms]
+    return _constant(x.operands[is_counter.index(False)], body) if sum(is_counter) == 1 else None
+
+
+def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:
+    """Of a `dot`, a convolution, or a library's matrix product; 0 of anything else."""
+    if x.opcode == "convolution":
+        return 2 * _convolved(x, around)
+    if x.opcode == "dot":
+        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.line)
+    elif x.opcode == "custom-call" and re.search(r'target="__cublas\S*(gemm|matmul)', x.line):
+        contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', x.line)
+    else:
+        return 0
+    if contracted is None:
+        raise ValueError(f"a matrix product in a form not known here: {x.line}")
+    left = arrays(around[x.operands[0]].shape)[0][1]
+    axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
+    return 2 * math.prod(arrays(x.shape)[0][1]) * math.prod(left[axis] for axis in axes)
+
+
+def _convolved(x: Instruction, around: Mapping[str, Instruction]) -> int:
+    """Multiplications of a convolution, which is what a TPU's compiler makes of matrix products.
+
+    Of a batch of them too: a batch dimension is then a spatial one, whose window is as large as its
+    input and mostly in holes between dilated values. Only what meets a value is multiplied.
+    """
+    names = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", x.line)
+    if names is None:
+        raise ValueError(f"a convolution in a form not known here: {x.line}")
+    image, kernel, out = (
+        dict(zip(labels, arrays(y.shape)[0][1], strict=True))
+        for labels, y in zip(names.groups(), (*(around[y] for y in x.operands), x), strict=True)
+    )
+    found = out["b"] * out["f"] * kernel["i"]
+    window = re.search(r"window=\{([^}]*)\}", x.line)
+    parts = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
+    for place, name in enumerate(sorted(names[1].replace("b", "").replace("f", ""))):
+
+        def part(of: str, default: str, place: int = place) -> str:
+            return parts[of].split("x")[place] if of in parts else default
+
+        at = (
+            np.arange(out[name])[:, None] * int(part("stride", "1"))
+            - int(part("pad", "0_0").partition("_")[0])
+            + np.arange(kernel[name])[None, :] * int(part("rhs_dilate", "1"))
+        )
+        apart = int(part("lhs_dilate", "1"))
+        found *= int(((at >= 0) & (at < image[name] * apart) & (at % apart == 0)).sum())
+    return found
+
+
+def _moved(x: Instruction, around: Mapping[str, Instruction]) -> int:
+    """Bytes of an instruction that stands by itself: its operands and its result."""
+    written = memory_bytes(x.shape)
+    if x.opcode == "slice-start":  # its type has what it slices, the slice, and a flag
+        kind, dims = arrays(x.shape)[1]
+        return hlo.shape_bytes(f"{kind}[{','.join(map(str, dims))}]")
+    if x.opcode.endswith("-start"):  # operands are part of its type
+        return written
+    if x.opcode in ("dynamic-slice", "gather", "slice"):
+        return 2 * written
+    if x.opcode in ("dynamic-update-slice", "scatter"):
+        return 2 * memory_bytes(around[x.operands[_UPDATE[x.opcode]]].shape)
+    return written + sum(memory_bytes(around[y].shape) for y in x.operands if y in around)
+
+
+def memory_bytes(shape: str) -> int:
+    """Of the arrays that lie in a device's main memory."""
+    return hlo.shape_bytes(_IN_VECTOR_MEMORY.sub("", shape))
+
+
+_IN_VECTOR_MEMORY = re.compile(r"\b[a-z][a-z0-9]*\[[\d,]*\]\{[^}]*S\([1-9]\d*\)[^}]*\}")
+_UPDATE = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is what they write
+
+
+def _fusion_bytes(body: Mapping[str, Instruction]) -> int:
+    """What a fusion reads of each parameter, and what it writes: of slices only as much as they hold."""
+    source: dict[str, str] = {}  # what a name is another view of
+    uses: defaultdict[str, list[tuple[Instruction, int]]] = defaultdict(list)
+    for x in body.values():
+        if x.opcode == "bitcast":
+            source[x.name] = source.get(x.operands[0], x.operands[0])
+            continue
+        for place, operand in enumerate(x.operands):
+            uses[source.get(operand, operand)].append((x, place))
+    read = 0
+    for x in body.values():
+        if x.opcode == "parameter":
+            parts = [_read(user, place) for user, place in uses[x.name]]
+            whole = memory_bytes(x.shape)
+            read += whole if None in parts else min(whole, sum(p for p in parts if p is not None))
+    root = next(x for x in body.values() if x.is_root)
+    roots = root.operands if root.opcode == "tuple" else [root.name]
+    return read + sum(_written(body[source.get(name, name)], body) for name in roots)
+
+
+def _read(user: Instruction, place: int) -> int | None:
+    """Bytes that `user` reads of its operand at `place`; None: all."""
+    if place:
+        return None
+    if user.opcode in ("dynamic-slice", "gather", "slice"):
+        return memory_bytes(user.shape)
+    return 0 if user.opcode in _UPDATE else None
+
+
+def _written(x: Instruction, body: Mapping[str, Instruction]) -> int:
+    if x.opcode in _UPDATE:
+        return memory_bytes(body[x.operands[_UPDATE[x.opcode]]].shape)
+    return memory_bytes(x.shape)

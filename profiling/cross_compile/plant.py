@@ -1,0 +1,258 @@
+"""The engine's and the trainer's own programs, built over devices that are not there.
+
+Knows what a plan has to compile and how the parts of a run are put together. Does not know processes,
+threads or files.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.program_specs import Catalogue, page_bytes, pages_per_group
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.memory import kv_bytes, memory_alone, memory_model, without_room
+from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.models.policy import Policy
+from pat_jax.planning.memory import GIB, MemoryModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.run.setup import DTYPES, build_trainer, micro_shapes
+from pat_jax.training.trainer import Trainer
+
+EOS = (0,)  # as good as any: no text is made
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be compiled, by value: it goes to another process, and names what is kept."""
+
+    target: Target
+    config: RunConfig
+    model: ModelConfig
+    depths: tuple[int, ...]  # layers of the models that are compiled
+
+    @classmethod
+    def of(
+        cls, target: Target, config: RunConfig, model: ModelConfig, depths: Sequence[int]
+    ) -> "Order":
+        """Only what a program depends on; `depths` of 0 is the whole model."""
+        kept = {name: getattr(config, name) for name in ("rollout", "algorithm", "optimizer")}
+        kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
+        multiple = math.lcm(model.vocab_multiple, target.num_devices)
+        whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
+        model = replace(model, vocab_multiple=multiple)
+        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target.text,
+            "config": asdict(self.config),
+            "model": asdict(self.model),
+            "depths": list(self.depths),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Order":
+        config, model = dict(content["config"]), dict(content["model"])
+        for field in fields(RunConfig):
+            if isinstance(section := config[field.name], Mapping):
+                values = {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
+                config[field.name] = type(getattr(RunConfig(), field.name))(**values)
+        if model["rope_scaling"]:
+            model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
+        target, depths = Target.parse(content["target"]), tuple(content["depths"])
+        return cls(target, RunConfig(**config), ModelConfig(**model), depths)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One record to be: a program, or the parts of a re-slice."""
+
+    record: CompiledProgram  # with nothing in it yet but what it is of
+    parts: tuple[Callable[[], jax.stages.Lowered], ...]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A target's devices, and what would be run on them."""
+
+    order: Order
+    devices: Sequence[Device]
+
+    @cached_property
+    def chain(self) -> tuple[dict[Split, Layout], list[str]]:
+        """Every layout that divides the model, and why others do not."""
+        return layout_chain(factored_mesh(self.devices), self.order.model)
+
+    @property
+    def layouts(self) -> dict[Split, Layout]:
+        return self.chain[0]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return DTYPES[self.order.config.compute_dtype]
+
+    @property
+    def capacity(self) -> int:
+        rollout = self.order.config.rollout
+        return rollout.prompts_per_step * rollout.num_generations
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a device."""
+        given = self.order.config.rollout.device_memory_gib
+        return given * GIB if given else self.order.target.chip.memory_bytes
+
+    def trainer(self, model: ModelConfig) -> Trainer:
+        """In the layout with the least TP, as every run has it."""
+        first = next(iter(self.layouts.values()))
+        return build_trainer(self.order.config, Policy.from_config(model), first, self.layouts)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Of the whole model, as the rollout keeps it."""
+        return self.policy_of(self.order.model)
+
+    def policy_of(self, model: ModelConfig) -> Policy:
+        return Policy.from_config(model).with_weights(self.order.config.rollout.weights)
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """The shapes that a run's programs are compiled for."""
+        rollout = self.order.config.rollout
+        return Buckets.build(
+            tuple(self.layouts),
+            capacity=self.capacity,
+            min_rows=rollout.min_rows,
+            min_length=rollout.min_length,
+            max_length=rollout.max_prompt_length + rollout.max_completion_length,
+        )
+
+    @cached_property
+    def resident(self) -> Sequence[Any]:
+        """Shapes with shardings of what training keeps on the devices during a rollout."""
+        return self.trainer(self.order.model).resident if self.order.config.train else ()
+
+    @cached_property
+    def alone(self) -> MemoryModel:
+        """Of the whole model, in every layout as if it were the only one."""
+        return memory_alone(
+            self.policy,
+            self.layouts,
+            self.order.config.rollout,
+            self.dtype,
+            limit=self.limit,
+            resident=self.resident,
+        )
+
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """Of the whole model: layouts with room have the pool of a run, the others what they need."""
+        rollout = self.order.config.rollout
+        return memory_model(self.catalogue, rollout, limit=self.limit, resident=self.resident)
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        config, policy = self.order.config.rollout, self.policy
+        roomless = without_room(self.alone, config)
+        kept = {split: x for split, x in self.layouts.items() if split not in roomless}
+        pages = dict(self.alone.pages)
+        if kept:
+            room = kv_bytes(
+                policy, kept, config, self.dtype, limit=self.limit, resident=self.resident
+            )
+            most = room // page_bytes(policy.config, config.page_size, self.dtype)
+            pages |= pages_per_group(
+                kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
+            )
+        functions = DecodeFunctions(
+            policy, self.dtype, EOS, config.check_every, config.burst_steps, config.max_logprobs
+        )
+        return Catalogue(
+            functions, self.layouts, self.buckets, config.page_size, pages, config.prefill_blocks
+        )
+
+    def jobs(self) -> list[Job]:
+        """Everything to compile, at every depth."""
+        found = []
+        for layers in self.order.depths:
+            model = replace(self.order.model, num_layers=layers)
+            found += self._rollout_jobs(model)
+            if self.order.config.train:
+                found += self._training_jobs(model)
+        return found
+
+    def _rollout_jobs(self, model: ModelConfig) -> list[Job]:
+        """The largest bucket of each program; switches between neighbours, which stand for all."""
+        functions = replace(self.catalogue.functions, policy=self.policy_of(model))
+        catalogue, table = replace(self.catalogue, functions=functions), ProgramTable()
+        catalogue.declare(table)
+        layouts, buckets = self.layouts, self.buckets
+        length, blocks = buckets.lengths[-1], catalogue.prefill_sizes[0]
+        size, found = SIZES[0], []
+        for split in layouts:
+            found.append([Key("decode", split, buckets.rows[split][-1], length)])
+            found.append([Key("prefill", split, blocks, length)])
+            if len(layouts) > 1:
+                found.append([Key("unpack", split, size)])
+        for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
+            source, target = pair
+            moving = ("pack", "exchange", "exchange_one")
+            found += [[Key(name, source, size, target=target)] for name in moving]
+            found.append([Key("view", source, target=target)])
+            runs = catalogue.reslice(layouts[source], layouts[target]).runs
+            parts = range(len(runs))
+            found.append([Key("reslice", source, target=target, part=part) for part in parts])
+        return [_job(table, keys, model.num_layers) for keys in found if keys]
+
+    def _training_jobs(self, model: ModelConfig) -> list[Job]:
+        """Forward and backward of the longest rows, the optimizer's step, the transfer to the layouts
+        with the least and the most TP."""
+        trainer = self.trainer(model)
+        split = trainer.layout.split
+        longest = micro_shapes(self.order.config, split.dp)[-1]
+        keys = [Key("grad", split, *longest), Key("apply", split)]
+        ends = dict.fromkeys((split, list(self.layouts)[-1]))
+        keys += [Key("transfer", split, target=target) for target in ends]
+        return [_job(trainer.programs, [key], model.num_layers) for key in keys]
+
+
+def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> Job:
+    def lowering(key: Key) -> Callable[[], jax.stages.Lowered]:
+        return lambda: table.lower(key)
+
+    first = keys[0]
+    record = CompiledProgram(
+        first.name,
+        first.split,
+        first.target,
+        first.rows,
+        first.length,
+        layers=layers,
+        compiled_layers=(layers,),
+    )
+    return Job(record, tuple(lowering(key) for key in keys))
+
+
+def check(plant: Plant) -> None:
+    """
+    Raises:
+      UserError: no layout of these devices divides the model.
+    """
+    layouts, dropped = plant.chain
+    if not layouts:
+        raise UserError(f"target {plant.order.target}: no layout divides the model; {dropped[0]}")

@@ -1,0 +1,178 @@
+"""The child process of `compile.py`: compiles an order's programs and prints one JSON line for each.
+
+Its environment, set by the parent, decides which compiler there is. Reads the order from standard
+input; what libraries print goes to standard error.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, TextIO
+
+import jax
+from jax.experimental import topologies
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.profiling.cross_compile import hlo, hlo_costs
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, together
+from pat_jax.profiling.cross_compile.hlo import collectives
+from pat_jax.profiling.cross_compile.plant import Job, Order, Plant, check
+from pat_jax.profiling.predict.targets import Target
+
+STEP_LOOPS = 2  # around a decode step, see engine/device/decode.py
+LONGEST_ERROR = 600  # characters
+MEMORY_MAPS = ("weights", "page", "pages")  # of MemoryModel, by split
+
+
+def devices_of(target: Target) -> Sequence[Device]:
+    """
+    Raises:
+      UserError: the compiler knows no such machine.
+    """
+    chip = target.chip
+    try:
+        if chip.platform == "tpu":
+            # The compiler takes a machine for 2x2 chips, and a smaller slice only where it is told so.
+            on_host = [
+                min(most, n) for most, n in zip((2, 2, 1), (*target.topology, 1), strict=False)
+            ]
+            return topologies.get_topology_desc(
+                target.text, platform="tpu", chips_per_host_bounds=on_host
+            ).devices
+        return topologies.get_topology_desc(
+            chip.name,
+            platform="cuda",
+            target_config=chip.description,
+            # Partitions, hosts of one, devices of a host.
+            topology=f"1x{target.num_hosts}x{target.devices_per_host}",
+        ).devices
+    except Exception as error:  # whatever a plug-in raises
+        raise UserError(f"target {target}: the compiler refuses it: {_sentence(error)}") from None
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Compiles jobs, or finds what was made of the same text before."""
+
+    kept: Path  # folder of records, by content
+    machine: str  # all that a record depends on besides the program
+    texts: Path | None = None  # folder for what every program was compiled to; nothing is looked up
+    # Of equal programs the first is compiled, and the others are what it gave.
+    locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
+
+    def run(self, job: Job) -> CompiledProgram:
+        try:
+            parts = [self._part(job, lower()) for lower in job.parts]
+        except Exception as error:  # of any kind: that it does not compile is a result
+            return replace(job.record, error=_sentence(error))
+        return together(parts)
+
+    def _part(self, job: Job, lowered: jax.stages.Lowered) -> CompiledProgram:
+        text = f"{self.machine}\n{job.record.name}\n{lowered.as_text()}"
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        with self.locks[name]:
+            return self._found(job, self.kept / f"{name}.json", lowered)
+
+    def _found(self, job: Job, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
+        if path.is_file() and self.texts is None:
+            found = CompiledProgram.from_json(json.loads(path.read_text(encoding="utf-8")))
+            same = ("split", "target", "rows", "length", "layers", "compiled_layers")
+            return replace(found, **{name: getattr(job.record, name) for name in same})
+        start = time.perf_counter()
+        compiled = lowered.compile()
+        record = _described(job.record, compiled)
+        if self.texts is not None:
+            name = f"{record}_{record.layers}_{path.stem[:6]}.txt".replace(" ", "_")
+            (self.texts / name).write_text(compiled.as_text() or "", encoding="utf-8")
+        record = replace(record, compile_s=round(time.perf_counter() - start, 2))
+        partial = path.with_suffix(f".{os.getpid()}")  # another plan may write the same one
+        partial.write_text(json.dumps(record.to_json()), encoding="utf-8")
+        partial.replace(path)
+        return record
+
+
+def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
+    text, memory = program.as_text() or "", program.memory_analysis()
+    assert memory is not None  # both compilers report it
+    sent = Counter(
+        (c.name, c.num_bytes, c.group, c.depth)
+        for c in collectives(text)
+        if c.group > 1 or c.name == "collective-permute"  # whose group is its pairs
+    )
+    counted = hlo_costs.count(text, inside=STEP_LOOPS if record.name == "decode" else 0)
+    called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
+    return replace(
+        record,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        flops=counted.flops,
+        bytes_accessed=counted.num_bytes,
+        collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
+        kernels=tuple(sorted(called.items())),
+    )
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " …"
+
+
+def main() -> None:
+    content = json.loads(sys.stdin.read())
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
+        os.dup2(2, 1)  # what compilers print is not ours
+        try:
+            _answer(content, lines)
+        except UserError as error:
+            _say(lines, refused=str(error))
+
+
+def _answer(content: dict[str, Any], lines: TextIO) -> None:
+    order = Order.from_json(content["order"])
+    plant = Plant(order, devices_of(order.target))
+    check(plant)
+    layouts, dropped = plant.chain
+    memory = asdict(plant.memory)
+    for name in MEMORY_MAPS:
+        memory[name] = [[list(split), value] for split, value in memory[name].items()]
+    crossing = [list(split) for split, layout in layouts.items() if layout.crosses_hosts]
+    _say(
+        lines, splits=[list(s) for s in layouts], crossing=crossing, dropped=dropped, memory=memory
+    )
+    jobs = plant.jobs()
+    _say(lines, jobs=len(jobs))
+    chip = order.target.chip
+    of_machine = chip.name, chip.description, order.target.topology
+    machine = json.dumps([content["versions"], *of_machine, _reading()])
+    texts = content["texts"] and Path(content["texts"])
+    compiler = Compiler(Path(content["kept"]), machine, texts)
+    with ThreadPoolExecutor(content["threads"]) as pool:
+        for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
+            _say(lines, program=future.result().to_json())
+
+
+def _reading() -> str:
+    """Of what reads programs: what was read otherwise is not found again."""
+    files = (Path(module.__file__ or "") for module in (hlo, hlo_costs))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _say(lines: TextIO, **content: Any) -> None:
+    lines.write(json.dumps(content) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""Measures this machine while it warms up: every program of a rollout, run twice, timed once.
+
+The first run of a program creates communicators and pages memory in; the second is timed. What
+comes out is the latency model that the planner reads, so warming up and profiling are one thing.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import permutations, product
+from typing import Any
+
+import jax
+import numpy as np
+
+from pat_jax.engine.device.migration import Migration, Shifting, Traffic
+from pat_jax.engine.device.pages import Exchange
+from pat_jax.engine.device.program_specs import COPIES
+from pat_jax.engine.device.programs import Key
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.state import DecodeState, Pool, RowState, Stock, Until, seen_shape
+from pat_jax.models.policy import Params
+from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
+from pat_jax.planning.types import Split
+from pat_jax.profiling.measure.recheck import describe, rescaled
+
+log = logging.getLogger(__name__)
+
+Move = Callable[[Pool], tuple[Pool, Traffic]]  # one round of pages
+ENOUGH_S = 1.0  # of timed runs of one program
+BURST_CHECKS = 4  # of a timed burst: what a burst does once counts for little, as in a rollout
+
+
+class Warmup:
+    """Runs every compiled program of an engine on dummy sequences, layout by layout."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        known: LatencyModel | None = None,
+        recheck: bool = False,
+        runs: int = 2,
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        """
+        Args:
+          known: times measured before; what they are of runs untimed.
+          recheck: known times are measured once again, and put right where they have changed.
+          runs: timed runs of one program, fewer where they take longer than a second together.
+          progress: told how many programs of how many have run.
+        """
+        self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
+        self.runs, self.progress, self.recheck = runs, progress, recheck
+        self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
+        if known:
+            self.known |= self._usable(known)
+        self.done = 0
+
+    def _usable(self, known: LatencyModel) -> dict[str, dict]:
+        """The known tables whose entries mean here what they meant there."""
+        catalogue, names = self.catalogue, {"decode_table", "reslice_table"}
+        if known.round_tokens == self._round_tokens:
+            names.add("migrate_table")
+        one_call = (catalogue.prefill_blocks, catalogue.page_size)
+        if (known.prefill_blocks, known.page_size) == one_call:
+            names.add("prefill_table")
+        return {name: dict(getattr(known, name)) for name in names}
+
+    @property
+    def _round_tokens(self) -> int:
+        return SIZES[0] * self.catalogue.page_size
+
+    @property
+    def total(self) -> int:
+        """Programs to run; a re-slice counts as one."""
+        layouts = len(self.engine.layouts)
+        counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
+        programs = sum(len(list(self.programs.keys(name))) for name in counted)
+        return programs + layouts * (layouts - 1)
+
+    @property
+    def measured(self) -> LatencyModel:
+        """All times so far, the known ones included, as far as they hold."""
+        tables: dict[str, Any] = {
+            name: rescaled(self.known[name], self.again[name]) | self.new[name] for name in TABLES
+        }
+        return LatencyModel(
+            **tables,
+            prefill_blocks=self.catalogue.prefill_blocks,
+            page_size=self.catalogue.page_size,
+            round_tokens=self._round_tokens,
+            reads=self.catalogue.reads,
+        )
+
+    def measure(
+        self,
+        load_weights: Callable[[Layout], Params],
+        splits: Collection[Split] | None = None,
+        *,
+        beside: Collection[Split] = (),
+    ) -> LatencyModel:
+        """The latency model of this engine on this machine.
+
+        Args:
+          load_weights: gives the weights on the shards of a layout; the engine deletes them.
+          splits: the layouts to run; all where not given.
+          beside: layouts that ran before: only switches between them and `splits` do.
+        """
+        layouts = self.engine.layouts
+        new = [layouts[split] for split in (layouts if splits is None else splits)]
+        old = [layouts[split] for split in beside]
+        pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
+        for layout in new:
+            self.engine.set_weights(load_weights(layout), layout)
+            pool = self._pages(layout, self.decode_and_prefill(layout))
+            _delete(self._shift(layout, pool))
+            self.engine.release_weights()
+        for source, target in pairs:
+            self._migrate(source, target)
+            self._reslice(source, target, load_weights)
+        for name in TABLES:
+            for line in describe(name, self.known[name], self.again[name]):
+                log.info("%s", line)
+        return self.measured
+
+    def _note(self, table: str, key: tuple, once: Callable[[], float], *, per: int = 1) -> None:
+        """Notes the fastest run after the first (noise only ever adds time), unless it is known.
+
+        Args:
+          once: runs the program; returns the seconds it took.
+          per: how many of what is noted one run does.
+        """
+        once()
+        is_known, seconds = key in self.known[table], []
+        runs = int(self.recheck) if is_known else self.runs
+        while len(seconds) < runs and sum(seconds) < ENOUGH_S:
+            seconds.append(once())
+        if seconds:
+            noted = self.again if is_known else self.new
+            noted[table][key] = min(seconds) / per
+        self._count()
+
+    def _warm(self, once: Callable[[], object]) -> None:
+        """Runs a program that is not timed."""
+        for _ in range(2):
+            once()
+        self._count()
+
+    def _count(self) -> None:
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, self.total)
+
+    def decode_and_prefill(self, layout: Layout) -> Pool:
+        """Times them in a pool of their own, which is returned."""
+        pool = self.programs[Key("allocate", layout.split)]()
+        for length in self.catalogue.buckets.lengths:
+            for blocks in sorted(set(self.catalogue.prefill_sizes), reverse=True):
+                pool = self._prefill(layout, blocks, length, pool)
+            for rows in self.catalogue.buckets.rows[layout.split]:
+                pool = self._decode(layout, rows, length, pool)
+        return pool
+
+    def _tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
+        """Every row another page, as far as there are as many."""
+        width = self.catalogue.width(length)
+        pages = np.arange(rows * width) % (self.catalogue.pages[layout.split] - 1) + 1
+        return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
+
+    def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
+        """Runs a call that ends sequences of `length` tokens; a large one is timed."""
+        split, size = layout.split, self.catalogue.page_size
+        tokens = np.zeros((blocks * split.dp, size), np.int32)
+        start = np.full(blocks * split.dp, length - size, np.int32)
+        tables = self._tables(layout, blocks, length)
+        program = self.programs[Key("prefill", split, blocks, length)]
+
+        def once() -> float:
+            nonlocal pool
+            start_s = time.perf_counter()
+            pool = jax.block_until_ready(program(self.engine.params, pool, tokens, start, tables))
+            return time.perf_counter() - start_s
+
+        if blocks == self.catalogue.prefill_blocks:
+            self._note("prefill_table", (split, length), once)
+        else:
+            self._warm(once)
+        return pool
+
+    def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
+        """Times steps with every row live and near the end of its pages."""
+        program = self.programs[Key("decode", layout.split, rows, length)]
+        functions = self.catalogue.functions
+        steps = min(functions.burst_steps, BURST_CHECKS * functions.check_every)
+        state = RowState.empty(rows * layout.split.dp)
+        state.live[:], state.ignore_eos[:] = True, True
+        state.position[:], state.end[:] = max(0, length - steps), length + steps
+        until = Until(np.int32(steps), np.int32(0))
+        tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
+        # It never runs out: the tables are full, and rows may run past their ends.
+        ring = np.zeros((layout.split.dp, self.catalogue.stock_size(rows)), np.int32)
+        stock = Stock(ring, np.full(layout.split.dp, 2**30, np.int32))
+        unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
+
+        def once() -> float:
+            # Positions go back to where they were: each run writes the same tokens.
+            nonlocal pool
+            rows_on_device, seen, pages, none_drawn = jax.device_put(
+                (state, unseen, tables, nothing), layout.sharding("batch")
+            )
+            jax.block_until_ready(rows_on_device)
+            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn)
+            start = time.perf_counter()
+            carried, _ = jax.block_until_ready(program(self.engine.params, carried, stock, until))
+            pool = carried.pool
+            return time.perf_counter() - start
+
+        self._note("decode_table", (layout.split, rows, length), once, per=steps)
+        return pool
+
+    def _pages(self, layout: Layout, pool: Pool) -> Pool:
+        """Copies pages; untimed."""
+        split = layout.split
+        none = np.full(COPIES * split.dp, NULL_PAGE, np.int32)
+        for _ in range(2):
+            pool = self.programs[Key("copy_pages", split)](pool, none, none)
+        return jax.block_until_ready(pool)
+
+    def _migrate(self, source: Layout, target: Layout) -> None:
+        """Times rounds of pages; what the pool holds does not matter."""
+        num_groups = Exchange.between(source, target).narrow.split.dp
+        for _ in range(2):
+            pool = self.programs[Key("allocate", source.split)]()
+            pool = self.programs[Key("view", source.split, target=target.split)](pool)
+        migration = Migration(self.programs, source, target)
+        for size, kinds in product(SIZES, ((ALL,), range(num_groups))):
+            pages = np.full((num_groups, size), NULL_PAGE)
+            rounds = [Shipment(Round(kind, size), pages, pages, put=(0,)) for kind in kinds]
+            moves = [partial(migration.run, shipments=[one]) for one in rounds]
+            key = (source.split, target.split, ROUNDS[kinds[0] != ALL])
+            pool = self._rounds(key if size == SIZES[0] else None, moves, pool)
+        _delete(pool)
+
+    def _shift(self, layout: Layout, pool: Pool) -> Pool:
+        """Times a round between the groups of a layout; what the pool holds does not matter."""
+        split, shifting = layout.split, Shifting(self.programs, layout)
+        for size in SHIFT_SIZES if split.dp > 1 else ():
+            groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
+            # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.
+            far = [PageMoves(groups, pages, groups + i, pages) for i in range(1, split.dp)]
+            moves = [partial(shifting.run, moves=one) for one in far]
+            key = (split, split, ROUNDS[0]) if size == SHIFT_SIZES[0] else None
+            pool = self._rounds(key, moves, pool)
+        return pool
+
+    def _rounds(self, key: tuple | None, moves: Sequence[Move], pool: Pool) -> Pool:
+        """Runs one program's rounds of pages; notes under `key`, if there is one, what the first takes."""
+
+        def once(move: Move) -> float:
+            nonlocal pool
+            start = time.perf_counter()
+            pool, traffic = move(pool)
+            jax.block_until_ready(pool)
+            assert traffic.num_rounds == 1
+            return time.perf_counter() - start
+
+        for move in (*moves[1:], *moves[1:]):
+            once(move)
+        if key is not None:
+            self._note("migrate_table", key, partial(once, moves[0]))
+        else:
+            self._warm(partial(once, moves[0]))
+        return pool
+
+    def _reslice(
+        self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]
+    ) -> None:
+        def once() -> float:
+            self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
+            start = time.perf_counter()
+            self.engine.reslice(target)
+            seconds = time.perf_counter() - start
+            self.engine.release_weights()
+            return seconds
+
+        self._note("reslice_table", (source.split, target.split), once)
+
+
+def _delete(pool: Pool) -> None:
+    for leaf in jax.tree.leaves(pool):
+        leaf.delete()

@@ -1,0 +1,222 @@
+"""A latency model of a machine that is not here, composed from the kernels of one layer. Seconds.
+
+Computed: a decode step is the sum of its kernels over all layers, the embedding, the head and what
+sampling does with its logits, the sums of a layer behind its products as far as its links let them
+(`links.added`); re-slicing reads and writes the new shards at the memory's rate (going
+down: gathers them over the links); migrating, and moving sequences between the groups of a layout,
+sends what a device gives away at the rate of the links; recomputing is a prefill.
+
+Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch time a switch; a move between groups is charged its bytes alone.
+The KV cache is taken to fit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.paged_layer import reads_what_rows_hold
+from pat_jax.planning.latency.model import ROUNDS, LatencyModel
+from pat_jax.planning.types import Reads, Split
+from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Kernels
+from pat_jax.profiling.predict.links import added, waiting_s
+
+LOGIT_BYTES = 4  # gathered in float32
+SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
+SAMPLING_BYTES = 16  # of a logit: read, widened, compared with noise and read again
+PREFILL_BLOCKS = 128  # pages of a group in one call
+PREFILL_ROWS = 16  # prompts of the measured attention
+PAGE_SIZE = RolloutConfig().page_size
+ROUND_TOKENS = SIZES[0] * PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """Seconds of a decode step that are in no kernel table."""
+
+    layer: float = 0.0  # of each, whatever is live: launches, gaps between kernels
+    row: float = 0.0  # of a group
+
+
+# A burst runs on the device: no host schedules its steps. What composed kernels lack of whole steps of
+# Llama-3.1-8B on H100s, over TP 1 to 8 and all batches, is 16 us a layer and 0 to 3 us a row.
+UNLISTED = {"cuda": Unlisted(1.6e-5, 1.5e-6), "tpu": Unlisted()}
+
+
+class Composer:
+    """One model's decode steps, prefills and switches from a chip's kernels."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        model: ModelConfig,
+        switch_s: float = SWITCH_S,
+        unlisted: Unlisted | None = None,
+        *,
+        page_size: int = PAGE_SIZE,
+        prefill_blocks: int = PREFILL_BLOCKS,
+    ):
+        """
+        Args:
+          page_size: tokens.
+          prefill_blocks: pages of a group in one call.
+          unlisted: not given: that of the platform.
+        """
+        self.kernels, self.model, self.switch_s = kernels, model, switch_s
+        self.page_size, self.prefill_blocks = page_size, prefill_blocks
+        self.unlisted = unlisted or UNLISTED[kernels.chip.platform]
+
+    @property
+    def round_tokens(self) -> int:
+        """Of a group, that one round of a migration moves."""
+        return SIZES[0] * self.page_size
+
+    @property
+    def reads(self) -> Reads:
+        """What the engine's programs would read there."""
+        platform = self.kernels.chip.platform
+        is_held = reads_what_rows_hold(platform, self.page_size, self.model.head_dim)
+        return "held" if is_held else "bucket"
+
+    def _heads(self, tp: int) -> tuple[int, int]:
+        """Query and KV heads of one device; KV heads are replicated where there are fewer."""
+        return self.model.num_heads // tp, max(1, self.model.num_kv_heads // tp)
+
+    def _query_and_kv(self, tp: int) -> int:
+        heads, kv_heads = self._heads(tp)
+        return (heads + 2 * kv_heads) * self.model.head_dim
+
+    def _products_ms(self, tokens: int, tp: int) -> float:
+        """Of one layer, on one device."""
+        model, gemm = self.model, self.kernels.gemm
+        return (
+            gemm(tokens, self._query_and_kv(tp), model.embed_dim)
+            + gemm(tokens, model.embed_dim, model.num_heads * model.head_dim // tp)
+            + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
+            + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
+        )
+
+    def _layer_ms(self, tokens: int, tp: int) -> float:
+        """One layer's products, and what is done number by number; on one device."""
+        passes = sum(self.kernels.elementwise(num_bytes) for num_bytes in self._passes(tokens, tp))
+        return self._products_ms(tokens, tp) + passes
+
+    def _sum_ms(self, tokens: int, tp: int) -> float:
+        waiting_ms = 1e3 * waiting_s(self.kernels.chip, tp)
+        return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
+
+    def _passes(self, tokens: int, tp: int) -> Iterator[int]:
+        """Bytes of each kernel of a layer that is no product: read and written once."""
+        model, heads = self.model, self._heads(tp)
+        for _ in range(2):  # norms: the residual and the input, both read and written
+            yield BYTES * 4 * tokens * model.embed_dim
+        yield BYTES * 2 * tokens * self._query_and_kv(tp)  # rotation, and into the cache
+        if model.qk_norm:
+            yield BYTES * 2 * tokens * sum(heads) * model.head_dim
+        yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
+
+    def decode_links_s(self, rows: int, tp: int) -> float:
+        """What its links add to a step: two sums a layer, one embedding, the logits."""
+        if tp == 1:
+            return 0.0
+        one, logits = self._sum_ms(rows, tp), rows * self.model.padded_vocab_size
+        layer = added(self.kernels.chip, 2 * one, self._products_ms(rows, tp))
+        gather = self.kernels.all_gather(tp, logits * LOGIT_BYTES // BYTES)
+        return (self.model.num_layers * layer + one + gather) / 1e3
+
+    def prefill_links_s(self, tp: int) -> float:
+        """Of a prefill call, whose products are not waiting for memory: its sums come on top."""
+        tokens = self.prefill_blocks * self.page_size
+        return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
+
+    def sampling_s(self, rows: int, vocab: int) -> float:
+        """Of so many logits of each row, which all devices of a group sample from alike."""
+        return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
+
+    def decode_step(self, split: Split, rows: int, length: int) -> float:
+        model, tp = self.model, split.tp
+        attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
+        layer = self._layer_ms(rows, tp)
+        layer += self.kernels.decode_attention(rows, attended, *self._heads(tp))
+        layer += 1e3 * self.unlisted.layer
+        vocab = model.padded_vocab_size
+        head = self.kernels.gemm(rows, vocab // tp, model.embed_dim)
+        on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(rows, vocab)
+        return on_device + self.decode_links_s(rows, tp) + self.unlisted.row * rows
+
+    def prefill_call(self, split: Split, length: int) -> float:
+        """One call of positions up to `length`; attention as its share of whole prompts' prefill.
+
+        A bucket holds the upper half of its positions: they see half as much again as the mean.
+        """
+        model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
+        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *self._heads(tp))
+        share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
+        layer = self._layer_ms(tokens, tp) + attention * share
+        return model.num_layers * layer / 1e3 + self.prefill_links_s(tp)
+
+    def reslice(self, source: Split, target: Split) -> float:
+        shard = weight_bytes(self.model, self.kernels.weight_bytes) / target.tp
+        if target.tp > source.tp:
+            return self.switch_s + 2 * shard / self.kernels.chip.memory_bytes_s
+        rate = self.kernels.exchange_bytes_s(source.tp)
+        return self.switch_s + shard * (1 - target.tp / source.tp) / rate
+
+    def migrate(self, source: Split, target: Split) -> float:
+        """A round of pages; each device of a merging group keeps the part it holds in both layouts.
+
+        Whether all groups send or one: the link of a device is what takes the time.
+        """
+        narrow, wide = sorted((source.tp, target.tp))
+        shards = min(wide, self.model.num_kv_heads)
+        sent = self.round_tokens * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
+        return sent / self.kernels.exchange_bytes_s(wide)
+
+    def shift(self, split: Split) -> float:
+        """A round of pages to other groups: each device of a group sends its part of all of them."""
+        shards = min(split.tp, self.model.num_kv_heads)
+        sent = self.round_tokens * self.model.kv_bytes_per_token / shards
+        return sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
+
+    def latency_model(self, buckets: Buckets) -> LatencyModel:
+        """Times at every bucket; a larger one never costs less than a smaller one."""
+        splits, lengths = tuple(buckets.rows), buckets.lengths
+        decode = {}
+        for split in splits:
+            rows = buckets.rows[split]
+            step = np.array([[self.decode_step(split, n, m) for m in lengths] for n in rows])
+            step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
+            decode |= {
+                (split, n, m): float(step[i, j])
+                for i, n in enumerate(rows)
+                for j, m in enumerate(lengths)
+            }
+        pairs = list(permutations(splits, 2))
+        rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
+        rounds |= {(split, split, ROUNDS[0]): self.shift(split) for split in splits if split.dp > 1}
+        return LatencyModel(
+            decode_table=decode,
+            reslice_table={pair: self.reslice(*pair) for pair in pairs},
+            migrate_table=rounds,
+            prefill_table={
+                (split, m): self.prefill_call(split, m) for split in splits for m in lengths
+            },
+            prefill_blocks=self.prefill_blocks,
+            page_size=self.page_size,
+            round_tokens=self.round_tokens,
+            reads=self.reads,
+        )
+
+
+def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
+    """Of the matrices; norms are too small to count."""
+    query_and_kv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    attention = (query_and_kv + model.num_heads * model.head_dim) * model.embed_dim
+    layer = attention + 3 * model.mlp_dim * model.embed_dim
+    ends = (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
+    return per_number * (model.num_layers * layer + ends)

@@ -1,0 +1,210 @@
+"""Published kernel measurements of one GPU, read from their files and interpolated. Milliseconds.
+
+Between measured sizes times lie on a straight line; past the last one they go on with the slope of
+the last two.
+"""
+
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.kernels import BYTES, Source
+from pat_jax.profiling.predict.links import Sums, launch_s
+from pat_jax.profiling.predict.targets import Chip, Target
+
+MEASURED = ("a100", "h100", "h200")
+
+
+class NoData(UserError):
+    """The folder of measurements is not there."""
+
+    @classmethod
+    def of(cls, what: str, data: Path, folder: str) -> "NoData":
+        where = f"expected a folder {folder} there; name the folder that holds it with --data."
+        return cls(f"no {what} in {data}: {where}")
+
+
+class Line:
+    """Milliseconds over one size: straight lines between points, the last slope beyond them."""
+
+    def __init__(self, points: dict[int, float]):
+        self.sizes = np.array(sorted(points), float)
+        self.ms = np.array([points[int(size)] for size in self.sizes])
+
+    @classmethod
+    def rising(cls, points: dict[int, float]) -> "Line":
+        """Less work is never slower: it could be done as more."""
+        sizes = sorted(points)
+        ms = np.minimum.accumulate([points[size] for size in reversed(sizes)])[::-1]
+        return cls(dict(zip(sizes, ms.tolist(), strict=True)))
+
+    def __call__(self, size: float) -> float:
+        if size <= self.sizes[-1] or len(self.sizes) == 1:
+            return float(np.interp(size, self.sizes, self.ms))
+        (x0, x1), (y0, y1) = self.sizes[-2:], self.ms[-2:]
+        return float(y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (size - x1))
+
+
+class KernelTables:
+    """`Kernels` as they were measured on one kind of GPU; what no table has is modelled."""
+
+    source: Source = "tables"
+    weight_bytes = float(BYTES)
+
+    def __init__(self, data: Path, target: Target, sums: Sums = "one-shot"):
+        """
+        Args:
+          sums: how devices sum: SGLang's one-shot kernel or NCCL, in a CUDA graph or outside one.
+
+        Raises:
+          NoData: the folder is missing.
+          UserError: there are no measurements of that chip.
+        """
+        self.target = target
+        self.sums: Sums = sums
+        self.modelled = ModelledKernels(target, sums=sums)
+        if target.chip.name not in MEASURED:
+            raise UserError(
+                f"target {target}: there are kernel tables of {', '.join(MEASURED)}, none of "
+                f"{target.chip.name}; its kernels can be modelled."
+            )
+        self.folder = data / "calibration"
+        if not self.folder.is_dir():
+            raise NoData.of("kernel tables", data, "calibration/")
+
+    def _rows(self, name: str) -> Iterator[dict[str, str]]:
+        (path,) = self.folder.glob(f"aiconfigurator/{self.chip.name}_*_{name}")
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            yield from csv.DictReader(file)
+
+    @property
+    def chip(self) -> Chip:
+        return self.target.chip
+
+    @cached_property
+    def _gemms(self) -> dict[tuple[int, int], Line]:
+        table: dict = defaultdict(dict)
+        for row in self._rows("gemm_bf16.csv.gz"):
+            table[int(row["n"]), int(row["k"])][int(row["m"])] = float(row["latency_ms"])
+        return {sizes: Line.rising(over_m) for sizes, over_m in table.items()}
+
+    @cached_property
+    def _gemm_sizes(self) -> list[int]:
+        return sorted({n for n, _ in self._gemms})
+
+    def gemm(self, m: int, n: int, k: int) -> float:
+        """ms of [m, k] times [k, n]."""
+        along_n = {}
+        for n_at in _around(self._gemm_sizes, n):
+            along_k = {
+                k_at: self._gemms[n_at, k_at](m)
+                for k_at in _around(self._gemm_sizes, k)
+                if (n_at, k_at) in self._gemms
+            }
+            along_n[n_at] = Line(along_k)(k)
+        return Line(along_n)(n)
+
+    @cached_property
+    def _decode_attention(self) -> dict:
+        table: dict = defaultdict(dict)
+        for row in self._rows("decode_attention_bf16.csv"):
+            key = int(row["num_key_value_heads"]), int(row["num_heads"]), int(row["batch_size"])
+            table[key][int(row["step"]) + 1] = float(row["latency_ms"])
+        return table
+
+    def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        """ms of one layer, `rows` sequences of `length` tokens."""
+        table = self._decode_attention
+        if kv_heads not in {kv for kv, _, _ in table}:
+            return self.modelled.decode_attention(rows, length, heads, kv_heads)
+        measured = sorted({h for kv, h, _ in table if kv == kv_heads})
+        batches = sorted({b for kv, _, b in table if kv == kv_heads})
+        along_heads = {}
+        for h in _around(measured, heads):
+            some = [b for b in batches if (kv_heads, h, b) in table]
+            around = _around(some, rows)
+            along_heads[h] = Line({b: Line(table[kv_heads, h, b])(length) for b in around})(rows)
+        return Line(along_heads)(heads)
+
+    @cached_property
+    def _prefill_attention(self) -> dict:
+        table: dict = defaultdict(dict)
+        for row in self._rows("prefill_attention_bf16.csv"):
+            key = int(row["num_key_value_heads"]), int(row["num_heads"]), int(row["isl"])
+            table[key][int(row["batch_size"])] = float(row["latency_ms"])
+        return table
+
+    def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        """ms of one layer, `rows` prompts of `length` tokens each; past the table by length²."""
+        table = self._prefill_attention
+        if kv_heads not in {kv for kv, _, _ in table}:
+            return self.modelled.prefill_attention(rows, length, heads, kv_heads)
+        along_heads = {}
+        for h in _around(sorted({h for kv, h, _ in table if kv == kv_heads}), heads):
+            lengths = sorted(n for kv, head, n in table if (kv, head) == (kv_heads, h))
+            longest = min(length, lengths[-1])
+            around = _around(lengths, longest)
+            ms = Line({n: Line(table[kv_heads, h, n])(rows) for n in around})(longest)
+            along_heads[h] = ms * (length / longest) ** 2
+        return Line(along_heads)(heads)
+
+    @cached_property
+    def _all_reduces(self) -> dict[int, Line]:
+        if self.sums != "one-shot":
+            return self._nccl("all_reduce")
+        points: dict = defaultdict(dict)
+        for row in self._rows("custom_allreduce.csv"):
+            if row["backend"] == "sglang_graph":
+                elements = int(row["message_elems_bf16"])
+                points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
+        return {gpus: Line(line) for gpus, line in points.items()}
+
+    @cached_property
+    def _all_gathers(self) -> dict[int, Line]:
+        return self._nccl("all_gather")
+
+    def _nccl(self, kind: str) -> dict[int, Line]:
+        points: dict = defaultdict(dict)
+        for row in self._rows("nccl*.csv"):
+            if row["op_name"] == kind:
+                elements = int(row["message_elems_fp16"])
+                points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
+        return {gpus: Line(line) for gpus, line in points.items()}
+
+    def all_reduce(self, devices: int, elements: int) -> float:
+        if devices == 1:
+            return 0.0
+        if devices in self._all_reduces:
+            return 1e3 * launch_s(self.sums) + self._all_reduces[devices](elements)
+        return self.modelled.all_reduce(devices, elements)
+
+    def all_gather(self, devices: int, elements: int) -> float:
+        if devices == 1:
+            return 0.0
+        if devices in self._all_gathers:
+            return self._all_gathers[devices](elements)
+        return self.modelled.all_gather(devices, elements)
+
+    def elementwise(self, num_bytes: float) -> float:
+        return self.modelled.elementwise(num_bytes)
+
+    def exchange_bytes_s(self, devices: int) -> float:
+        return self.modelled.exchange_bytes_s(devices)
+
+
+def _around(sizes: Sequence[int], size: int) -> list[int]:
+    """The two measured sizes to draw a line through; the size itself where it was measured."""
+    if size in sizes:
+        return [size]
+    for low, high in pairwise(sizes):
+        if low < size < high:
+            return [low, high]
+    return list(sizes[:1] if size < sizes[0] else sizes[-2:])

@@ -1,0 +1,124 @@
+"""Kernel times from a few coefficients a chip: how much of its peaks each kind of kernel reaches.
+
+    product      floor + (memory^p + compute^p)^(1/p): its bytes at a share of the memory's rate, its
+                 operations at a share of the peak
+    attention    the same of the KV cache, page by page; a floor that grows until work is split
+    elementwise  floor + bytes
+
+`kernel_coefficients.yaml` holds the shares, fitted by `benchmarks/fit_kernels.py` to published
+measurements where there are any. Other chips take over those of a relative, at their own rates, but
+for the kinds of kernels that the file has shares of their own for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Source
+from pat_jax.profiling.predict.links import Links, Sums, links_of
+from pat_jax.profiling.predict.targets import Chip, Target
+
+FILE = Path(__file__).parent / "kernel_coefficients.yaml"
+PAGE = 128  # tokens: what a kernel reads at least of a sequence
+SPLIT = 512  # tokens: from here on a sequence is read by several blocks
+RELATIVE = "relative"  # the chip whose shares stand for those that are not there
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of one chip: shares of its peaks, microseconds, exponents."""
+
+    gemm: Mapping[str, float]
+    decode_attention: Mapping[str, float]
+    prefill_attention: Mapping[str, float]
+    elementwise: Mapping[str, float]
+
+
+@lru_cache(maxsize=1)
+def _file() -> dict[str, Any]:
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+def measured_chips() -> tuple[str, ...]:
+    """Those whose coefficients were fitted to measurements of their own."""
+    return tuple(name for name, shares in _file()["chips"].items() if RELATIVE not in shares)
+
+
+def _shares(name: str) -> dict[str, Any]:
+    own = dict(_file()["chips"][name])
+    relative = own.pop(RELATIVE, None)
+    return (_shares(relative) if relative else {}) | own
+
+
+@dataclass(frozen=True)
+class ModelledKernels:
+    """`Kernels` of a target from coefficients."""
+
+    target: Target
+    weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
+    sums: Sums = "one-shot"
+    kv_bytes: float = BYTES  # of one number of the KV cache
+
+    @property
+    def chip(self) -> Chip:
+        return self.target.chip
+
+    @property
+    def source(self) -> Source:
+        return "coefficients" if self.chip.name in measured_chips() else "chip data"
+
+    @cached_property
+    def shares(self) -> Shares:
+        return Shares(**_shares(self.chip.name))
+
+    @cached_property
+    def links(self) -> Links:
+        return links_of(self.target, self.sums)
+
+    def gemm(self, m: int, n: int, k: int) -> float:
+        share = self.shares.gemm
+        num_bytes = self.weight_bytes * n * k + BYTES * (m * k + m * n)
+        memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
+        compute = 2 * m * n * k / (share["compute"] * self.chip.flops_s)
+        return 1e-3 * share["floor_us"] + 1e3 * _norm(memory, compute, share["sharpness"])
+
+    def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        del heads  # queries are few: what counts is the cache that is read
+        share = self.shares.decode_attention
+        num_bytes = 2 * self.kv_bytes * HEAD_DIM * rows * kv_heads * max(length, PAGE)
+        read = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
+        read += 1e-6 * rows * (share["row_us"] + kv_heads * share["head_us"])
+        floor = share["floor_us"] + share["split_us"] * min(1.0, length / SPLIT)
+        return 1e3 * _norm(1e-6 * floor, read, share["sharpness"])
+
+    def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
+        """Causal: half of the square."""
+        del kv_heads
+        share = self.shares.prefill_attention
+        operations = 2 * HEAD_DIM * rows * heads * length**2
+        per_token = 1e-9 * share["token_ns"] * rows * heads * length
+        compute = operations / (share["compute"] * self.chip.flops_s)
+        return 1e-3 * share["floor_us"] + 1e3 * (compute + per_token)
+
+    def elementwise(self, num_bytes: float) -> float:
+        share = self.shares.elementwise
+        seconds = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
+        return 1e-3 * share["floor_us"] + 1e3 * seconds
+
+    def all_reduce(self, devices: int, elements: int) -> float:
+        return 1e3 * self.links.all_reduce_s(devices, BYTES * elements)
+
+    def all_gather(self, devices: int, elements: int) -> float:
+        return 1e3 * self.links.all_gather_s(devices, BYTES * elements)
+
+    def exchange_bytes_s(self, devices: int) -> float:
+        return self.links.exchange_bytes_s(devices)
+
+
+def _norm(a: float, b: float, sharpness: float) -> float:
+    """Near the larger of the two; above it where they are alike, the more so the less sharp."""
+    return (a**sharpness + b**sharpness) ** (1 / sharpness)

@@ -1,0 +1,194 @@
+"""What tensor parallelism sends: sums and gathers over the links of a machine. Seconds.
+
+Inside a host of GPUs an all-reduce is one-shot (everybody reads everything) or two-shot (everybody
+sums a share), whichever is faster, as the custom kernels of serving engines are; or NCCL's. Over
+PCIe and between hosts it goes around a ring. On a TPU it goes along the axes of the torus.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Protocol
+
+import yaml
+
+from pat_jax.engine.layout.layout import prime_factors
+from pat_jax.profiling.predict.targets import Chip, Target
+
+Sums = Literal[
+    "one-shot", "nccl", "ungraphed"
+]  # how GPUs of one host sum; the last: NCCL, no graph
+FILE = Path(__file__).parent / "link_coefficients.yaml"
+
+
+class Links(Protocol):
+    def all_reduce_s(self, devices: int, num_bytes: float) -> float:
+        """Of `num_bytes` that each device holds."""
+        ...
+
+    def all_gather_s(self, devices: int, num_bytes: float) -> float:
+        """Of `num_bytes` in all."""
+        ...
+
+    def exchange_bytes_s(self, devices: int) -> float:
+        """Of one device, one way, to the others of its block of `devices`."""
+        ...
+
+
+@lru_cache(maxsize=1)
+def coefficients() -> dict[str, dict[str, float]]:
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+def links_of(target: Target, sums: Sums = "one-shot") -> Links:
+    if target.chip.platform == "tpu":
+        return TorusLinks(target.chip, target.topology)
+    return HostLinks(target.chip, target.devices_per_host, sums)
+
+
+def launch_s(sums: Sums) -> float:
+    """Of a sum that is no part of a CUDA graph."""
+    return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
+
+
+def waiting_s(chip: Chip, devices: int) -> float:
+    """What the devices of a group wait for each other at a sum. TPUs run in step."""
+    if chip.platform == "tpu":
+        return 0.0
+    return 1e-6 * coefficients()["waiting"]["each_us"] * (devices - 1)
+
+
+def added(chip: Chip, sums: float, products: float) -> float:
+    """What the sums of a layer add to the time of its products.
+
+    A TPU's program fetches the next weights from memory while devices sum: the two take about the
+    root of their squares together. On a GPU one waits for the other.
+    """
+    if chip.platform != "tpu":
+        return sums
+    sharpness = coefficients()["ici"]["beside"]
+    return (products**sharpness + sums**sharpness) ** (1 / sharpness) - products
+
+
+@dataclass(frozen=True)
+class HostLinks:
+    """GPUs: fast links inside a host, a network between hosts. Groups fill hosts."""
+
+    chip: Chip
+    devices_per_host: int
+    sums: Sums = "one-shot"
+
+    @property
+    def _has_nvlink(self) -> bool:
+        return self.chip.link.startswith("NVLink")
+
+    def _in_host(self, devices: int) -> int:
+        return min(devices, self.devices_per_host)
+
+    def all_reduce_s(self, devices: int, num_bytes: float) -> float:
+        inside = self._in_host(devices)
+        hosts = devices // inside
+        seconds = self._reduce(inside, num_bytes) if inside > 1 else 0.0
+        if hosts == 1:
+            return seconds
+        # Each device sums its share with its likes in other hosts, before the shares are gathered.
+        return seconds + self._ring(hosts, num_bytes / inside, "network", 2)
+
+    def all_gather_s(self, devices: int, num_bytes: float) -> float:
+        inside = self._in_host(devices)
+        hosts = devices // inside
+        seconds = self._nccl(inside, num_bytes, 1) if inside > 1 else 0.0
+        if hosts > 1:
+            seconds += self._ring(hosts, num_bytes / inside, "network", 1)
+        return seconds
+
+    def exchange_bytes_s(self, devices: int) -> float:
+        fits = devices <= self.devices_per_host
+        return self.chip.link_bytes_s if fits else self.chip.host_link_bytes_s
+
+    def _reduce(self, devices: int, num_bytes: float) -> float:
+        nccl = launch_s(self.sums) + self._nccl(devices, num_bytes, 2)
+        if self.sums == "one-shot" and self._has_nvlink:
+            return min(self._custom(devices, num_bytes), nccl)
+        return nccl
+
+    def _custom(self, devices: int, num_bytes: float) -> float:
+        known, others = coefficients()["custom"], devices - 1
+        rate = 1e6 / self.chip.link_bytes_s
+        one = known["one_us"] + known["one_each_us"] * others
+        one += num_bytes * others * rate / known["one_link"]
+        two = known["two_us"] + known["two_each_us"] * others
+        two += 2 * num_bytes * others / devices * rate / known["two_link"]
+        return 1e-6 * min(one, two)
+
+    def _nccl(self, devices: int, num_bytes: float, passes: int) -> float:
+        """Of a gather (one pass) or a sum (two)."""
+        if not self._has_nvlink:
+            return self._ring(devices, num_bytes, "pcie", passes)
+        known, others = coefficients()[("nccl_gather", "nccl_sum")[passes - 1]], devices - 1
+        sent = passes * num_bytes * others / devices
+        seconds = 1e-6 * (known["floor_us"] + known["each_us"] * others)
+        # Middle sizes are sent in chunks, neither at the latency nor at the rate of the link.
+        seconds += 1e-6 * known["root_us"] * math.sqrt(num_bytes / 1e6)
+        return seconds + sent / (known["link"] * self.chip.link_bytes_s)
+
+    def _ring(self, members: int, num_bytes: float, name: str, passes: int) -> float:
+        known = coefficients()[name]
+        rate = self.chip.link_bytes_s if name == "pcie" else self.chip.host_link_bytes_s
+        steps = passes * (members - 1)
+        return steps * (1e-6 * known["step_us"] + num_bytes / members / (known["link"] * rate))
+
+
+@dataclass(frozen=True)
+class TorusLinks:
+    """TPUs: a group is a compact block of the torus; all its axes are used at once.
+
+    An axis of `n` devices is a ring if the slice has links from its ends to its beginnings, else a
+    line. Rates and hop times: "How to Scale Your Model" (Austin et al. 2025), chapter 3.
+    """
+
+    chip: Chip
+    topology: tuple[int, ...]
+
+    def all_reduce_s(self, devices: int, num_bytes: float) -> float:
+        return 2 * self._pass_s(devices, num_bytes) if devices > 1 else 0.0
+
+    def all_gather_s(self, devices: int, num_bytes: float) -> float:
+        return self._pass_s(devices, num_bytes) if devices > 1 else 0.0
+
+    def exchange_bytes_s(self, devices: int) -> float:
+        axes = len([size for size in self.block(devices) if size > 1])
+        return max(1, axes) * self._one_link
+
+    def block(self, devices: int) -> tuple[int, ...]:
+        """The extents of a group: as near to a cube as the slice allows."""
+        extents = [1] * len(self.topology)
+        for factor in prime_factors(devices):
+            fits = [i for i, n in enumerate(self.topology) if n % (extents[i] * factor) == 0]
+            axis = min(fits, key=lambda i: (extents[i], self.topology[i]))
+            extents[axis] *= factor
+        return tuple(extents)
+
+    @property
+    def _one_link(self) -> float:
+        return self.chip.link_bytes_s / self.chip.links
+
+    def _is_ring(self, axis: int, size: int) -> bool:
+        """v5p closes axes of a multiple of 4, v5e and v6e those of a whole pod."""
+        whole = size == self.topology[axis]
+        return whole and (size % 4 == 0 if self.chip.dimensions == 3 else size == 16)
+
+    def _pass_s(self, devices: int, num_bytes: float) -> float:
+        """A gather; a scattered sum takes as long."""
+        known = coefficients()["ici"]
+        axes = [(i, size) for i, size in enumerate(self.block(devices)) if size > 1]
+        rings = [self._is_ring(axis, size) for axis, size in axes]
+        hops = sum(
+            size // 2 if ring else size - 1 for (_, size), ring in zip(axes, rings, strict=True)
+        )
+        # A share of the data goes along each axis first; a ring sends both ways, a line must carry
+        # everything past its middle.
+        rate = known["link"] * self._one_link * sum(2 if ring else 1 for ring in rings)
+        sent = num_bytes * (devices - 1) / devices
+        return 1e-6 * (known["floor_us"] + known["hop_us"] * hops) + sent / rate

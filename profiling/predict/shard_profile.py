@@ -1,0 +1,243 @@
+"""The profile of many devices from one: the work of each layout's shard, measured, and its links, computed.
+
+A device of a tensor-parallel group runs a model with fewer heads, a narrower MLP and a part of the
+vocabulary. Such a model is built for each layout and measured on one real device with the engine's
+own programs; sums and gathers over devices come on top from `links.py`, as do switches. What the
+shard leaves out and the engine does on every device, sampling from all logits, is computed too.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax.numpy as jnp
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain, prime_factors
+from pat_jax.engine.memory import engine_memory, kv_bytes, memory_limit
+from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.memory import GIB, USABLE
+from pat_jax.planning.types import Split
+from pat_jax.profiling.measure.collectives import SIZES
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernel_model import ModelledKernels
+from pat_jax.profiling.predict.links import Sums, links_of
+from pat_jax.profiling.predict.targets import Target
+
+log = logging.getLogger(__name__)
+
+ALONE = Split(1, 1)
+SUMS: Sums = "nccl"  # what XLA's programs call
+Progress = Callable[[int, int], None]  # programs done, of how many
+
+
+def layouts_of(target: Target, model: ModelConfig) -> tuple[Split, ...]:
+    """Every layout of the target that divides the model, lowest TP first: `engine/layout/layout.py`."""
+    sizes = prime_factors(target.devices_per_host)[::-1] + prime_factors(target.num_hosts)[::-1]
+    tp, kv, splits = 1, 1, []
+    is_split = True  # the KV heads, so far
+    for size in [1, *sizes]:
+        tp *= size
+        is_split = is_split and model.num_kv_heads % (kv * size) == 0
+        kv *= size if is_split else 1
+        divides = (
+            model.queries_per_kv % (tp // kv),
+            model.mlp_dim % tp,
+            model.padded_vocab_size % tp,
+        )
+        if not any(divides):
+            splits.append(Split(target.num_devices // tp, tp))
+    return tuple(splits)
+
+
+def shard_of(model: ModelConfig, tp: int) -> ModelConfig:
+    """What one device of a group of `tp` computes, as a model of its own."""
+    kv_heads = max(1, model.num_kv_heads // tp)
+    return replace(
+        model,
+        num_heads=model.num_heads // tp,
+        num_kv_heads=kv_heads,
+        mlp_dim=model.mlp_dim // tp,
+        vocab_size=model.padded_vocab_size // tp,
+        vocab_multiple=1,
+    )
+
+
+@dataclass(frozen=True)
+class ShardProfiler:
+    """Measures the shards of one model on one device."""
+
+    model: ModelConfig  # whole, its vocabulary padded for the target
+    target: Target
+    config: RolloutConfig
+    device: Device
+    dtype: jnp.dtype
+    capacity: int  # sequences of the whole target
+    seed: int = 0
+    runs: int = 3
+    known: LatencyModel | None = None  # of the same target, measured before
+
+    @cached_property
+    def engines(self) -> dict[Split, RolloutEngine]:
+        """One for the shard of each layout that the device has memory for; nothing is compiled.
+
+        Raises:
+          UserError: there is none.
+        """
+        splits = layouts_of(self.target, self.model)
+        engines = {split: self._engine(split) for split in splits}
+        needs = {
+            split: engine_memory(engine, self.config).held(ALONE)
+            for split, engine in engines.items()
+        }
+        usable = USABLE * memory_limit(self.config, [self.device])
+        for split, need in needs.items():
+            if need > usable:
+                log.info("layout dropped: %s: a shard takes %.3g GiB here", split, need / GIB)
+                del engines[split]
+        if not engines:
+            least = f", the smallest shard {min(needs.values()) / GIB:.3g} GiB" if needs else ""
+            raise UserError(
+                f"option --shards is {str(self.target)!r}: {len(splits)} of its layouts divide the "
+                f"model and none has a shard that fits on this device{least}; name a target with more "
+                "devices or a smaller model."
+            )
+        return engines
+
+    def measure(self, progress: Progress) -> LatencyModel:
+        """The latency model of the target: shards measured one after the other, links computed.
+
+        A shard of which everything is known is neither compiled nor run.
+        """
+        lacking = [warmup for warmup in self.warmups.values() if _is_lacking(warmup)]
+        for warmup in lacking:
+            warmup.engine.compile()
+        total, before = sum(warmup.total for warmup in lacking), 0
+        for warmup in lacking:  # a device may have the memory for one shard only
+            warmup.progress = lambda done, _, before=before: progress(before + done, total)
+            policy = warmup.engine.policy
+            warmup.measure(
+                lambda layout, policy=policy: policy.init(
+                    self.seed, layout.param_shardings(policy), self.dtype
+                )
+            )
+            before += warmup.total
+        return self.latency
+
+    @cached_property
+    def warmups(self) -> dict[Split, Warmup]:
+        """What measures the shard of each layout."""
+        return {
+            split: Warmup(engine, known=self._known(split), runs=self.runs)
+            for split, engine in self.engines.items()
+        }
+
+    @property
+    def latency(self) -> LatencyModel:
+        """All times so far; what was known before stays as it is, its links included."""
+        decode, prefill = {}, {}
+        for split, warmup in self.warmups.items():
+            for (_, *at), seconds in warmup.known["decode_table"].items():
+                decode[split, *at] = seconds
+            for (_, *at), seconds in warmup.known["prefill_table"].items():
+                prefill[split, *at] = seconds
+            for (_, rows, length), seconds in warmup.new["decode_table"].items():
+                decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
+            for (_, length), seconds in warmup.new["prefill_table"].items():
+                prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
+        reads = next(iter(self.engines.values())).catalogue.reads
+        return replace(self._switches, decode_table=decode, prefill_table=prefill, reads=reads)
+
+    @cached_property
+    def _switches(self) -> LatencyModel:
+        return self.composer.latency_model(self.buckets)
+
+    def _known(self, split: Split) -> LatencyModel | None:
+        """What is known of a layout, under the name that its shard has on this device."""
+        if self.known is None:
+            return None
+        tables = {
+            name: {
+                (ALONE, *at): seconds
+                for (of, *at), seconds in getattr(self.known, name).items()
+                if of == split
+            }
+            for name in ("decode_table", "prefill_table")
+        }
+        return replace(self.known, **tables, reslice_table={}, migrate_table={})
+
+    def collectives(self) -> dict[tuple[str, int, int], float]:
+        """Computed seconds of one sum, by ("all-reduce", devices, bytes a device)."""
+        links = links_of(self.target, SUMS)
+        return {
+            ("all-reduce", split.tp, size): links.all_reduce_s(split.tp, size)
+            for split in self.engines
+            for size in SIZES
+            if split.tp > 1
+        }
+
+    @cached_property
+    def composer(self) -> Composer:
+        weight_bytes = 1 if self.config.weights != "auto" else jnp.dtype(self.dtype).itemsize
+        return Composer(
+            ModelledKernels(self.target, weight_bytes, SUMS),
+            self.model,
+            page_size=self.config.page_size,
+            prefill_blocks=self.config.prefill_blocks,
+        )
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """Of the target's layouts that are measured."""
+        return self._buckets(tuple(self.engines))
+
+    def _buckets(self, splits: Sequence[Split]) -> Buckets:
+        config = self.config
+        return Buckets.build(
+            splits,
+            capacity=self.capacity,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+
+    def _engine(self, split: Split) -> RolloutEngine:
+        policy = Policy.from_config(shard_of(self.model, split.tp))
+        policy = policy.with_weights(self.config.weights)
+        layouts, _ = layout_chain(factored_mesh([self.device]), policy.config)
+        limit = memory_limit(self.config, [self.device])
+        return RolloutEngine(
+            policy,
+            [self.device],
+            self.config,
+            capacity=self._buckets(layouts_of(self.target, self.model)).rows[split][-1],
+            eos_ids=(0,),
+            dtype=self.dtype,
+            layouts=layouts,
+            kv_bytes=kv_bytes(policy, layouts, self.config, self.dtype, limit=limit, resident=()),
+        )
+
+    def _besides_s(self, tp: int, rows: int) -> float:
+        """Of a step, what the shard alone does not do."""
+        vocab = self.model.padded_vocab_size
+        left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
+        return left_out + self.composer.decode_links_s(rows, tp)
+
+
+def _is_lacking(warmup: Warmup) -> bool:
+    """Whether a program that would be timed has no time yet."""
+    buckets = warmup.catalogue.buckets
+    decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
+    prefill = {(ALONE, length) for length in buckets.lengths}
+    return not (
+        decode <= warmup.known["decode_table"].keys()
+        and prefill <= warmup.known["prefill_table"].keys()
+    )

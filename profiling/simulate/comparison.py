@@ -1,0 +1,222 @@
+"""The same rollouts under the planner and in every layout for good, one after the other.
+
+Knows seconds on a simulated clock. Does not know where a machine's costs are from.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Self
+
+import numpy as np
+
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Ran, Split
+from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.simulator import replay
+
+ADAPTIVE = "adaptive"
+SumSeconds = Callable[
+    [Split, int], float
+]  # of a decode step's sums over devices, by rows of a group
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of decoding, by what they grow with.
+
+    Sums and the host are what they were said to take; the rest is divided as the step model does it
+    (`planning/latency/step_model.py`).
+    """
+
+    sums: float = 0.0  # over the devices of a group; among the others where they are not known
+    fixed: float = 0.0  # weights read once, launches
+    rows: float = 0.0  # matrix products and sampling of each row
+    context: float = 0.0  # the KV cache of each live token
+    host: float = 0.0  # see Machine.host_s_per_sequence
+
+    @property
+    def total_s(self) -> float:
+        return self.sums + self.fixed + self.rows + self.context + self.host
+
+
+@dataclass(frozen=True)
+class System:
+    """One way of running the rollouts; each tuple has one entry for each of them."""
+
+    name: str  # ADAPTIVE, or a layout
+    total_s: tuple[float, ...]
+    prefill_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+    switch_s: tuple[float, ...]  # moves between groups of a layout included
+    num_preempted: tuple[int, ...]
+    parts: StepParts  # of all rollouts together
+
+    @property
+    def mean_s(self) -> float:
+        return fmean(self.total_s)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What adapting gains over every layout."""
+
+    adaptive: System
+    static: tuple[System, ...]
+    traces: tuple[RolloutTrace, ...]  # of the adaptive rollouts
+    tokens: tuple[int, ...]  # of the responses of each rollout
+    longest: tuple[int, ...]  # tokens of the longest of them
+
+    @property
+    def best_static(self) -> System:
+        return min(self.static, key=lambda system: system.mean_s)
+
+    def gain(self, system: System) -> float:
+        """Share of `system`'s time that adapting saves; negative where it loses."""
+        return 1 - self.adaptive.mean_s / system.mean_s
+
+    @property
+    def worst_gain(self) -> float:
+        """Over the best static layout of each rollout, in the worst of them."""
+        best = np.min([system.total_s for system in self.static], axis=0)
+        return float((1 - np.array(self.adaptive.total_s) / best).min())
+
+    @property
+    def share_after_switch(self) -> float:
+        """Of the adaptive rollouts' time, what comes after the first switch."""
+        after = [t.total_s - t.switches[0].at_s for t in self.traces if t.switches]
+        return sum(after) / sum(self.adaptive.total_s)
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best_static
+        return {
+            "systems": [
+                asdict(system) | {"mean_s": system.mean_s, "gain": self.gain(system)}
+                for system in (self.adaptive, *self.static)
+            ],
+            "best_static": best.name,
+            "gain_over_best_static": self.gain(best),
+            "worst_gain": self.worst_gain,
+            "share_after_switch": self.share_after_switch,
+            "tokens": list(self.tokens),
+            "longest": list(self.longest),
+            "traces": [asdict(trace) for trace in self.traces],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        adaptive, *static = (_system(fields) for fields in data["systems"])
+        traces = tuple(RolloutTrace.from_fields(fields) for fields in data["traces"])
+        return cls(adaptive, tuple(static), traces, tuple(data["tokens"]), tuple(data["longest"]))
+
+
+def _system(fields: dict[str, Any]) -> System:
+    known: dict[str, Any] = {name: fields[name] for name in System.__dataclass_fields__}
+    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    return System(**{**known, **lists, "parts": StepParts(**fields["parts"])})
+
+
+@dataclass(frozen=True)
+class Series:
+    """Rollouts that follow one another."""
+
+    draw: Draw  # of the first
+    rollouts: int = 1
+    growth: float = 0.0  # by which the logarithm of lengths grows from one to the next
+
+    def workload(self, lengths: ResponseLengths, number: int) -> Workload:
+        """Of the rollout of that number; -1 is the one before, which the planner has seen."""
+        return lengths.draw(self.draw.later(number, self.growth))
+
+
+def compare(
+    machine: Machine,
+    lengths: ResponseLengths,
+    series: Series,
+    sum_seconds: SumSeconds | None = None,
+) -> Comparison:
+    """Replays every rollout of a series.
+
+    The planner knows the machine's latency model and has seen one rollout, the one before the
+    first; it learns from each that ends.
+
+    Args:
+      sum_seconds: what of a decode step is sums over devices, to be told apart.
+    """
+    seen = series.workload(lengths, -1)
+    learned = _with(LengthModel.empty(series.draw.cap), seen)
+    planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
+    workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
+    adaptive = []
+    for workload in workloads:
+        adaptive.append(replay(workload, planner, machine))
+        planner.lengths = _with(planner.lengths, workload)
+    static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
+    return Comparison(
+        _summed(ADAPTIVE, adaptive, machine, sum_seconds),
+        tuple(_summed(str(split), done, machine, sum_seconds) for split, done in static.items()),
+        tuple(done.trace for done in adaptive),
+        tuple(int(workload.responses.sum()) for workload in workloads),
+        tuple(int(workload.responses.max()) for workload in workloads),
+    )
+
+
+def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
+    """Prompts of another rollout are others: only how alike samples are is learned from them."""
+    responses = workload.responses
+    return lengths.updated(responses, responses >= workload.cap, workload.prompt_id)
+
+
+def _static(
+    split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
+) -> list[Replay]:
+    """In one layout throughout; its groups are kept even where that was measured, as in training."""
+    planner: Planner = FixedLayout(split)
+    if machine.truth.shift_round(split) < math.inf:
+        planner = CostModelPlanner((split,), machine.truth, learned, memory=machine.memory)
+    return [replay(workload, planner, machine) for workload in workloads]
+
+
+def _summed(
+    name: str, replays: Sequence[Replay], machine: Machine, sum_seconds: SumSeconds | None
+) -> System:
+    bursts = [burst for done in replays for burst in done.bursts]
+    return System(
+        name,
+        tuple(done.total_s for done in replays),
+        tuple(done.prefill_s for done in replays),
+        tuple(done.decode_s for done in replays),
+        tuple(done.switch_s + done.balance_s for done in replays),
+        tuple(done.num_preempted for done in replays),
+        step_parts(bursts, machine, sum_seconds),
+    )
+
+
+def step_parts(
+    bursts: Sequence[Ran], machine: Machine, sum_seconds: SumSeconds | None = None
+) -> StepParts:
+    """Where the time of `bursts` goes."""
+    totals = np.zeros(5)
+    for burst in bursts:
+        physics = machine.truth.decode[burst.split].physics
+        rest = np.array(
+            [
+                physics.fixed,
+                physics.per_row * burst.rows,
+                physics.per_token * machine.truth.tokens_read(burst),
+            ]
+        )
+        sums = sum_seconds(burst.split, burst.rows) * burst.steps if sum_seconds else 0.0
+        host = machine.host_s_per_sequence * burst.live * burst.steps
+        # The step model has put sums under what they grow with: first the fixed part, then the rows.
+        rest *= (burst.seconds - host) / rest.sum()
+        sums = min(sums, rest[:2].sum())
+        from_fixed = min(sums, rest[0])
+        rest -= [from_fixed, sums - from_fixed, 0.0]
+        totals += [sums, *rest, host]
+    return StepParts(*totals.tolist())

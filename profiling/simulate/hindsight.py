@@ -1,0 +1,253 @@
+"""The best path in hindsight: what a planner that knew every response length could have done.
+
+Dynamic programming over (moment x state), with the true lengths and the true costs. A state is a
+layout and who shares a group with whom:
+
+    risen   dealt out in the layout of the start and merged since by migration: the groups are known
+            exactly, whenever the switches happened
+    even    anything else (recomputed, all or some, gone down and up again, or moved between the
+            groups of a layout): taken to be spread perfectly evenly from then on, which no real
+            path beats
+
+So the result is exact for every path that only rises by migration, and a lower bound for the others:
+no planner that follows the engine's rules is faster. Pages are there for all, in every layout whose
+weights have room: where sequences have to wait for pages it is out of reach.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+from pat_jax.planning.held import most_held
+from pat_jax.planning.planner.costs import CostTables
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.machine import Machine, Workload
+
+CHUNK = 256  # moments at which all sequences are looked at together
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    total_s: float
+    start: Split
+    switches: tuple[tuple[int, Split], ...]  # (decode step, layout switched to)
+    evened: tuple[int, ...]  # decode steps at which sequences go to other groups
+    is_exact: bool  # the path rises by migration only: the engine can follow it
+
+
+@dataclass(frozen=True)
+class _State:
+    split: Split
+    dealt: Split | None  # the layout of the start; None: even
+
+
+def clairvoyant(workload: Workload, machine: Machine) -> Hindsight:
+    """The cheapest path, switches allowed at every test of the stop condition."""
+    world = _World(workload, machine)
+    splits = [split for split in machine.splits if machine.has_room(split)]
+    states = [
+        _State(split, dealt)
+        for dealt in (*splits, None)
+        for split in splits
+        if dealt is None or split.tp >= dealt.tp
+    ]
+    fullest = np.stack([world.fullest(state) for state in states])
+    run = np.stack([world.decode(state, n) for state, n in zip(states, fullest, strict=True)])
+    moves = np.full((len(world.moments), len(states), len(states)), np.inf)
+    for a, source in enumerate(states):
+        moves[:, a, a] = 0.0
+        for b, target in enumerate(states):
+            for seconds in world.ways(source, target, fullest[a]):
+                moves[:, a, b] = np.minimum(moves[:, a, b], seconds)
+    after, choices = np.zeros(len(states)), np.empty(moves.shape[:2], int)
+    for t in range(len(world.moments) - 1, -1, -1):
+        options = moves[t] + (run[:, t] + after)
+        choices[t] = options.argmin(axis=1)
+        after = options.min(axis=1)
+    return _follow(world, states, after, choices)
+
+
+def _follow(
+    world: "_World", states: list[_State], totals: np.ndarray, choices: np.ndarray
+) -> Hindsight:
+    prefill = {split: world.prefill(split) for split in world.machine.splits}
+    starts = [i for i, state in enumerate(states) if state.split == state.dealt]
+    at = min(starts, key=lambda i: totals[i] + prefill[states[i].split])
+    total, start, path = float(totals[at] + prefill[states[at].split]), states[at].split, [at]
+    switches, evened = [], []
+    for moment, choice in zip(world.moments.tolist(), choices, strict=True):
+        if choice[at] == at:
+            continue
+        before, at = states[at].split, int(choice[at])
+        path.append(at)
+        if states[at].split == before:
+            evened.append(moment)
+        else:
+            switches.append((moment, states[at].split))
+    is_exact = all(states[i].dealt is not None for i in path)
+    return Hindsight(total, start, tuple(switches), tuple(evened), is_exact)
+
+
+class _World:
+    """The costs of one rollout at every moment, int[moments] decode steps from its start."""
+
+    def __init__(self, workload: Workload, machine: Machine):
+        self.workload, self.machine, self.truth = workload, machine, machine.truth
+        every, self.num_rows = machine.check_every, min(workload.size, machine.capacity)
+        self.begin, self.row = _seats(workload.responses, self.num_rows)
+        self.end = self.begin + workload.responses
+        self.moments = np.arange(0, int(self.end.max()), every)
+        self.live = self._live(np.ones(workload.size, bool))
+        ahead = workload.prompts - self.begin - 1  # of the moment: tokens in the cache of each
+        self.longest_prompt = self._of_live(np.maximum, workload.prompts)
+        # Tokens in the longest cache, the shortest and on average.
+        self.context = self._of_live(np.maximum, ahead) + self.moments
+        self.least_context = self._of_live(np.minimum, ahead) + self.moments
+        self.mean_context = self._of_live(np.add, ahead) / self.live + self.moments
+        self.length = self._lengths(every)
+        self.recompute = {split: self._recompute(split) for split in machine.splits}
+
+    @property
+    def has_queue(self) -> bool:
+        return self.num_rows < self.workload.size
+
+    def _of_live(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
+        """Largest, smallest or sum of `value`, int[sequences], of those live at each moment."""
+        least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        nothing = {np.maximum: least, np.minimum: most, np.add: 0}[which]
+        parts = []
+        for some in np.array_split(self.moments, -(-len(self.moments) // CHUNK)):
+            is_live = (self.begin <= some[:, None]) & (some[:, None] < self.end)
+            parts.append(which.reduce(np.where(is_live, value, nothing), axis=1))
+        return np.concatenate(parts)
+
+    def fullest(self, state: _State) -> np.ndarray:
+        """Live sequences of the fullest group."""
+        if state.dealt is None:
+            return -(-self.live // state.split.dp)
+        group = self._group(state)
+        return np.max([self._live(group == g) for g in range(state.split.dp)], axis=0)
+
+    def _group(self, state: _State) -> np.ndarray:
+        """int[sequences]; one group where they are even."""
+        if state.dealt is None:
+            return np.zeros(self.workload.size, int)
+        return self.row // -(-self.num_rows // state.dealt.dp) % state.split.dp
+
+    def _held(self, state: _State) -> np.ndarray:
+        """Tokens in the caches of the group that holds most, until the next moment."""
+        if self.has_queue:
+            return self.live * self.mean_context / state.split.dp
+        prompts, responses = self.workload.prompts, self.workload.responses
+        every, group = self.machine.check_every, self._group(state)
+        most = most_held(prompts - 1, responses, group, every * len(self.moments), every)
+        return most / (state.split.dp if state.dealt is None else 1)
+
+    def decode(self, state: _State, fullest: np.ndarray) -> np.ndarray:
+        """Seconds until the next moment, room for all."""
+        split, held = state.split, self._held(state)
+        rows = np.array(self.machine.buckets.rows[split])
+        rows = rows[np.searchsorted(rows, fullest)]
+        step = CostTables.of(self.truth, (split,)).steps(rows[None], self.length, held / rows)[0]
+        return self.machine.check_every * (step + self.machine.host_s_per_sequence * self.live)
+
+    def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
+        """Seconds of each way from one state to another, at every moment."""
+        a, b = source.split, target.split
+        if a == b:
+            is_measured = self.truth.shift_round(a) < math.inf
+            if source.dealt is not None and target.dealt is None and is_measured:
+                yield self._shift(a, fullest)
+            return
+        reslice, is_up = self.truth.reslice(a, b), b.tp > a.tp
+        if source.dealt == target.dealt if is_up else target.dealt is None:
+            pages = self.truth.migrate(a, b, fullest, self.live, self.mean_context)
+            yield np.asarray(reslice + pages)
+        if target.dealt is None:
+            yield reslice + self.recompute[b]
+            yield reslice + self._mixed(a, b)
+
+    def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
+        """What moves between the groups of a layout cost at least.
+
+        They are made for a smaller row bucket. Sequences that the fullest group has too many for it
+        leave one after another, each as short as the shortest, in however many directions.
+        """
+        rows = np.array([0, *self.machine.buckets.rows[split]])
+        fewer = rows[np.searchsorted(rows, fullest) - 1]
+        rounds = np.ceil((fullest - fewer) * self.least_context / self.truth.round_tokens)
+        is_possible = -(-self.live // split.dp) <= fewer
+        return np.where(is_possible, rounds * self.truth.shift_round(split), np.inf)
+
+    def _mixed(self, source: Split, target: Split) -> np.ndarray:
+        """What recomputing some sequences and migrating the others costs at least.
+
+        Every sequence is either a share of the calls of a full prefill, as short as the shortest, or
+        of the rounds of groups that are alike; and there is one call.
+        """
+        truth, groups = self.truth, max(source.dp, target.dp)
+        one_call = min(truth.prefill_call(target, n) for n in truth.prefill[target].lengths)
+        pages = self.live / target.dp * -(-self.least_context // truth.page_size)
+        calls = one_call * pages / truth.prefill_blocks
+        even = self.live / groups
+        rounds = truth.migrate(source, target, even, self.live, self.least_context)
+        return np.maximum(one_call, np.minimum(calls, rounds))
+
+    def prefill(self, split: Split) -> float:
+        """Of all prompts, those of several samples in one group once; dealt evenly of a queue, and
+        filling each other's calls whenever they come.
+        """
+        tokens, prompt_id = self.workload.prompts - 1, self.workload.prompt_id
+        group = self._group(_State(split, split))
+        if prompt_id is not None:
+            pairs = np.stack([0 * group if self.has_queue else group, prompt_id])
+            first = np.unique(pairs, axis=1, return_index=True)[1]
+            group, tokens = group[first], tokens[first]
+        if self.has_queue:
+            tokens = np.sort(tokens)[::-1]
+            group = np.arange(len(tokens)) % split.dp
+        return self.truth.packed(split, group, tokens)
+
+    def _live(self, which: np.ndarray) -> np.ndarray:
+        """How many of those, bool[sequences], have begun and not ended at each moment."""
+        begun, ended = (
+            np.searchsorted(np.sort(steps[which]), self.moments, side="right")
+            for steps in (self.begin, self.end)
+        )
+        return begun - ended
+
+    def _lengths(self, every: int) -> np.ndarray:
+        """The length bucket of the longest context and `every` more tokens."""
+        steps = np.array(self.machine.buckets.lengths)
+        last_end = self.longest_prompt + self.workload.cap
+        needed = np.searchsorted(steps, np.minimum(last_end - 1, self.context + every))
+        return steps[needed]
+
+    def _recompute(self, split: Split) -> np.ndarray:
+        """As many tokens as all hold, in rows of the longest."""
+        longest = np.maximum(self.context, 1)
+        rows = self.live * self.mean_context / (longest * split.dp)
+        return np.array(
+            [
+                self.truth.recompute(split, n, m)
+                for n, m in zip(rows.tolist(), longest.tolist(), strict=True)
+            ]
+        )
+
+
+def _seats(responses: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The decode step at which each sequence begins and the row it gets, int[sequences] each.
+
+    In their order, each as soon as a row is free: no burst has to end for it, and no real path lets
+    one begin earlier.
+    """
+    begin, row = np.zeros(len(responses), int), np.arange(len(responses))
+    free = [(int(length), i) for i, length in enumerate(responses[:num_rows])]
+    heapify(free)
+    for i in range(num_rows, len(responses)):
+        begin[i], row[i] = free[0]
+        heapreplace(free, (int(begin[i] + responses[i]), int(row[i])))
+    return begin, row

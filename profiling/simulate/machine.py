@@ -1,0 +1,125 @@
+"""What is replayed, where, and what comes of it: the types of `simulator.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.memory import MemoryModel
+from pat_jax.planning.types import Load, Ran, Siblings, Split
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One rollout's sequences, and how long each will turn out to be."""
+
+    prompts: np.ndarray  # int[sequences], tokens
+    responses: np.ndarray  # int[sequences], tokens; what no planner may see
+    cap: int  # tokens; longer responses are cut
+    prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
+
+    def __post_init__(self):
+        if not ((self.responses >= 1).all() and (self.responses <= self.cap).all()):
+            raise ValueError(f"response lengths must lie in 1 … {self.cap}, the cap.")
+
+    @property
+    def size(self) -> int:
+        return len(self.responses)
+
+    def load(self, capacity: int) -> Load:
+        """What is known before the first token, when so many sequences have rows at once."""
+        live = min(self.size, capacity)
+        zeros = np.zeros(live, int)
+        budget = np.full(live, self.cap)
+        siblings = None
+        if self.prompt_id is not None:
+            prompt, of_live = np.unique(self.prompt_id[:live], return_inverse=True)
+            none = np.zeros(0, int)
+            siblings = Siblings(prompt, of_live, none, none, np.zeros(0, bool))
+        return Load(zeros, zeros, self.prompts[:live], budget, siblings, self.size - live)
+
+
+@dataclass(frozen=True)
+class Replay:
+    trace: RolloutTrace
+    bursts: tuple[Ran, ...]
+    prefill_s: float
+    switch_s: float
+    num_preempted: int = 0  # times that a sequence gave up its pages, to be computed again
+
+    @property
+    def total_s(self) -> float:
+        return self.trace.total_s
+
+    @property
+    def decode_s(self) -> float:
+        return sum(burst.seconds for burst in self.bursts)
+
+    @property
+    def balance_s(self) -> float:
+        return sum(balance.seconds for balance in self.trace.balanced)
+
+    @property
+    def path(self) -> list[tuple[int, str]]:
+        """(decode step, layout) of the start and of every switch."""
+        return [
+            (0, self.trace.layout[0] if not self.trace.switches else self.trace.switches[0].source),
+            *((switch.step, switch.target) for switch in self.trace.switches),
+        ]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a rollout is replayed: what things really cost there, and the shapes compiled for it."""
+
+    truth: LatencyModel
+    splits: tuple[Split, ...]
+    buckets: Buckets
+    burst_steps: int = 64
+    check_every: int = 8
+    memory: MemoryModel | None = None  # what fits there; None: everything
+    runs_ahead: bool = False  # see RolloutEngine
+    # The pools are as large as `memory` says: who finds no pages waits, or makes room for others.
+    # False: they hold every sequence, and `memory` only tells `hindsight` where weights have room.
+    has_pools: bool = False
+    # Of the host in each decode step, for each live sequence of all groups; what `truth` lacks.
+    host_s_per_sequence: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        truth: LatencyModel,
+        splits: Sequence[Split],
+        config: RolloutConfig,
+        *,
+        capacity: int,
+        memory: MemoryModel | None = None,
+        runs_ahead: bool = False,
+        has_pools: bool = False,
+        host_s_per_sequence: float = 0.0,
+    ) -> "Machine":
+        buckets = Buckets.build(
+            splits,
+            capacity=capacity,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        steps = config.burst_steps, config.check_every
+        rest = memory, runs_ahead, has_pools, host_s_per_sequence
+        return cls(truth, tuple(splits), buckets, *steps, *rest)
+
+    def has_room(self, split: Split) -> bool:
+        """Whether the weights of a layout fit, and its pool."""
+        if self.memory is None:
+            return True
+        return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that have rows at once; others wait until one of them ends."""
+        return min(split.dp * self.buckets.rows[split][-1] for split in self.splits)
