@@ -30,7 +30,8 @@ from pat_jax.profiling.measure.report import plot_profile, tables
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.run.setup import DTYPES, build_engine, model_config, profile_subject
+from pat_jax.run.setup import build_engine, model_config, profile_subject
+from pat_jax.training.build import DTYPES
 
 log = logging.getLogger(__name__)
 

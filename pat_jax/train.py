@@ -1,65 +1,22 @@
 """`python -m pat_jax.train`: GRPO whose rollout changes its tensor parallelism while it runs.
 
-Wires the rooms together; the loop in `Run.iterate` is the whole algorithm.
+What happens is in `run/loop.py`.
 """
 
-import logging
-import shlex
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 from pat_jax.common.devices import configure
-from pat_jax.common.files import replace_text
-from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.config.command_line import dump, parse, run_command
+from pat_jax.config.command_line import parse, run_command
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.memory import describe_peak
-from pat_jax.engine.report import RolloutReport
-from pat_jax.models.policy import Params
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.profiling.measure.regret import planned_regret
-from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.reward_metrics import describe_rewards, mean_reward
-from pat_jax.rl.reward_scorer import RewardScorer, Scoring
-from pat_jax.rl.rewards import response_reader
-from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
-from pat_jax.run.beginning import begin
-from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.compiling import announce, compile_run
-from pat_jax.run.completions import Completions, Heard
-from pat_jax.run.export import check_export_dir, export_policy
-from pat_jax.run.folder import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    LOG_FILE,
-    changed_options,
-    check_run_dir,
-    log_to,
-    make_run_dir,
-    saved_config,
-)
-from pat_jax.run.generation import Generator, describe_rollouts
-from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
-from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
-from pat_jax.run.plot import plot_rollout
-from pat_jax.run.prepare import cost_planner, frozen, warm_up
-from pat_jax.run.progress import Progress, summarize
-from pat_jax.run.saves import Saves
-from pat_jax.run.scoring import open_scorer, try_out, wait_for_rewards
-from pat_jax.run.setup import Setup, build, micro_shapes
+from pat_jax.run.export import check_export_dir
+from pat_jax.run.folder import check_run_dir, saved_config
+from pat_jax.run.loop import Run
+from pat_jax.run.scoring import open_scorer
+from pat_jax.run.setup import build
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
-from pat_jax.run.words import closing
-
-log = logging.getLogger("pat_jax")
 
 
 def main() -> None:
@@ -83,217 +40,6 @@ def configuration(argv: Sequence[str]) -> RunConfig:
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
     return config
-
-
-class Run:
-    """One run, from the first compilation to the last picture."""
-
-    def __init__(self, config: RunConfig, setup: Setup, scorer: RewardScorer, signals: StopSignals):
-        self.config, self.setup, self.scorer, self.signals = config, setup, scorer, signals
-        self.trainer, self.task = setup.trainer, setup.task
-        self.folder = folder = Path(config.run_dir)
-        self.lock = make_run_dir(config, folder)
-        self.changed = changed_options(config, folder)
-        self.config_text = dump(replace(config, resume=False))
-        replace_text(folder / CONFIG_FILE, self.config_text)
-        self.checkpoints = Checkpointer(
-            folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=setup.fingerprint
-        )
-        log_to(folder / LOG_FILE)
-        self.progress = Progress(config.steps)
-        every = config.checkpoint.every
-        self.saves = Saves(self.checkpoints, every, config.steps, self.progress.print)
-        self.stopwatch, self.started = Stopwatch(), time.perf_counter()
-        self.completions = Completions(
-            setup.task.tokenizer, folder if config.log_completions else None
-        )
-        self.lazy: LazyLayouts | None = None
-        self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
-
-    def run(self) -> None:
-        try:
-            try_out(self.scorer, self.config, self.task, self.progress)
-            self.compile()
-            self.begin()
-            self.learn()
-            self.finish()
-        except Stopped as stop:
-            self.stop(stop)
-            raise
-
-    def learn(self) -> None:
-        self.steps_done = self.first_step
-        resume_step = self.first_step + 1 if self.config.resume else None
-        writer = MetricsWriter(self.folder, resume_step=resume_step)
-        with writer as self.metrics, self.completions, self.lazy or nullcontext():
-            for step in range(self.first_step, self.config.steps):
-                self.iterate(step)
-            self.evaluate(self.config.steps)
-
-    def iterate(self, step: int) -> None:
-        """Prompts to rollouts to rewards to advantages to an update to the next policy."""
-        config, clock = self.config, self.stopwatch
-        if config.eval.every and step % config.eval.every == 0:
-            self.evaluate(step)
-        clock.reset()
-        self.bring_in_layouts()
-        prompts = self.task.train_batch(step, config.rollout.prompts_per_step)
-        scoring = self.scoring(prompts, config.rollout.num_generations)
-        with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
-            groups, report = self.generator.rollout(prompts, step, scoring.add)
-        if self.lazy:
-            self.lazy.end_rollout(config.steps - step - 1)
-        with clock("reward"):
-            rewards = wait_for_rewards(scoring, self.progress).reshape(len(groups), -1)
-        measured = describe_rewards(rewards, scoring.failures)
-        measured |= describe_rollouts(groups, report) | self.hindsight(groups, report)
-        measured["reward/hidden_seconds"] = scoring.hidden_seconds
-        said = [one for group in groups for one in group.rollouts]
-        self.completions.write(step + 1, "train", said, rewards.reshape(-1))
-        with self.signals.held():  # from here to its end a step is carried through
-            if config.train:
-                batch = to_train_batch(
-                    groups,
-                    group_advantages(rewards, scale=config.algorithm.scale_rewards),
-                    mini_batch_size=config.algorithm.mini_batch_size,
-                    micro_shapes=self.shapes,
-                    aggregation=config.algorithm.loss_aggregation,
-                    truncated=config.algorithm.truncated,
-                    max_completion_length=config.rollout.max_completion_length,
-                )
-                self.generator.release()
-                with clock("update"):
-                    self.state, result = self.trainer.update(self.state, batch, self.reference)
-                with clock("transfer"):  # the next rollout samples the new policy
-                    measured["train/transfer_gap"] = self.generator.load(self.state.params)
-                measured |= result.metrics | {"train/padding_efficiency": batch.padding_efficiency}
-            self.end_step(step + 1, report, measured | clock.metrics("timing/"))
-
-    def end_step(self, step: int, report: RolloutReport, measured: dict[str, Any]) -> None:
-        self.report, self.steps_done = report, step
-        self.metrics.write(step, measured)
-        self.progress.step(step, measured)
-        if self.saves.is_due(step):
-            self.save(step)
-
-    def compile(self) -> None:
-        announce(self.config, self.setup, self.progress)
-        self.first_layouts = first_layouts(self.config, self.setup)
-        self.compiled = compile_run(self.config, self.setup, self.first_layouts, self.progress)
-
-    def begin(self) -> None:
-        """Parameters, optimizer and history: from the checkpoint, or from the start."""
-        if changed := ", ".join(self.changed):
-            self.progress.print(f"resumed with other options: {changed}")
-        self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
-        began = begin(self.config, self.setup, self.checkpoints, self.progress)
-        self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
-        self.warm_up(began.lengths)
-
-    def warm_up(self, lengths: LengthModel) -> None:
-        """Runs every program of the rollout; the times it takes are the planner's profile."""
-        config, setup = self.config, self.setup
-        self.progress.stage("warming up")
-        start = time.perf_counter()
-        warmup = warm_up(setup, self.first_layouts, self.weights_in)
-        latency = frozen(config, setup, self.folder, warmup.measured, self.progress.print)
-        planner = setup.scripted or cost_planner(config, setup, latency, lengths)
-        if len(self.first_layouts) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
-            left = config.steps - self.first_step
-            self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts, left)
-        self.generator = Generator(
-            setup.engine, self.trainer, planner, config.rollout, config.seed, lengths
-        )
-        self.generator.load(self.state.params)
-        seconds, names = time.perf_counter() - start, ", ".join(map(str, self.first_layouts))
-        self.progress.print(f"warmed up and profiled {names} in {seconds:.1f} s")
-
-    def weights_in(self, layout: Layout) -> Params:
-        return self.trainer.transfer(self.state.params, layout)
-
-    def bring_in_layouts(self) -> None:
-        """What has been compiled meanwhile is warmed up: from now on plans may lead there."""
-        if not (self.lazy and self.lazy.is_due):
-            return
-        with self.stopwatch("warm_up"):
-            self.generator.release()
-            for line in self.lazy.bring_in(self.weights_in):
-                self.progress.print(line)
-            self.generator.load(self.state.params)
-
-    def hindsight(self, groups: Sequence[RolloutGroup], report: RolloutReport) -> dict[str, float]:
-        """The regret of the planned path, by the planner's own prices and the lengths that came."""
-        planner = self.generator.planner
-        if not isinstance(planner, CostModelPlanner):
-            return {}
-        rollouts = [one for group in groups for one in group.rollouts]
-        lengths = [(len(one.prompt.tokens), len(one.tokens)) for one in rollouts]
-        rollout, capacity = self.config.rollout, self.setup.engine.capacity
-        regret = planned_regret(planner, rollout, lengths, report.trace(), capacity=capacity)
-        return {"rollout/regret": regret}
-
-    def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:
-        """Of as many responses to each prompt; each is scored from the moment it ends."""
-        texts = [prompt.text for prompt in prompts for _ in range(num_samples)]
-        return self.scorer.begin(texts, response_reader(self.task.columns, self.task.tokenizer))
-
-    def evaluate(self, step: int) -> None:
-        """Held-out reward of the current policy."""
-        if not self.config.eval.every:
-            return
-        start, prompts = time.perf_counter(), self.task.heldout
-        scoring = self.scoring(prompts, 1)
-        heard = Heard(scoring.add)
-        self.generator.evaluate(prompts, self.config.eval.temperature, heard.add)
-        rewards = wait_for_rewards(scoring, self.progress)
-        reward = mean_reward(rewards)
-        self.completions.write(step, "eval", heard.rollouts, rewards)
-        measured = {"eval/reward": reward, "eval/failed": len(scoring.failures)}
-        self.metrics.write(step, measured | {"eval/seconds": time.perf_counter() - start})
-        self.progress.print(f"step {step}: held-out reward {reward:.3f} ({len(prompts)} prompts)")
-        few = self.config.eval.num_completions_to_print
-        for line in self.completions.samples(heard.rollouts, rewards, few):
-            self.progress.print(line)
-
-    def save(self, step: int) -> None:
-        """After the step's metrics are written: a run resumed from here does not repeat it."""
-        start = time.perf_counter()
-        self.metrics.flush()
-        self.saves.save(step, *self.kept())
-        self.metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
-
-    def kept(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State and metadata of a checkpoint."""
-        state: dict[str, Any] = {"train": self.state}
-        if self.reference is not None:
-            state["reference"] = self.reference
-        return state, {"lengths": self.generator.lengths.to_json(), "config": self.config_text}
-
-    def stop(self, stopped: Stopped) -> None:
-        """Saves what the run has done and says how to go on."""
-        self.progress.close()
-        done = self.steps_done
-        what = self.saves.newest() if done is None else self.saves.stop(done, *self.kept())
-        self.checkpoints.close()
-        again = f"python -m pat_jax.train --resume --run_dir {shlex.quote(str(self.folder))}"
-        print(f"stopped by {stopped.name}: {what}; go on with: {again}", file=sys.stderr)
-
-    def finish(self) -> None:
-        config = self.config
-        if config.steps > self.first_step:
-            with self.signals.held():
-                self.saves.end(config.steps, *self.kept())
-            plot_rollout(self.report.trace(), self.folder / "rollout.png")
-        self.checkpoints.close()
-        self.progress.close()
-        devices = self.setup.engine.mesh.devices.flat
-        log.info("%s", describe_peak(self.setup.memory, devices, self.compiled.update))
-        if config.checkpoint.export_dir:
-            step = max(config.steps, self.first_step)
-            export_policy(config, self.setup, self.state.params, step)
-        print(summarize(read_metrics(self.folder / METRICS_FILE)))
-        total_s = time.perf_counter() - self.started
-        print(closing(config, self.folder, compile_s=self.compiled.seconds, total_s=total_s))
 
 
 if __name__ == "__main__":

@@ -9,30 +9,37 @@ import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("models", "rl", "profiling")
-COMMANDS = ("train", "generate", "profile", "plan", "simulate")  # thin; may import every room
-LEAVES = (
-    "pat_jax.common.errors",
-    "pat_jax.common.json_text",
-    "pat_jax.common.pytree",
-)  # import nothing of pat_jax themselves
-ENGINE_TYPES = (
-    "pat_jax.engine.sequences.types",
-    "pat_jax.engine.sequences.state",
-    "pat_jax.engine.trace",
-)
-HOST_SIDE = (
-    "accounts",
-    "paging",
-    "stock",
-    "due",
-    "rounds",
-    "places",
-    "scheduler",
-    "holdings",
-    "balance",
-    "admission",
-)  # of the engine; each knows the former
+LINKED = ("models", "rl", "profiling")
+
+# What the files of a room may import of other rooms, in the order in which they could be built. A room
+# is a folder; one without a line of its own is part of the folder around it. A name stands for the
+# room, or module, and all that is inside it.
+BELOW_THE_ENGINE = "common config models planning"
+MAY_IMPORT = {
+    "common": "",
+    "models": "common",
+    "rl": "common",
+    "config": "common rl",
+    "planning": "",
+    "planning.lengths": "common planning.types",
+    "planning.latency": "common planning.types",
+    "planning.planner": "planning.types planning.memory planning.held planning.lengths planning.latency",
+    "engine.layout": "common models planning.types",
+    "engine.sequences": "common models planning.types engine.layout",
+    "engine.relocation": "engine.sequences",
+    "engine.device": "common models planning.types engine.layout engine.sequences engine.relocation",
+    "engine": f"{BELOW_THE_ENGINE} engine.layout engine.sequences engine.relocation engine.device",
+    "training": f"{BELOW_THE_ENGINE} engine rl",
+    "profiling.simulate": f"{BELOW_THE_ENGINE} engine",
+    "profiling.measure": f"{BELOW_THE_ENGINE} engine profiling.simulate",
+    "profiling.predict": f"{BELOW_THE_ENGINE} engine profiling.measure",
+    "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.predict",
+    "profiling.capacity": f"{BELOW_THE_ENGINE} engine profiling.simulate profiling.predict profiling.cross_compile",
+    "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure",
+    "batch_generation": f"{BELOW_THE_ENGINE} engine rl",
+}
+COMMANDS = "commands"  # the files right inside of pat_jax/, which may import every room
+PURE = ("errors", "json_text", "pytree")  # of common: what models and rl may know of it
 BASIC = ("jax", "numpy", "jaxtyping", "transformers")
 EXTERNAL = {
     "models": (*BASIC, "flax", "ml_dtypes", "safetensors"),
@@ -40,9 +47,9 @@ EXTERNAL = {
 }
 FILES = [
     path.relative_to(ROOT)
-    for room in (*ROOMS, "pat_jax")
+    for room in (*LINKED, "pat_jax")
     for path in sorted((ROOT / room).rglob("*.py"))
-    if path.relative_to(ROOT).parts[:2] not in {("pat_jax", link) for link in ROOMS}
+    if path.relative_to(ROOT).parts[:2] not in {("pat_jax", link) for link in LINKED}
 ]
 
 
@@ -65,21 +72,38 @@ def outside(names: set[str], *allowed: str) -> set[str]:
     return {name for name in names if not f"{name}.".startswith(tuple(f"{a}." for a in allowed))}
 
 
+def module(path: Path) -> str:
+    """As it is imported: through the links of `pat_jax/`."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts if parts[0] == "pat_jax" else ("pat_jax", *parts))
+
+
+def room_of(name: str) -> str:
+    """The room of a module, or of a name in one."""
+    rooms = [room for room in MAY_IMPORT if name.startswith(f"pat_jax.{room}.")]
+    return max(rooms, key=len, default=COMMANDS)
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_a_file_imports_only_what_its_room_may(path: Path):
-    found, (room, *_), folder = imports(path), path.parts, path.parts[-2]
+    room, found = room_of(module(path)), imports(path)
+    foreign = {name for name in found - outside(found, "pat_jax") if room_of(name) != room}
+    if room != COMMANDS:
+        allowed = [f"pat_jax.{name}" for name in MAY_IMPORT[room].split()]
+        assert outside(foreign, *allowed) <= {"pat_jax", "pat_jax.__version__"}
     if room in EXTERNAL:
-        assert outside(found, f"pat_jax.{room}", *LEAVES, *EXTERNAL[room]) == set()
-    elif room == "pat_jax" and not (folder == "pat_jax" and path.stem in COMMANDS):
-        assert outside(found, "pat_jax.profiling") == found
-    in_engine = found - outside(found, "pat_jax.engine")
-    if folder == "planning" or (folder == "engine" and path.stem == "sampling"):
-        assert outside(in_engine, *ENGINE_TYPES) == set()
-    if folder == "engine" and path.stem in HOST_SIDE:
-        former = HOST_SIDE[: HOST_SIDE.index(path.stem)]
-        assert outside(in_engine, *ENGINE_TYPES, *(f"pat_jax.engine.{f}" for f in former)) == set()
-    if f"pat_jax.{path.stem}" in LEAVES and folder == "pat_jax":
-        assert outside(found, "pat_jax") == found
+        pure = [f"pat_jax.common.{name}" for name in PURE]
+        assert outside(found, f"pat_jax.{room}", *pure, *EXTERNAL[room]) == set()
+
+
+def test_the_rooms_have_an_order():
+    """Each is built of what comes before it."""
+    rooms = list(MAY_IMPORT)
+    for room, names in MAY_IMPORT.items():
+        for name in names.split():
+            meant = {other for other in rooms if f"{other}.".startswith(f"{name}.")}
+            for other in meant or {room_of(f"pat_jax.{name}.")}:
+                assert rooms.index(other) < rooms.index(room), f"{room} imports {other}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -88,7 +112,7 @@ def test_partition_specs_are_written_in_the_layout_only(path: Path):
     assert path == Path("pat_jax/engine/layout/layout.py") or not used & {"P", "PartitionSpec"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", LINKED)
 def test_the_rooms_are_reached_through_links(room: str):
     link = ROOT / "pat_jax" / room
     assert link.is_symlink() and link.readlink() == Path("..") / room

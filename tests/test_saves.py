@@ -10,10 +10,10 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.run import saves
 from pat_jax.run.checkpoint import Checkpointer, SaveError
+from pat_jax.run.loop import Run
 from pat_jax.run.progress import Progress
 from pat_jax.run.saves import Saves
 from pat_jax.run.stop_signals import Stopped
-from pat_jax.train import Run
 
 
 class FullDisk:

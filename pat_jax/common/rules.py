@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.engine.sequences.types import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 
 class OptionError(UserError):
@@ -47,6 +46,8 @@ DEVICES = count(0, 1024)
 SEED = count(0, 2**32 - 1)
 MEMORY_GIB = not_negative(65_536)  # of one device
 LEARNING_RATE = not_negative(1)
+MIN_TEMPERATURE = 1e-6  # a smaller one would overflow float32 logits
+MAX_TEMPERATURE = 1000.0  # all tokens are as good as equally likely long before
 TEMPERATURE: Rule = (
     lambda x: x == 0 or MIN_TEMPERATURE <= x <= MAX_TEMPERATURE,
     f"0 (greedy) or a number from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",

@@ -11,7 +11,8 @@ from pat_jax.common.files import replace_text
 from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.policy import Params
-from pat_jax.run.setup import DTYPES, Setup
+from pat_jax.run.setup import Setup
+from pat_jax.training.build import DTYPES
 
 _NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
 

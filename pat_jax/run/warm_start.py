@@ -13,8 +13,9 @@ from pat_jax.config.run import RunConfig
 from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch
 from pat_jax.rl.update import TrainState
 from pat_jax.run.progress import Progress
-from pat_jax.run.setup import Setup, micro_shapes
+from pat_jax.run.setup import Setup
 from pat_jax.run.task import Task
+from pat_jax.training.build import micro_shapes
 
 
 def warm_start(

@@ -30,7 +30,7 @@ from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.run.setup import DTYPES, build_trainer, micro_shapes
+from pat_jax.training.build import DTYPES, build_trainer, micro_shapes
 from pat_jax.training.trainer import Trainer
 
 EOS = (0,)  # as good as any: no text is made

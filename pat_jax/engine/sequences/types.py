@@ -11,11 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.errors import shown
 from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.common.rules import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 MAX_STOP_IDS = 8  # of a request, besides the engine's end-of-sequence tokens
 NO_TOKEN = -1
-MIN_TEMPERATURE = 1e-6  # a smaller one would overflow float32 logits
-MAX_TEMPERATURE = 1000.0  # all tokens are as good as equally likely long before
 
 _Rule = tuple[Callable[[Any], bool], str]  # what must hold, and how to say it
 
