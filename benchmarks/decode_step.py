@@ -143,9 +143,9 @@ class Decoder:
     def __call__(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Seconds of all decode steps: from each burst's dispatch to its end."""
         engine, seconds = self.engine, 0.0
-        flight = Flight(engine.catalogue, engine.programs, self.layout, self.requests)
+        flight = Flight(engine.specs, engine.programs, self.layout, self.requests)
         flight.admit(self.weights)
-        while flight.scheduler.has_work:
+        while flight.table.has_work:
             flight.fit()
             start = clock()
             burst = flight.bursts.launch(self.weights, threshold=0)
@@ -159,7 +159,7 @@ class Decoder:
     def text(self) -> str:
         """The compiled program of the last burst."""
         split, rows = self.layout.split, self.case.rows
-        length = self.engine.catalogue.buckets.lengths[-1]
+        length = self.engine.specs.buckets.lengths[-1]
         return self.engine.programs[Key("decode", split, rows, length)].as_text()
 
 

@@ -44,7 +44,7 @@ from pat_jax.engine.device.programs import Key
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sequences.sequence_table import Request
-from pat_jax.engine.sequences.state import DecodeState, RowState, Stock, Until, seen_shape
+from pat_jax.engine.sequences.state import DecodeState, ReservedPages, RowState, Until, seen_shape
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import to_hf_config
 from pat_jax.models.policy import Params, Policy
@@ -106,13 +106,13 @@ class Decoder:
         )
         self.engine.compile()
         self.layout = self.engine.layouts[ALONE]
-        (self.length,) = self.engine.catalogue.buckets.lengths
+        (self.length,) = self.engine.specs.buckets.lengths
 
     def device_seconds(self) -> float:
         """Of a step, in bursts that follow one another without the host."""
         cell, split, programs = self.cell, ALONE, self.engine.programs
         program = programs[Key("decode", split, cell.rows, self.length)]
-        width = self.engine.catalogue.width(self.length)
+        width = self.engine.specs.width(self.length)
         tables = 1 + np.arange(cell.rows * width, dtype=np.int32).reshape(cell.rows, width)
         rows = RowState.empty(cell.rows)
         rows.live[:], rows.ignore_eos[:] = True, True
@@ -125,13 +125,13 @@ class Decoder:
         )
         state = DecodeState(rows, seen, programs[Key("allocate", split)](), tables, drawn)
         # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((split.dp, self.engine.catalogue.stock_size(cell.rows)), np.int32)
-        stock = Stock(ring, np.full(split.dp, 2**30, np.int32))
+        ring = np.zeros((split.dp, self.engine.specs.reserve_size(cell.rows)), np.int32)
+        reserved = ReservedPages(ring, np.full(split.dp, 2**30, np.int32))
         jax.block_until_ready(state)
         until = Until(np.int32(cell.steps), np.int32(0))
         outputs, start = [], time.perf_counter()
         for _ in range(cell.bursts):
-            state, output = program(self.params, state, stock, until)
+            state, output = program(self.params, state, reserved, until)
             outputs.append(output)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - start

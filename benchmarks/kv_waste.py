@@ -3,7 +3,7 @@
     python -m benchmarks.kv_waste --data ../shared/data --out benchmarks/results/kv_waste.json
 
 A rollout of `--sequences` responses, eight to a prompt, in eight data-parallel groups. Who holds which
-page is decided by the engine's own admission, and rows draw pages by the function that devices run
+page is decided by the engine's own scheduler, and rows draw pages by the function that devices run
 (`engine/device/page_append.py`). Two ways, in pools that hold everything at once and in pools that hold a tenth:
 
   drawn    pages for the steps up to the device's next test, as in the engine
@@ -29,10 +29,10 @@ import numpy as np
 from benchmarks.workloads import LengthData, read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
-from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import num_pages_for
-from pat_jax.engine.sequences.page_reserve import Stocks, steps_with_room
-from pat_jax.engine.sequences.sequence_table import Request, Scheduler
+from pat_jax.engine.sequences.page_reserve import PageReserve, steps_with_room
+from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
 
 SAMPLES, GROUPS = 8, 8
 CONFIG = RolloutConfig()
@@ -77,31 +77,31 @@ class Rollout:
 
     def __init__(self, prompts: np.ndarray, responses: np.ndarray, cap: int, share: float):
         self.responses, self.longest = responses, num_pages_for(int(prompts.max()) + cap, PAGE)
-        self.scheduler = Scheduler(requests(prompts, cap), num_groups=GROUPS, rows_per_group=1)
+        self.table = SequenceTable(requests(prompts, cap), num_groups=GROUPS, rows_per_group=1)
         needed = -(-(np.repeat(prompts, SAMPLES) + responses) // PAGE)
         pages = max(int(share * needed.sum() / GROUPS), self.longest) + 1
-        self.admission = Admission(self.scheduler, num_pages=pages, page_size=PAGE)
+        self.scheduler = Scheduler(self.table, num_pages=pages, page_size=PAGE)
         self.held: dict[str, int] = dict.fromkeys(("begin", "within", "end"), 0)
         self.unused: dict[str, float] = dict.fromkeys(self.held, 0.0)
         self.ended = 0
         self.num_preempted = self.prefilled = self.bursts = 0
 
     def run(self, at_once: int) -> dict:
-        scheduler, admission = self.scheduler, self.admission
-        while scheduler.has_work:
+        table, scheduler = self.table, self.scheduler
+        while table.has_work:
             room = max(at_once, steps_with_room(BURST, CHECK))
-            self.num_preempted += admission.grow(room, at_once=at_once)
-            if len(scheduler.waiting):
+            self.num_preempted += scheduler.grow(room, at_once=at_once)
+            if len(table.waiting):
                 most = len(self.responses) // GROUPS
-                spans = admission.admit(most, BURST, at_once=at_once).spans
+                spans = scheduler.admit(most, BURST, at_once=at_once).spans
                 self.prefilled += int((spans.stop - spans.start).sum())
-            self._note("begin", admission.pages_held, admission.unused)
+            self._note("begin", scheduler.pages_held, scheduler.unused)
             self._burst()
             self.bursts += 1
         parts = {f"unused_{when}": self.unused[when] / (n * PAGE) for when, n in self.held.items()}
         return parts | {
             "ended_end": self.ended / self.held["end"],
-            "steps": scheduler.num_steps,
+            "steps": table.num_steps,
             "bursts": self.bursts,
             "preempted": self.num_preempted,
             "prefilled": self.prefilled,
@@ -112,34 +112,34 @@ class Rollout:
         self.unused[when] += unused
 
     def _burst(self) -> None:
-        scheduler, admission = self.scheduler, self.admission
-        stocks = Stocks(admission.pools, scheduler.rows_per_group * num_pages_for(BURST, PAGE))
-        stocks.fill(admission.lacking(BURST))
-        live, stock = scheduler.live, stocks.laid_out()
-        left = self.responses[live] - (scheduler.length - scheduler.prompt_length)[live]
-        rows = scheduler.row_state()
+        table, scheduler = self.table, self.scheduler
+        reserve = PageReserve(scheduler.pools, table.rows_per_group * num_pages_for(BURST, PAGE))
+        reserve.fill(scheduler.lacking(BURST))
+        live, reserved = table.live, reserve.laid_out()
+        left = self.responses[live] - (table.length - table.prompt_length)[live]
+        rows = table.row_state()
         start, says = rows.position.copy(), np.zeros(len(rows.position), int)
-        says[scheduler.row[live]] = left
-        tables = before = admission.table(scheduler.occupants, self.longest)
-        drawn, steps, live_at = np.zeros(GROUPS, np.int32), 0, scheduler.group(live)
-        held = admission.pages_held - int(stocks.left.sum())
-        threshold = scheduler.refill_at
+        says[table.row[live]] = left
+        tables = before = scheduler.block_tables(table.occupants, self.longest)
+        drawn, steps, live_at = np.zeros(GROUPS, np.int32), 0, table.group(live)
+        held = scheduler.pages_held - int(reserve.left.sum())
+        threshold = table.refill_at
         while steps < BURST and np.bincount(live_at[left > steps], minlength=1).max() > threshold:
             rows.position[:], rows.live[:] = start + np.minimum(steps, says), says > steps
-            after, now, unused = take(rows, tables, stock.pages, drawn)
-            if (np.asarray(now) > stock.filled).any():
+            after, now, unused = take(rows, tables, reserved.pages, drawn)
+            if (np.asarray(now) > reserved.filled).any():
                 break
             tables, drawn, steps = after, now, steps + CHECK
             self._note("within", held + int(np.sum(drawn)), float(np.sum(unused)))
         most = num_pages_for(BURST, PAGE)
         new = added(jnp.asarray(tables), num_held(jnp.asarray(before)), most=most)
-        stocks.note_drawn(admission.add(np.asarray(new)))
-        stocks.take_back()
-        scheduler.advance(np.minimum(left, steps), left > steps, steps)
-        held = admission.pages_held
-        admission.release_ended()
-        self._note("end", held, admission.unused)
-        self.ended += held - admission.pages_held
+        reserve.note_drawn(scheduler.add(np.asarray(new)))
+        reserve.take_back()
+        table.advance(np.minimum(left, steps), left > steps, steps)
+        held = scheduler.pages_held
+        scheduler.release_ended()
+        self._note("end", held, scheduler.unused)
+        self.ended += held - scheduler.pages_held
 
 
 def rollout(lengths: LengthData, size: int, seed: int, share: float, at_once: int) -> dict:

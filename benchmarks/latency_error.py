@@ -159,20 +159,18 @@ def build_engine(args: argparse.Namespace, devices: Sequence[Device]) -> Rollout
     )
     policy = Policy.from_config(preset(args.model))
     engine = RolloutEngine(policy, devices, config, capacity=args.sequences, eos_ids=(1,))
-    ladder = engine.catalogue.buckets
+    ladder = engine.specs.buckets
     rows = {split: with_midpoints(steps) for split, steps in ladder.rows.items()}
-    engine.catalogue = replace(
-        engine.catalogue, buckets=Buckets(rows, with_midpoints(ladder.lengths))
-    )
+    engine.specs = replace(engine.specs, buckets=Buckets(rows, with_midpoints(ladder.lengths)))
     engine.programs = ProgramTable()
-    engine.catalogue.declare(engine.programs)
+    engine.specs.declare(engine.programs)
     keys = {
         Key(name, split, rows, length)
-        for length in engine.catalogue.buckets.lengths
-        for split, steps in engine.catalogue.buckets.rows.items()
+        for length in engine.specs.buckets.lengths
+        for split, steps in engine.specs.buckets.rows.items()
         for name, buckets in (
             ("decode", steps),
-            ("prefill", engine.catalogue.prefill_sizes),
+            ("prefill", engine.specs.prefill_sizes),
         )
         for rows in buckets
     }

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from pat_jax.batch_generation.config import GenerateConfig
-from pat_jax.batch_generation.job import Job
-from pat_jax.batch_generation.prompt_lines import Wishes, read_lines
+from pat_jax.batch_generation.job import BatchJob
+from pat_jax.batch_generation.prompt_lines import SamplingOverrides, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
 from pat_jax.common.devices import configure
@@ -46,7 +46,7 @@ def main() -> None:
             f"option --prompts is {config.prompts!r}: the file has no line, expected one JSON object a "
             "line."
         )
-    wishes, recommended = config.wishes, checkpoint_wishes(Path(config.model))
+    overrides, recommended = config.overrides, checkpoint_wishes(Path(config.model))
     devices = configure(config.devices)
     model = model_config(config.model_options, len(devices))
     tokenizer = None
@@ -63,13 +63,13 @@ def main() -> None:
     with ResultFile(Path(config.out), resume=config.resume) as results:
         session = open_session(config, run, engine, profile)
         prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
-        job = Job(prompts, config.seed, session, tokenizer, wishes, recommended, results)
+        job = BatchJob(prompts, config.seed, session, tokenizer, overrides, recommended, results)
         job.run(sample.add)
     if config.weights != "auto" and sample.sequences:
         print(gap_words(config, run, engine, sample), file=sys.stderr)
 
 
-def checkpoint_wishes(directory: Path) -> Wishes:
+def checkpoint_wishes(directory: Path) -> SamplingOverrides:
     """What a checkpoint's authors recommend, if they do. `do_sample: false` is greedy.
 
     Raises:
@@ -77,19 +77,19 @@ def checkpoint_wishes(directory: Path) -> Wishes:
     """
     path = directory / GENERATION_CONFIG
     if not path.is_file():
-        return Wishes()
+        return SamplingOverrides()
     found = read_json_object(path)
     same = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     values = {name: found.get(name) for name in same}
     if found.get("do_sample") is False:
         values["temperature"] = 0.0
     limits = {"max_tokens": found.get("max_new_tokens"), "min_tokens": found.get("min_new_tokens")}
-    wishes = Wishes(**values, **limits)
+    overrides = SamplingOverrides(**values, **limits)
     try:
-        wishes.check()
+        overrides.check()
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    return wishes
+    return overrides
 
 
 def gap_words(config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample) -> str:
@@ -144,7 +144,7 @@ def _planner(
         return FixedLayout(first)  # nothing to choose, no groups to keep even
     memory = engine_memory(engine, run.rollout)
     warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
-    latency, buckets = warmup.measure(weights_in), engine.catalogue.buckets
+    latency, buckets = warmup.measure(weights_in), engine.specs.buckets
     return CostModelPlanner(
         tuple(engine.layouts),
         latency.on(buckets.rows, buckets.lengths),

@@ -216,14 +216,14 @@ def measure(
 def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, float]:
     """Seconds to compile a program of each kind and layout, without the cache of compiled ones."""
     table, seconds = ProgramTable(), {}
-    engine.catalogue.declare(table)
+    engine.specs.declare(table)
     jax.config.update("jax_enable_compilation_cache", False)
     for layout in engine.layouts.values():
-        buckets = engine.catalogue.buckets
+        buckets = engine.specs.buckets
         rows, length = buckets.rows[layout.split][0], buckets.lengths[0]
         for key in (
             Key("decode", layout.split, rows, length),
-            Key("prefill", layout.split, engine.catalogue.prefill_blocks, length),
+            Key("prefill", layout.split, engine.specs.prefill_blocks, length),
         ):
             if str(layout) in names:
                 table.compile(key)

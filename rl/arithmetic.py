@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.rl.split import Split, split_of
+from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.rl.tokenizer import CharTokenizer
 from pat_jax.rl.types import Prompt
 
@@ -96,22 +96,22 @@ class ArithmeticProblems:
     """An endless sequence of problems: each is a function of the seed, the split and its index.
 
     Held-out problems do not depend on the seed, so that runs compare. The two splits share no
-    problem: which one a problem is in follows from its text (`split_of`), and draws that fall into
+    problem: which one a problem is in follows from its text (`subset_of`), and draws that fall into
     the other are drawn again. A short problem may come back under another index and id.
     """
 
-    def __init__(self, seed: int, split: Split, term_counts: TermCounts):
+    def __init__(self, seed: int, split: Subset, term_counts: TermCounts):
         self.split = split
         self.term_counts = term_counts
-        self._entropy = (1,) if split is Split.HELDOUT else (0, seed)
-        self._first_id = HELDOUT_FIRST_ID if split is Split.HELDOUT else 0
+        self._entropy = (1,) if split is Subset.HELDOUT else (0, seed)
+        self._first_id = HELDOUT_FIRST_ID if split is Subset.HELDOUT else 0
 
     def __getitem__(self, index: int) -> Prompt:
         if index < 0:  # an endless sequence has no end to count from
             raise IndexError(f"index {index}: expected 0 or more")
         rng = np.random.default_rng((*self._entropy, index))
         text = _draw_text(self.term_counts, rng)
-        while split_of(text, HELDOUT_SHARE) is not self.split:
+        while subset_of(text, HELDOUT_SHARE) is not self.split:
             text = _draw_text(self.term_counts, rng)
         return Prompt(
             id=self._first_id + index,
@@ -130,9 +130,9 @@ class ArithmeticProblems:
 
 
 def problems(
-    seed: int, split: Split | str, *, term_counts: TermCounts | None = None
+    seed: int, split: Subset | str, *, term_counts: TermCounts | None = None
 ) -> ArithmeticProblems:
-    return ArithmeticProblems(seed, Split(split), term_counts or TermCounts())
+    return ArithmeticProblems(seed, Subset(split), term_counts or TermCounts())
 
 
 def solve(text: str) -> str:

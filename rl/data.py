@@ -14,7 +14,7 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.problem_files import Columns, Row, read_problem_file
-from pat_jax.rl.split import Split, split_of
+from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.rl.tokenizer import Tokenizer, flatten_messages, has_more_tokens
 from pat_jax.rl.types import Prompt
 
@@ -109,7 +109,7 @@ def load_problems(
     Raises:
       UserError: a file or one of its rows cannot be used.
     """
-    prompts: dict[Split, list[Prompt]] = {Split.TRAIN: [], Split.HELDOUT: []}
+    prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
     without_answer: list[str] = []
     tokens, num_too_long, num_before = _Tokens(tokenizer, max_prompt_length), 0, 0
     for path in paths:
@@ -120,13 +120,13 @@ def load_problems(
                 continue
             text = flatten_messages(row.prompt)
             prompt = Prompt(num_before + row.number, found, text, row.columns)
-            prompts[split_of(row.text, heldout_share)].append(prompt)
+            prompts[subset_of(row.text, heldout_share)].append(prompt)
         num_before += file.last_number
         without_answer += file.without_answer
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
     return ProblemSplits(
-        train=Problems(prompts[Split.TRAIN], seed=seed, name=f"{name} (training split)"),
-        heldout=Problems(prompts[Split.HELDOUT], seed=0, name=f"{name} (held-out split)"),
+        train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
+        heldout=Problems(prompts[Subset.HELDOUT], seed=0, name=f"{name} (held-out split)"),
         max_prompt_length=max_prompt_length,
         num_too_long=num_too_long,
         without_answer=without_answer,

@@ -1,10 +1,10 @@
-"""What devices draw from a stock during a burst, in plain Python."""
+"""What devices draw from the reserve during a burst, in plain Python."""
 
 import numpy as np
 
-from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.state import Stock
+from pat_jax.engine.sequences.state import ReservedPages
 
 
 def drawn_in_a_burst(
@@ -12,7 +12,7 @@ def drawn_in_a_burst(
     tokens: np.ndarray,
     end: np.ndarray,
     said: np.ndarray,
-    stock: Stock,
+    reserved: ReservedPages,
     drawn: list[int],
     *,
     steps: int,
@@ -28,7 +28,7 @@ def drawn_in_a_burst(
       said: tokens that each would say, 0 in empty rows.
       drawn: of each group, before.
     """
-    groups, size = stock.pages.shape
+    groups, size = reserved.pages.shape
     new, drawn, done = [[] for _ in held], list(drawn), 0
     while done < steps and said.max(initial=0) > done:
         wishes = [[] for _ in range(groups)]
@@ -37,38 +37,38 @@ def drawn_in_a_burst(
                 filled = min(tokens[row] + done + check_every, end[row] - 1)
                 lacking = -(-filled // page_size) - held[row] - len(new[row])
                 wishes[row * groups // len(held)] += [row] * max(lacking, 0)
-        if any(drawn[g] + len(wishes[g]) > stock.filled[g] for g in range(groups)):
+        if any(drawn[g] + len(wishes[g]) > reserved.filled[g] for g in range(groups)):
             break
         for g, rows in enumerate(wishes):
             for row in rows:
-                new[row].append(int(stock.pages[g, drawn[g] % size]))
+                new[row].append(int(reserved.pages[g, drawn[g] % size]))
                 drawn[g] += 1
         done += check_every
     return new, done
 
 
 def draw_in_a_burst(
-    admission: Admission, stock: Stock, said: np.ndarray, *, steps: int, check_every: int
+    scheduler: Scheduler, reserved: ReservedPages, said: np.ndarray, *, steps: int, check_every: int
 ) -> tuple[np.ndarray, int]:
-    """Pages that the rows of an admission's live sequences draw, int32[rows, most], and the steps run.
+    """Pages that the rows of a scheduler's live sequences draw, int32[rows, most], and the steps run.
 
     Args:
       said: int[live], tokens that each sequence would say.
     """
-    scheduler = admission.scheduler
-    live, rows = scheduler.live, scheduler.num_groups * scheduler.rows_per_group
+    table = scheduler.table
+    live, rows = table.live, table.num_groups * table.rows_per_group
     held, tokens, end, says = (np.zeros(rows, int) for _ in range(4))
-    at = scheduler.row[live]
-    held[at], tokens[at] = admission._num_pages[live], scheduler.length[live] - 1
-    end[at], says[at] = scheduler.end[live], said
-    size = admission.page_size
+    at = table.row[live]
+    held[at], tokens[at] = scheduler._num_pages[live], table.length[live] - 1
+    end[at], says[at] = table.end[live], said
+    size = scheduler.page_size
     new, done = drawn_in_a_burst(
         held,
         tokens,
         end,
         says,
-        stock,
-        [0] * len(stock.filled),
+        reserved,
+        [0] * len(reserved.filled),
         steps=steps,
         check_every=check_every,
         page_size=size,

@@ -16,7 +16,7 @@ from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_proble
 from pat_jax import train
 from pat_jax.config.command_line import dump, run_command
 from pat_jax.rl.data import HELDOUT_SHARE
-from pat_jax.rl.split import Split, split_of
+from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.run.folder import CHECKPOINTS, CONFIG_FILE
 from pat_jax.run.setup import build
@@ -109,7 +109,7 @@ def few_problems(inputs: Inputs) -> None:
 
 def nothing_held_out(inputs: Inputs) -> None:
     lines = inputs.data.read_text().splitlines(keepends=True)
-    kept = [x for x in lines if split_of(json.loads(x)["question"], HELDOUT_SHARE) is Split.TRAIN]
+    kept = [x for x in lines if subset_of(json.loads(x)["question"], HELDOUT_SHARE) is Subset.TRAIN]
     inputs.data.write_text("".join(kept))
 
 
@@ -287,7 +287,7 @@ def test_a_pinned_layout_that_the_mlp_cannot_be_divided_by(inputs: Inputs, comma
 def test_what_the_refusal_of_long_responses_advises_is_taken(inputs: Inputs):
     advised = ["--rollout.max_completion_length", "392", "--rollout.min_length", "512"]
     setup = build(train.configuration([*inputs.options, *advised]), jax.devices()[:2])
-    assert setup.engine.catalogue.buckets.lengths[-1] == 512
+    assert setup.engine.specs.buckets.lengths[-1] == 512
 
 
 def test_under_auto_a_layout_that_cannot_be_is_dropped_with_one_reason(inputs: Inputs):

@@ -10,8 +10,8 @@ import pytest
 from runs import write_checkpoint
 
 from pat_jax.batch_generation.answers import StopFinder
-from pat_jax.batch_generation.job import Job
-from pat_jax.batch_generation.prompt_lines import Wishes
+from pat_jax.batch_generation.job import BatchJob
+from pat_jax.batch_generation.prompt_lines import SamplingOverrides
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.engine.sequences.sequence_table import Completion
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
@@ -56,7 +56,9 @@ def generate(folder: Path, session: MadeUpSession) -> bytes:
     prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with ResultFile(out, resume=False) as results:
         parts: Any = prompts, 3, cast(Any, session), session.tokenizer
-        Job(*parts, wishes=Wishes(), recommended=Wishes(), results=results).run()
+        BatchJob(
+            *parts, overrides=SamplingOverrides(), recommended=SamplingOverrides(), results=results
+        ).run()
     return out.read_bytes()
 
 

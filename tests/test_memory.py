@@ -56,11 +56,11 @@ def engine(request: pytest.FixtureRequest) -> RolloutEngine:
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_bytes_are_those_of_real_shards(engine: RolloutEngine, split):
     config = parse(OPTIONS).rollout
-    memory = memory_model(engine.catalogue, config, limit=math.inf, resident=())
+    memory = memory_model(engine.specs, config, limit=math.inf, resident=())
     layout, policy = engine.layouts[split], engine.policy
     weights = policy.init(0, layout.param_shardings(policy), jnp.float32)
     assert memory.weights[split] == on_first_device(weights)
-    shape = engine.catalogue.pool(layout)
+    shape = engine.specs.pool(layout)
     pool = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), shape)
     assert memory.pool(split) == on_first_device(pool) == shard_bytes(shape)
     assert memory.pool(split) == memory.pool(SPLITS[0])  # the same in every layout

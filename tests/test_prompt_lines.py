@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runs import write_checkpoint
 
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
-from pat_jax.batch_generation.prompt_lines import Wishes, parse_ask, parse_object
+from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask, parse_object
 from pat_jax.engine.sequences.sequence_table import Completion
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
@@ -23,14 +23,14 @@ def tokenizer(tmp_path_factory) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(write_checkpoint(tmp_path_factory.mktemp("checkpoint")))
 
 
-NOTHING = Wishes()
+NOTHING = SamplingOverrides()
 
 
 def ask(
     line: dict,
     tokenizer: HuggingFaceTokenizer | None,
-    defaults: Wishes = NOTHING,
-    recommended: Wishes = NOTHING,
+    defaults: SamplingOverrides = NOTHING,
+    recommended: SamplingOverrides = NOTHING,
 ):
     given = parse_object(json.dumps(line).encode())
     return parse_ask(given, defaults, recommended, tokenizer, max_length=100)
@@ -44,7 +44,7 @@ def test_a_prompt_is_text_a_chat_or_token_ids(tokenizer: HuggingFaceTokenizer):
 
 
 def test_a_line_wins_over_the_defaults():
-    defaults = Wishes(temperature=0.5, top_p=0.9, n=2, max_tokens=7, logprobs=0)
+    defaults = SamplingOverrides(temperature=0.5, top_p=0.9, n=2, max_tokens=7, logprobs=0)
     line = {"token_ids": [5], "temperature": 0, "stop_token_ids": [8], "seed": 3, "min_p": None}
     found = ask(line, None, defaults)
     assert found.sampling == Sampling(temperature=0, top_p=0.9, stop_token_ids=(8,))
@@ -55,13 +55,15 @@ def test_a_line_wins_over_the_defaults():
 
 @pytest.mark.parametrize("tokens", [1000, 71, 70, 9])
 def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens: int):
-    line, said = {"token_ids": [5] * 30}, Wishes(max_tokens=tokens, top_k=4)
+    line, said = {"token_ids": [5] * 30}, SamplingOverrides(max_tokens=tokens, top_k=4)
     recommended = ask(line, None, NOTHING, said)
     assert recommended.max_tokens == min(tokens, 70) and recommended.sampling.top_k == 4
     assert ask(line, None, said).max_tokens == tokens
-    assert ask(line, None, Wishes(max_tokens=3), said).max_tokens == 3
+    assert ask(line, None, SamplingOverrides(max_tokens=3), said).max_tokens == 3
     assert (
-        ask({**line, "max_tokens": tokens}, None, NOTHING, Wishes(max_tokens=5)).max_tokens
+        ask(
+            {**line, "max_tokens": tokens}, None, NOTHING, SamplingOverrides(max_tokens=5)
+        ).max_tokens
         == tokens
     )
 
@@ -200,12 +202,12 @@ def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):
     from pat_jax.common.errors import UserError
     from pat_jax.generate import checkpoint_wishes
 
-    assert checkpoint_wishes(tmp_path) == Wishes()
+    assert checkpoint_wishes(tmp_path) == SamplingOverrides()
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "x": 1}))
-    assert checkpoint_wishes(tmp_path) == Wishes(temperature=0.6, top_k=20, max_tokens=9)
+    assert checkpoint_wishes(tmp_path) == SamplingOverrides(temperature=0.6, top_k=20, max_tokens=9)
     file.write_text(json.dumps({"temperature": 0.6, "do_sample": False, "top_p": None}))
-    assert checkpoint_wishes(tmp_path) == Wishes(temperature=0.0)
+    assert checkpoint_wishes(tmp_path) == SamplingOverrides(temperature=0.0)
     for bad, words in (('{"top_p": 7}', "top_p is 7"), ("[]", "expected one JSON object")):
         file.write_text(bad)
         with pytest.raises(UserError) as caught:

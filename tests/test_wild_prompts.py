@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runs import write_checkpoint
 
-from pat_jax.batch_generation.job import Job
-from pat_jax.batch_generation.prompt_lines import Wishes, read_lines
+from pat_jax.batch_generation.job import BatchJob
+from pat_jax.batch_generation.prompt_lines import SamplingOverrides, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.engine.sequences.sequence_table import Completion
 from pat_jax.rl.chat_template import ChatTemplate
@@ -45,7 +45,9 @@ def results_of(folder: Path, tokenizer: HuggingFaceTokenizer, *lines: bytes) -> 
     out.unlink(missing_ok=True)
     with ResultFile(out, resume=False) as file:
         parts: Any = prompts, 3, cast(Any, Echo()), tokenizer
-        Job(*parts, wishes=Wishes(), recommended=Wishes(), results=file).run()
+        BatchJob(
+            *parts, overrides=SamplingOverrides(), recommended=SamplingOverrides(), results=file
+        ).run()
     first, *results, last = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert first["text"] == last["text"] == "the"
     return results

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from pat_jax.batch_generation.prompt_lines import Wishes
+from pat_jax.batch_generation.prompt_lines import SamplingOverrides
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     DEVICES,
@@ -121,7 +121,7 @@ class GenerateConfig:
         if self.max_completion_length is not None:
             check(self, "max_completion_length", TOKENS)
         try:
-            self.wishes.check()
+            self.overrides.check()
         except ValueError as error:
             field, _, problem = str(error).partition(" ")
             name, expected = _OPTIONS.get(field, field), problem.partition(": expected ")[2]
@@ -132,11 +132,11 @@ class GenerateConfig:
         return self.model_options.data.chat
 
     @property
-    def wishes(self) -> Wishes:
+    def overrides(self) -> SamplingOverrides:
         """The sampling options."""
-        names = [field.name for field in fields(Wishes)]
+        names = [field.name for field in fields(SamplingOverrides)]
         ours = {name: getattr(self, _OPTIONS.get(name, name), None) for name in names}
-        return Wishes(**(ours | {"seed": None}))  # the command's own is another stream
+        return SamplingOverrides(**(ours | {"seed": None}))  # the command's own is another stream
 
     def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:
         """The options under the names that the engine is built by.

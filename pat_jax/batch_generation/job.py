@@ -13,7 +13,13 @@ import numpy as np
 from tqdm import tqdm
 
 from pat_jax.batch_generation.answers import StopFinder, describe
-from pat_jax.batch_generation.prompt_lines import Ask, Wishes, parse_ask, parse_object, read_lines
+from pat_jax.batch_generation.prompt_lines import (
+    LineRequest,
+    SamplingOverrides,
+    parse_ask,
+    parse_object,
+    read_lines,
+)
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
 from pat_jax.engine.device.sampling import sequence_key
@@ -33,12 +39,12 @@ class Entry:
     sample: int
     fields: dict[str, Any]  # copied from the line
     is_last: bool  # of its line
-    ask: Ask | None = None
+    ask: LineRequest | None = None
     finder: StopFinder | None = None
     search: Future[bool] | None = None  # for a stop string, in what was said before the last burst
 
 
-class Job:
+class BatchJob:
     """From lines to results, in order."""
 
     def __init__(
@@ -47,18 +53,18 @@ class Job:
         seed: int,
         session: Session,
         tokenizer: HuggingFaceTokenizer | None,
-        wishes: Wishes,
-        recommended: Wishes,
+        overrides: SamplingOverrides,
+        recommended: SamplingOverrides,
         results: ResultFile,
     ):
         """
         Args:
-          wishes: of the command; a line's own win over them.
+          overrides: of the command; a line's own win over them.
           recommended: what holds where neither says anything.
         """
         self.path, self.seed, self.session = path, seed, session
         self.tokenizer, self.results = tokenizer, results
-        self.wishes, self.recommended = wishes, recommended
+        self.overrides, self.recommended = overrides, recommended
         self.waiting: dict[int, Entry] = {}  # by the place of the result in the file
         self.ready: dict[int, tuple[Entry, Future[dict[str, Any]]]] = {}
         self.places: list[int] = []  # of the session's requests
@@ -116,7 +122,7 @@ class Job:
             with self.tokenizing:
                 ask = parse_ask(
                     given,
-                    self.wishes,
+                    self.overrides,
                     self.recommended,
                     self.tokenizer,
                     max_length=self.session.max_length,
@@ -132,7 +138,7 @@ class Job:
             is_last = sample == ask.num_samples - 1
             yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
 
-    def _request(self, entry: Entry, ask: Ask) -> Request:
+    def _request(self, entry: Entry, ask: LineRequest) -> Request:
         ids = (self.seed, BY_LINE, entry.line, entry.sample)
         if ask.seed is not None:
             ids = (ask.seed, BY_SEED, 0, entry.sample)

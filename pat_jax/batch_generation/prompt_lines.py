@@ -3,7 +3,7 @@
     {"prompt": text} | {"messages": [{"role": …, "content": …}, …]} | {"token_ids": [ints]}
 
 besides `id`, `metadata` (both copied to the results), `chat_template_kwargs` (beside messages) and any
-field of `Wishes`. Knows what can be wrong with a line; does not know engines.
+field of `SamplingOverrides`. Knows what can be wrong with a line; does not know engines.
 """
 
 import codecs
@@ -30,7 +30,7 @@ MOST_SAMPLES = 2**16  # of one line
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SamplingOverrides:
     """How to sample, under the names of the command's options; None where nobody has said."""
 
     temperature: float | None = None
@@ -47,7 +47,7 @@ class Wishes:
     n: int | None = None
     seed: int | None = None
 
-    def over(self, other: "Wishes") -> "Wishes":
+    def over(self, other: "SamplingOverrides") -> "SamplingOverrides":
         """These, and where nothing is said `other`."""
         return replace(other, **_given(self))
 
@@ -99,17 +99,17 @@ class Wishes:
 
 
 _SAMPLING = {field.name for field in fields(Sampling)}
-_WISHES = {field.name for field in fields(Wishes)}
+_WISHES = {field.name for field in fields(SamplingOverrides)}
 _KNOWN = (*PROMPT_FIELDS, VARIABLES, "id", "metadata", *_WISHES)
 
 
-def _given(wishes: Wishes) -> dict[str, Any]:
-    values = {field.name: getattr(wishes, field.name) for field in fields(wishes)}
+def _given(overrides: SamplingOverrides) -> dict[str, Any]:
+    values = {field.name: getattr(overrides, field.name) for field in fields(overrides)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Ask:
+class LineRequest:
     """One line, understood."""
 
     tokens: tuple[int, ...]
@@ -158,12 +158,12 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def parse_ask(
     given: Mapping[str, Any],
-    defaults: Wishes,
-    recommended: Wishes,
+    defaults: SamplingOverrides,
+    recommended: SamplingOverrides,
     tokenizer: HuggingFaceTokenizer | None,
     *,
     max_length: int,
-) -> Ask:
+) -> LineRequest:
     """What a line asks for.
 
     Args:
@@ -182,21 +182,21 @@ def parse_ask(
             near = meant(name, _KNOWN)
             hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {shown(name)}: {hint}")
-    own = Wishes(**{name: value for name, value in given.items() if name in _WISHES})
+    own = SamplingOverrides(**{name: value for name, value in given.items() if name in _WISHES})
     asked = own.over(defaults)
-    wishes = asked.over(recommended)
-    sampling, tokens = wishes.sampling, tuple(_tokens(given, tokenizer, max_length))
-    if wishes.stops and tokenizer is None:
+    overrides = asked.over(recommended)
+    sampling, tokens = overrides.sampling, tuple(_tokens(given, tokenizer, max_length))
+    if overrides.stops and tokenizer is None:
         raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
     left = max(max_length - len(tokens), 1)
-    return Ask(
+    return LineRequest(
         tokens,
         sampling,
         asked.count("max_tokens", min(left, recommended.count("max_tokens", left, 1)), 1),
-        wishes.count("n", 1, 1, MOST_SAMPLES),
-        wishes.count("seed", 0, 0) if wishes.seed is not None else None,
-        wishes.stops,
-        wishes.logprobs is not None,
+        overrides.count("n", 1, 1, MOST_SAMPLES),
+        overrides.count("seed", 0, 0) if overrides.seed is not None else None,
+        overrides.stops,
+        overrides.logprobs is not None,
     )
 
 

@@ -1,6 +1,6 @@
 """Every option of a run: one frozen dataclass per concern, checked where it is declared.
 
-Knows names, units, defaults and bounds. Does not know how they are parsed (`cli.py`) or used.
+Knows names, units, defaults and bounds. Does not know how they are parsed (`command_line.py`) or used.
 The string under a field is its help text on the command line.
 """
 

@@ -11,7 +11,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.rules import check, check_context
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout, find_layout
-from pat_jax.engine.memory import without_room
+from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.hosts import is_measured, pays_across_hosts
 from pat_jax.planning.latency.model import LatencyModel
@@ -76,9 +76,9 @@ def worth_planning(
     Returns:
       The layouts, and why the others are left out.
     """
-    roomless = without_room(memory, config.rollout)
-    dropped = [f"layout {split}: {reason}" for split, reason in roomless.items()]
-    fitting = {split: layout for split, layout in layouts.items() if split not in roomless}
+    without_memory = layouts_without_memory(memory, config.rollout)
+    dropped = [f"layout {split}: {reason}" for split, reason in without_memory.items()]
+    fitting = {split: layout for split, layout in layouts.items() if split not in without_memory}
     if all(layout.crosses_hosts for layout in fitting.values()):
         return fitting, dropped  # only across hosts there is room
     kept, more = within_hosts(fitting, latency)

@@ -20,7 +20,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.pages import Exchange
 from pat_jax.engine.device.program_specs import (
     RESLICE_CHUNK_BYTES,
-    Catalogue,
+    ProgramSpecs,
     page_bytes,
     unsplit_pages,
 )
@@ -128,26 +128,26 @@ def memory_alone(
 
 
 def memory_model(
-    catalogue: Catalogue, config: RolloutConfig, *, limit: float, resident: Any
+    specs: ProgramSpecs, config: RolloutConfig, *, limit: float, resident: Any
 ) -> MemoryModel:
-    """What the layouts of `catalogue` take of a device.
+    """What the layouts of `specs` take of a device.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
     """
-    layouts = catalogue.layouts.values()
-    params = {layout.split: catalogue.params(layout) for layout in layouts}
+    layouts = specs.layouts.values()
+    params = {layout.split: specs.params(layout) for layout in layouts}
     leaves = jax.tree.leaves(next(iter(params.values())))
-    pools = {layout.split: shard_bytes(catalogue.pool(layout)) for layout in layouts}
+    pools = {layout.split: shard_bytes(specs.pool(layout)) for layout in layouts}
     return MemoryModel(
         limit=limit,
         resident=shard_bytes(resident),
         weights={split: shard_bytes(tree) for split, tree in params.items()},
-        page={split: pools[split] // catalogue.pages[split] for split in pools},
-        pages=catalogue.pages,
-        page_size=catalogue.page_size,
-        chunk=_chunk(leaves, catalogue.reslice_chunk_bytes),
-        staging=catalogue.staging_bytes,
+        page={split: pools[split] // specs.pages[split] for split in pools},
+        pages=specs.pages,
+        page_size=specs.page_size,
+        chunk=_chunk(leaves, specs.reslice_chunk_bytes),
+        staging=specs.staging_bytes,
         ahead=config.check_every,
     )
 
@@ -155,7 +155,7 @@ def memory_model(
 def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
     """What the layouts take of a device where nothing is trained."""
     limit = memory_limit(config, list(engine.mesh.devices.flat))
-    return memory_model(engine.catalogue, config, limit=limit, resident=())
+    return memory_model(engine.specs, config, limit=limit, resident=())
 
 
 def shard_bytes(tree: Any) -> int:
@@ -189,7 +189,7 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
         )
 
 
-def without_room(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
+def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[Split, str]:
     """Layouts that leave too little room for the KV cache beside the weights, and why.
 
     Those that stay get as large a pool as the heaviest of them leaves room for: one that could not

@@ -21,7 +21,7 @@ from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.program_specs import (
     RESLICE_CHUNK_BYTES,
-    Catalogue,
+    ProgramSpecs,
     page_bytes,
     pages_per_group,
 )
@@ -92,7 +92,7 @@ class RolloutEngine:
             config.burst_steps,
             config.max_logprobs,
         )
-        self.catalogue = Catalogue(
+        self.specs = ProgramSpecs(
             functions,
             layouts,
             buckets,
@@ -111,7 +111,7 @@ class RolloutEngine:
             gathers_on_host=is_on_cpu,
         )
         self.programs = ProgramTable()
-        self.catalogue.declare(self.programs)
+        self.specs.declare(self.programs)
         self.params: Params | None = None
         self.layout: Layout | None = None
 
@@ -146,7 +146,7 @@ class RolloutEngine:
           old shards.
         """
         params, layout = self._weights
-        plan = self.catalogue.reslice(layout, target)
+        plan = self.specs.reslice(layout, target)
         if plan.is_on_host:
             shardings = target.param_shardings(self.policy)
             self.params = switch.reslice_on_host(params, shardings, [leaf for (leaf,) in plan.runs])
@@ -191,9 +191,9 @@ class RolloutEngine:
         """
         clock, running = Stopwatch(), None
         with clock("schedule"):
-            flight = Flight(self.catalogue, self.programs, self._weights[1], requests, expected)
+            flight = Flight(self.specs, self.programs, self._weights[1], requests, expected)
         try:
-            while flight.scheduler.has_work:
+            while flight.table.has_work:
                 if running is None:
                     plan, stays = self._prepare(flight, planner, report, clock), True
                     began = clock.elapsed
@@ -205,17 +205,17 @@ class RolloutEngine:
                         following = flight.bursts.launch_next(
                             self._weights[0], running, plan.threshold
                         )
-                live = flight.scheduler.live
+                live = flight.table.live
                 if self._collect(flight, running, began, report, clock):
                     planner.observe(report.bursts[-1])
                 if has_enough is not None:
                     flight.end(has_enough)
                 running, began = following, clock.elapsed
-                if running is not None and flight.scheduler.has_work:
+                if running is not None and flight.table.has_work:
                     plan, balance = self._decide(flight, planner, clock)
                     stays = plan.split == flight.split and balance is None
-                for i in live[flight.scheduler.is_done[live]]:
-                    yield int(i), flight.scheduler.completion(i, self.eos_ids)
+                for i in live[flight.table.is_done[live]]:
+                    yield int(i), flight.table.completion(i, self.eos_ids)
         finally:  # also where nobody takes the rest
             flight.release()
         report.preempted, report.prefill_tokens = flight.num_preempted, flight.prefill_tokens
@@ -224,7 +224,7 @@ class RolloutEngine:
         report.total_s, report.seconds = clock.elapsed, clock.seconds
         for done in report.switches:
             log.info("%s", describe_switch(done, report.total_s))
-        report.done_after = np.sort(flight.scheduler.done_after).tolist()
+        report.done_after = np.sort(flight.table.done_after).tolist()
 
     def _prepare(
         self, flight: Flight, planner: Planner, report: RolloutReport, clock: Stopwatch
@@ -234,7 +234,7 @@ class RolloutEngine:
             flight.admit(self._weights[0])
         plan, balance = self._decide(flight, planner, clock)
         if not report.bursts:
-            count = len(flight.scheduler.requests)
+            count = len(flight.table.requests)
             log.info("first plan for %d sequences: %s", count, plan.reason)
         if plan.split != flight.split:
             began, source = clock.elapsed, flight.split
@@ -254,7 +254,7 @@ class RolloutEngine:
     def _decide(flight: Flight, planner: Planner, clock: Stopwatch) -> tuple[Plan, Balance | None]:
         """The layout of the next burst, and who goes to other groups where it is the same one."""
         with clock("plan"):
-            load = flight.scheduler.load()
+            load = flight.table.load()
             plan = planner.plan(load, flight.split)
             if plan.split != flight.split:
                 return plan, None
@@ -273,7 +273,7 @@ class RolloutEngine:
         Returns whether its time says something of a step: not if it took none, because the one
         before had reached the threshold, nor if it was over before the host came to wait for it.
         """
-        num_live, was_over = len(flight.scheduler.live), burst.is_over
+        num_live, was_over = len(flight.table.live), burst.is_over
         with clock("decode"):
             steps, tokens, held = flight.bursts.collect(burst)
         if not steps:
@@ -285,7 +285,7 @@ class RolloutEngine:
     def _switch(self, flight: Flight, plan: Plan, report: RolloutReport, began: float) -> Switch:
         """Weights, cache and rows to the plan's layout: the contribution, in two lines each way."""
         start, source, target = time.perf_counter(), flight.layout, self.layouts[plan.split]
-        live = len(flight.scheduler.live)
+        live = len(flight.table.live)
         carried = flight.carry(target, plan.recompute_below)
         weight_bytes, chunk_bytes = self.reslice(target)
         flight.compute(self._weights[0], carried.due)

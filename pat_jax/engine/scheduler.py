@@ -1,8 +1,8 @@
-"""Who gets a row and pages, who waits for them, and who has to give them back.
+"""The scheduler: which sequences get a row and pages, which wait, and which give them back.
 
 Before each burst: `grow`, then `admit`; after it `add`, for what rows drew during the burst, and
 `release_ended`. In a switch: `carry`; in between `balance`. All on the host. The devices do what a
-`Round` says before they decode.
+`PrefillWork` says before they decode.
 """
 
 from collections import defaultdict, deque
@@ -14,28 +14,28 @@ import numpy as np
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.sequences.balance import options
-from pat_jax.engine.sequences.block_tables import NO_GROUP, Holdings, Moved
+from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables, Moved
 from pat_jax.engine.sequences.page_allocator import NO_PAGES, NULL_PAGE, Admitted, num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, Spans
-from pat_jax.engine.sequences.sequence_table import Scheduler
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 
 
-class Round(NamedTuple):
+class PrefillWork(NamedTuple):
     """What is to be computed before the next burst: all spans, then the copies."""
 
     spans: Spans
     copies: Copies
 
 
-class Admission(Holdings):
-    """Who of a scheduler's sequences has a row and pages.
+class Scheduler(BlockTables):
+    """Decides which sequences of a table have a row and pages.
 
     Of those that wait, who had to make room comes first, then who is expected to run longest.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        table: SequenceTable,
         *,
         num_pages: int,
         page_size: int,
@@ -46,8 +46,8 @@ class Admission(Holdings):
           num_pages: of each group's pool; enough for the longest sequence alone.
           expected: float[sequences], tokens of the response; in order of submission where not given.
         """
-        super().__init__(scheduler, num_pages=num_pages, page_size=page_size)
-        count = len(scheduler.requests)
+        super().__init__(table, num_pages=num_pages, page_size=page_size)
+        count = len(table.requests)
         order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
         self._queue = deque(order.tolist())
         self._turn = np.zeros(count, np.int64)  # largest for who was admitted last
@@ -73,16 +73,16 @@ class Admission(Holdings):
         return num_preempted
 
     def _youngest(self, group: int) -> int:
-        live = self.scheduler.live
+        live = self.table.live
         members = live[self._group[live] == group]
         return int(members[self._turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
         self._release(sequence)
-        self.scheduler.leave(np.array([sequence]))
+        self.table.leave(np.array([sequence]))
         self._queue.appendleft(sequence)
 
-    def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> Round:
+    def admit(self, rows_per_group: int, steps: int, *, at_once: int) -> PrefillWork:
         """Fills free rows from the queue as long as all that are live then have pages for `steps`.
 
         Given are those for the next tokens, `at_once`. Groups are kept even, and samples of a prompt
@@ -91,14 +91,14 @@ class Admission(Holdings):
         """
         if not self._queue:
             return self._round([])
-        scheduler = self.scheduler
-        scheduler.compact(rows_per_group)
-        even = -(-int((~scheduler.is_done).sum()) // scheduler.num_groups)
+        table = self.table
+        table.compact(rows_per_group)
+        even = -(-int((~table.is_done).sum()) // table.num_groups)
         filling = _Filling(self, min(rows_per_group, even), steps, at_once)
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
-            if scheduler.is_done[i]:
+            if table.is_done[i]:
                 continue  # what it had said before it gave way turned out to be the end
             home = self._home[self._prompt[i]]
             if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
@@ -107,7 +107,7 @@ class Admission(Holdings):
         late = [i for i in late if not filling.take(i, filling.open)]
         self._queue.extendleft(reversed(late))
         sequences = np.array([i for i, _ in filling.admitted], np.int64)
-        scheduler.enter(sequences, self._group[sequences])
+        table.enter(sequences, self._group[sequences])
         return self._round(filling.admitted)
 
     def admit_one(
@@ -118,8 +118,8 @@ class Admission(Holdings):
         Args:
           leaving: pages that are to be free then.
         """
-        scheduler, i = self.scheduler, sequence
-        known, room = scheduler.tokens[i, : scheduler.length[i]], self._room(i, steps)
+        table, i = self.table, sequence
+        known, room = table.tokens[i, : table.length[i]], self._room(i, steps)
         admitted = self.pools[group].admit(known, room, leaving=leaving)
         if admitted is not None:
             self._take(i, group, admitted.pages)
@@ -128,12 +128,12 @@ class Admission(Holdings):
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
         """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
-        cached = int(self.scheduler.length[sequence]) - 1
+        cached = int(self.table.length[sequence]) - 1
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
         return num_pages_for(then, self.page_size) - num_pages_for(now, self.page_size)
 
     def _room(self, sequence: int, steps: int) -> int:
-        return min(steps, int(self.scheduler.end[sequence] - self.scheduler.length[sequence]))
+        return min(steps, int(self.table.end[sequence] - self.table.length[sequence]))
 
     def release_ended(self) -> Copies:
         """The pages of sequences that are done are free again.
@@ -142,8 +142,8 @@ class Admission(Holdings):
         not see by zero, and a NaN stays one.
         """
         spoilt = []
-        for i in np.flatnonzero(self.scheduler.is_done & (self._num_pages > 0)).tolist():
-            if self.scheduler.has_failed(i):
+        for i in np.flatnonzero(self.table.is_done & (self._num_pages > 0)).tolist():
+            if self.table.has_failed(i):
                 group = int(self._group[i])
                 freed = self.pools[group].discard(self._pages[i])
                 spoilt += [(group, NULL_PAGE, page) for page in freed.tolist()]
@@ -160,10 +160,10 @@ class Admission(Holdings):
 
     def carry(
         self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
-    ) -> tuple[Copies, list[Shipment], Round]:
+    ) -> tuple[Copies, list[Shipment], PrefillWork]:
         """Rows and pages of the live sequences in the groups, and the pools, of another layout.
 
-        The new pools take the memory of the old ones: see `places.py`. Rows are dealt out anew, as few
+        The new pools take the memory of the old ones: see `relocation/order.py`. Rows are dealt out anew, as few
         as hold the fullest group. Who finds too few pages waits.
 
         Args:
@@ -174,11 +174,11 @@ class Admission(Holdings):
         Returns:
           What is to be copied in the old pools, then moved, in this order, then computed.
         """
-        scheduler = self.scheduler
-        live, old_pools = scheduler.live, self.pools
+        table = self.table
+        live, old_pools = table.live, self.pools
         for i in live[is_recomputed].tolist():
             self._release(i)
-        group = scheduler.regroup(num_groups, is_recomputed)
+        group = table.regroup(num_groups, is_recomputed)
         self.pools = self._new_pools(num_groups, num_pages)
         self._home = [NO_GROUP] * len(self._home)
         moved: Moved = defaultdict(dict)
@@ -201,9 +201,9 @@ class Admission(Holdings):
         for i in left[np.argsort(-self._turn[left])].tolist():
             self._pages[i], self._num_pages[i] = NO_PAGES, 0
             self._queue.appendleft(i)
-        scheduler.leave(left)
+        table.leave(left)
         rows = int(np.bincount(group[~is_left], minlength=1).max())
-        scheduler.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
+        table.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
         return arrivals.copies, arrivals.shipments, self._round(admitted)
 
     def balance_options(
@@ -215,8 +215,8 @@ class Admission(Holdings):
           laid_out: pages of each group that will be free as well, int[groups].
         """
         free = np.array([pool.num_free for pool in self.pools]) + laid_out
-        pages = self._num_pages[self.scheduler.live]
-        return options(self.scheduler, pages, free, row_buckets)
+        pages = self._num_pages[self.table.live]
+        return options(self.table, pages, free, row_buckets)
 
     def balance(self, group: np.ndarray) -> PageMoves:
         """Live sequences to their `group` of the same layout, int[live]; rows are dealt out anew.
@@ -224,8 +224,8 @@ class Admission(Holdings):
         Who finds too few pages there for all that it has stays. No group may both give sequences away
         and get some: what arrives would lie in what has not left yet.
         """
-        scheduler, group = self.scheduler, group.copy()
-        live, moved, moves = scheduler.live, defaultdict(dict), []
+        table, group = self.table, group.copy()
+        live, moved, moves = table.live, defaultdict(dict), []
         old = self._group[live]
         assert not set(old[old != group]) & set(group[old != group])
         for k in np.flatnonzero(old != group).tolist():
@@ -240,39 +240,39 @@ class Admission(Holdings):
             self.pools[old[k]].release(held)
             moves += adopted
         rows = int(np.bincount(group).max())
-        scheduler.seat(group, num_groups=len(self.pools), rows_per_group=rows)
+        table.seat(group, num_groups=len(self.pools), rows_per_group=rows)
         return PageMoves.of(moves)
 
-    def _round(self, admitted: list[tuple[int, Admitted]]) -> Round:
+    def _round(self, admitted: list[tuple[int, Admitted]]) -> PrefillWork:
         i = np.array([i for i, _ in admitted], np.int64)
         start = np.array([given.num_cached for _, given in admitted], np.int64)
-        stop = self.scheduler.length[i] - 1
+        stop = self.table.length[i] - 1
         is_new = start < stop
         spans = Spans(i[is_new], self._group[i][is_new], start[is_new], stop[is_new])
         copies = [(self._group[i], *given.copy) for i, given in admitted if given.copy is not None]
-        return Round(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
+        return PrefillWork(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
 
 
 class _Filling:
     """One round of admissions: which groups have room left, and who was admitted."""
 
-    def __init__(self, admission: Admission, most: int, steps: int, at_once: int):
-        """At most `most` live sequences to a group; `steps` and `at_once` as in `Admission.admit`."""
-        scheduler = admission.scheduler
-        live = scheduler.group(scheduler.live)
-        self.admission, self.most, self.steps, self.at_once = admission, most, steps, at_once
-        self.needed = admission.lacking(steps)  # of each group, pages that are to be free
-        self.count = np.bincount(live, minlength=scheduler.num_groups).tolist()
+    def __init__(self, scheduler: Scheduler, most: int, steps: int, at_once: int):
+        """At most `most` live sequences to a group; `steps` and `at_once` as in `Scheduler.admit`."""
+        table = scheduler.table
+        live = table.group(table.live)
+        self.scheduler, self.most, self.steps, self.at_once = scheduler, most, steps, at_once
+        self.needed = scheduler.lacking(steps)  # of each group, pages that are to be free
+        self.count = np.bincount(live, minlength=table.num_groups).tolist()
         self.open = {g for g, count in enumerate(self.count) if count < most}
         self.admitted: list[tuple[int, Admitted]] = []
 
     def take(self, sequence: int, groups: set[int]) -> bool:
         """Admits it to the one of some open groups that has most pages left, if it has enough."""
-        pools, needed = self.admission.pools, self.needed
-        later = self.admission.more_pages(sequence, self.steps, after=self.at_once)
+        pools, needed = self.scheduler.pools, self.needed
+        later = self.scheduler.more_pages(sequence, self.steps, after=self.at_once)
         for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
             leaving = int(needed[group]) + later
-            given = self.admission.admit_one(sequence, group, self.at_once, leaving=leaving)
+            given = self.scheduler.admit_one(sequence, group, self.at_once, leaving=leaving)
             if given is None:
                 # Nobody overtakes who needs more pages.
                 self.open.discard(group)

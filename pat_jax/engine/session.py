@@ -44,7 +44,7 @@ class Session:
           debug_nans: look for the layer in which NaN logits start; compiles a program each time.
         """
         self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
-        most = min(engine.catalogue.buckets.lengths[-1], engine.policy.config.max_position)
+        most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
 
@@ -108,7 +108,7 @@ class Session:
         """What is wrong with a request, in one sentence; empty where nothing is."""
         config, sampling = self.engine.policy.config, request.sampling
         length, most, vocab = len(request.tokens), self.max_length, config.vocab_size
-        max_logprobs = self.engine.catalogue.functions.max_logprobs
+        max_logprobs = self.engine.specs.functions.max_logprobs
         if not length:
             return "the prompt is empty: expected at least one token."
         if unknown := [t for t in request.tokens if not 0 <= t < vocab]:

@@ -1,6 +1,6 @@
 """What a run begins with: the state of its newest checkpoint, or of a policy that has learned nothing.
 
-Knows checkpoints and the supervised stage. Does not know the loop that follows (`train.py`).
+Knows checkpoints and the supervised stage. Does not know the loop that follows (`loop.py`).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Everything that a run compiles, and what is told of it before and after.
 
-Knows programs by their tables. Does not know what runs them (`train.py`).
+Knows programs by their tables. Does not know what runs them (`loop.py`).
 """
 
 import logging

@@ -125,7 +125,7 @@ class LazyLayouts:
 
 
 def _filled(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
-    buckets = engine.catalogue.buckets
+    buckets = engine.specs.buckets
     return optimistic(latency.on(buckets.rows, buckets.lengths), buckets.rows, buckets.lengths)
 
 

@@ -30,7 +30,7 @@ def warm_up(
 def cost_planner(
     config: RunConfig, setup: Setup, latency: LatencyModel, lengths: LengthModel
 ) -> CostModelPlanner:
-    buckets = setup.engine.catalogue.buckets
+    buckets = setup.engine.specs.buckets
     return CostModelPlanner(
         tuple(setup.layouts),
         latency.on(buckets.rows, buckets.lengths),

@@ -26,10 +26,10 @@ from pat_jax.engine.layout_choice import (
 from pat_jax.engine.memory import (
     check_memory,
     kv_bytes,
+    layouts_without_memory,
     memory_alone,
     memory_limit,
     memory_model,
-    without_room,
 )
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.config import ModelConfig
@@ -117,7 +117,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         fingerprint,
         subject,
         profile,
-        memory_model(engine.catalogue, config.rollout, limit=alone.limit, resident=resident),
+        memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
     )
 
 
@@ -135,10 +135,10 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
     alone = _alone(config, policy, devices, layouts, resident=())
-    roomless = without_room(alone, config.rollout)
-    for split, reason in roomless.items():
+    without_memory = layouts_without_memory(alone, config.rollout)
+    for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
-    kept = {split: layout for split, layout in layouts.items() if split not in roomless}
+    kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
     return _engine(config, policy, devices, kept, eos_ids, resident=())
 
 

@@ -1,6 +1,6 @@
 """SIGTERM and Ctrl-C: what a run does between being told to stop and being gone.
 
-Knows signals and when they may interrupt. Does not know what is worth keeping (`train.py`).
+Knows signals and when they may interrupt. Does not know what is worth keeping (`loop.py`).
 """
 
 import os

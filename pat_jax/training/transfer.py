@@ -94,7 +94,7 @@ def logprob_gap(
     """
     assert engine.layout is not None, "it has just been given weights"
     split, vocab = engine.layout.split, engine.policy.config.vocab_size
-    length = min(PROBE_LENGTH, engine.catalogue.buckets.lengths[-1] - 1)
+    length = min(PROBE_LENGTH, engine.specs.buckets.lengths[-1] - 1)
     tokens = np.random.default_rng(0).integers(0, vocab, (rows, PROBE_LENGTH + 1), np.int32)
     requests = [
         Request(tuple(row[:length].tolist()), sequence_key(i), 1, Sampling(0.0), ignore_eos=True)

@@ -1,7 +1,7 @@
 """What the update and the transfer take of a device, read off their compiled programs.
 
 Knows the trainer's programs and what lies beside them. Does not know what a rollout takes: its
-weights and its KV cache are gone while these run (`memory.py`).
+weights and its KV cache are gone while these run (`engine/memory.py`).
 """
 
 import logging

@@ -18,7 +18,7 @@ from pat_jax.profiling.predict.sources import EXPLAINED, error_of, kernels_for
 
 
 @dataclass(frozen=True)
-class Costs:
+class SourcedLatency:
     """A latency model, and where it is from."""
 
     latency: LatencyModel
@@ -29,7 +29,7 @@ class Costs:
     error: float | None  # how far a step may be off, as a share; None: not verified
 
 
-def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Costs:
+def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
     """Of every load that the run of a plant may come to.
 
     Args:
@@ -50,7 +50,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Cost
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
     )
-    return Costs(
+    return SourcedLatency(
         composer.latency_model(buckets),
         kernels.source,
         EXPLAINED[kernels.source],
@@ -86,7 +86,7 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
         )
 
 
-def profiled(path: Path, order: Order, buckets: Buckets) -> Costs:
+def profiled(path: Path, order: Order, buckets: Buckets) -> SourcedLatency:
     """From a profile of the user's own.
 
     Raises:
@@ -96,7 +96,7 @@ def profiled(path: Path, order: Order, buckets: Buckets) -> Costs:
     _check(path, profile.subject, order)
     known = splits_of(profile.latency)
     rows = {split: rows for split, rows in buckets.rows.items() if split in known}
-    return Costs(
+    return SourcedLatency(
         profile.latency.on(rows, buckets.lengths),
         "profile",
         profile_words(path, profile),

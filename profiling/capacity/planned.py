@@ -12,15 +12,15 @@ from pat_jax.engine.layout_choice import worth_planning
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.capacity.costs import Costs
+from pat_jax.profiling.capacity.costs import SourcedLatency
 from pat_jax.profiling.capacity.limits import limits
 from pat_jax.profiling.capacity.report import (
     LayoutMemory,
     LengthSummary,
     Memory,
     PlanReport,
+    PlanSubject,
     StepTimes,
-    Subject,
 )
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
@@ -43,7 +43,7 @@ class Question:
     plant: Plant  # on paper
     series: Series
     lengths: ResponseLengths
-    costs: Costs
+    costs: SourcedLatency
 
     @property
     def run(self) -> RunConfig:
@@ -126,10 +126,10 @@ def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
     return replace(memory, **maps)
 
 
-def _subject(question: Question) -> Subject:
+def _subject(question: Question) -> PlanSubject:
     order, draw = question.plant.order, question.series.draw
     chip = order.target.chip
-    return Subject(
+    return PlanSubject(
         question.name,
         str(order.target),
         order.target.num_devices,
@@ -186,7 +186,7 @@ def _training(memory: MemoryModel, programs: tuple[CompiledProgram, ...]) -> int
     return max([*(n + moments for n in grads), *applied], default=0)
 
 
-def _steps(machine: Machine, costs: Costs, sequences: int) -> StepTimes:
+def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
     live = tuple(dict.fromkeys([*_doubling(1, sequences), sequences]))
     lengths = machine.buckets.lengths
     contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))

@@ -28,7 +28,7 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlanSubject:
     """What is planned."""
 
     model: str
@@ -116,7 +116,7 @@ class LengthSummary:
 @dataclass(frozen=True)
 class PlanReport:
     command: str
-    subject: Subject
+    subject: PlanSubject
     memory: Memory
     programs: tuple[CompiledProgram, ...]  # empty if nothing was compiled
     versions: Mapping[str, str]  # of the compilers
@@ -182,7 +182,7 @@ class PlanReport:
         lengths = {name: _tuples(value) for name, value in content["lengths"].items()}
         return cls(
             content["command"],
-            Subject(**content["subject"]),
+            PlanSubject(**content["subject"]),
             Memory(**memory),
             tuple(CompiledProgram.from_json(program) for program in content["programs"]),
             content["versions"],

@@ -12,7 +12,7 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
-from pat_jax.engine.memory import without_room
+from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile
@@ -62,8 +62,8 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
     if what_if.device_memory_gib:
         plant = _plant(profile, config, what_if)
         alone, memory = plant.alone, plant.memory
-        roomless = without_room(alone, config)
-        splits = tuple(split for split in splits if split not in roomless)
+        without_memory = layouts_without_memory(alone, config)
+        splits = tuple(split for split in splits if split not in without_memory)
         if not splits:
             best = nearest(alone)
             raise UserError(

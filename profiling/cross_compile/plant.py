@@ -18,11 +18,11 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode import DecodeFunctions
-from pat_jax.engine.device.program_specs import Catalogue, page_bytes, pages_per_group
+from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.memory import kv_bytes, memory_alone, memory_model, without_room
+from pat_jax.engine.memory import kv_bytes, layouts_without_memory, memory_alone, memory_model
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
@@ -79,7 +79,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompileJob:
     """One record to be: a program, or the parts of a re-slice."""
 
     record: CompiledProgram  # with nothing in it yet but what it is of
@@ -163,13 +163,13 @@ class Plant:
     def memory(self) -> MemoryModel:
         """Of the whole model: layouts with room have the pool of a run, the others what they need."""
         rollout = self.order.config.rollout
-        return memory_model(self.catalogue, rollout, limit=self.limit, resident=self.resident)
+        return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 
     @cached_property
-    def catalogue(self) -> Catalogue:
+    def specs(self) -> ProgramSpecs:
         config, policy = self.order.config.rollout, self.policy
-        roomless = without_room(self.alone, config)
-        kept = {split: x for split, x in self.layouts.items() if split not in roomless}
+        without_memory = layouts_without_memory(self.alone, config)
+        kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
         pages = dict(self.alone.pages)
         if kept:
             room = kv_bytes(
@@ -182,11 +182,11 @@ class Plant:
         functions = DecodeFunctions(
             policy, self.dtype, EOS, config.check_every, config.burst_steps, config.max_logprobs
         )
-        return Catalogue(
+        return ProgramSpecs(
             functions, self.layouts, self.buckets, config.page_size, pages, config.prefill_blocks
         )
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[CompileJob]:
         """Everything to compile, at every depth."""
         found = []
         for layers in self.order.depths:
@@ -196,13 +196,13 @@ class Plant:
                 found += self._training_jobs(model)
         return found
 
-    def _rollout_jobs(self, model: ModelConfig) -> list[Job]:
+    def _rollout_jobs(self, model: ModelConfig) -> list[CompileJob]:
         """The largest bucket of each program; switches between neighbours, which stand for all."""
-        functions = replace(self.catalogue.functions, policy=self.policy_of(model))
-        catalogue, table = replace(self.catalogue, functions=functions), ProgramTable()
-        catalogue.declare(table)
+        functions = replace(self.specs.functions, policy=self.policy_of(model))
+        specs, table = replace(self.specs, functions=functions), ProgramTable()
+        specs.declare(table)
         layouts, buckets = self.layouts, self.buckets
-        length, blocks = buckets.lengths[-1], catalogue.prefill_sizes[0]
+        length, blocks = buckets.lengths[-1], specs.prefill_sizes[0]
         size, found = SIZES[0], []
         for split in layouts:
             found.append([Key("decode", split, buckets.rows[split][-1], length)])
@@ -214,12 +214,12 @@ class Plant:
             moving = ("pack", "exchange", "exchange_one")
             found += [[Key(name, source, size, target=target)] for name in moving]
             found.append([Key("view", source, target=target)])
-            runs = catalogue.reslice(layouts[source], layouts[target]).runs
+            runs = specs.reslice(layouts[source], layouts[target]).runs
             parts = range(len(runs))
             found.append([Key("reslice", source, target=target, part=part) for part in parts])
         return [_job(table, keys, model.num_layers) for keys in found if keys]
 
-    def _training_jobs(self, model: ModelConfig) -> list[Job]:
+    def _training_jobs(self, model: ModelConfig) -> list[CompileJob]:
         """Forward and backward of the longest rows, the optimizer's step, the transfer to the layouts
         with the least and the most TP."""
         trainer = self.trainer(model)
@@ -231,7 +231,7 @@ class Plant:
         return [_job(trainer.programs, [key], model.num_layers) for key in keys]
 
 
-def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> Job:
+def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
     def lowering(key: Key) -> Callable[[], jax.stages.Lowered]:
         return lambda: table.lower(key)
 
@@ -245,7 +245,7 @@ def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> Job:
         layers=layers,
         compiled_layers=(layers,),
     )
-    return Job(record, tuple(lowering(key) for key in keys))
+    return CompileJob(record, tuple(lowering(key) for key in keys))
 
 
 def check(plant: Plant) -> None:

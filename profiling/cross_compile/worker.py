@@ -26,7 +26,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.profiling.cross_compile import hlo, hlo_costs
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, together
 from pat_jax.profiling.cross_compile.hlo import collectives
-from pat_jax.profiling.cross_compile.plant import Job, Order, Plant, check
+from pat_jax.profiling.cross_compile.plant import CompileJob, Order, Plant, check
 from pat_jax.profiling.predict.targets import Target
 
 STEP_LOOPS = 2  # around a decode step, see engine/device/decode.py
@@ -70,20 +70,20 @@ class Compiler:
     # Of equal programs the first is compiled, and the others are what it gave.
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
 
-    def run(self, job: Job) -> CompiledProgram:
+    def run(self, job: CompileJob) -> CompiledProgram:
         try:
             parts = [self._part(job, lower()) for lower in job.parts]
         except Exception as error:  # of any kind: that it does not compile is a result
             return replace(job.record, error=_sentence(error))
         return together(parts)
 
-    def _part(self, job: Job, lowered: jax.stages.Lowered) -> CompiledProgram:
+    def _part(self, job: CompileJob, lowered: jax.stages.Lowered) -> CompiledProgram:
         text = f"{self.machine}\n{job.record.name}\n{lowered.as_text()}"
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         with self.locks[name]:
             return self._found(job, self.kept / f"{name}.json", lowered)
 
-    def _found(self, job: Job, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
+    def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
         if path.is_file() and self.texts is None:
             found = CompiledProgram.from_json(json.loads(path.read_text(encoding="utf-8")))
             same = ("split", "target", "rows", "length", "layers", "compiled_layers")

@@ -23,7 +23,14 @@ from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shi
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.state import DecodeState, Pool, RowState, Stock, Until, seen_shape
+from pat_jax.engine.sequences.state import (
+    DecodeState,
+    Pool,
+    ReservedPages,
+    RowState,
+    Until,
+    seen_shape,
+)
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
@@ -55,7 +62,7 @@ class Warmup:
           runs: timed runs of one program, fewer where they take longer than a second together.
           progress: told how many programs of how many have run.
         """
-        self.engine, self.programs, self.catalogue = engine, engine.programs, engine.catalogue
+        self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.runs, self.progress, self.recheck = runs, progress, recheck
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         if known:
@@ -64,17 +71,17 @@ class Warmup:
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
         """The known tables whose entries mean here what they meant there."""
-        catalogue, names = self.catalogue, {"decode_table", "reslice_table"}
+        specs, names = self.specs, {"decode_table", "reslice_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
-        one_call = (catalogue.prefill_blocks, catalogue.page_size)
+        one_call = (specs.prefill_blocks, specs.page_size)
         if (known.prefill_blocks, known.page_size) == one_call:
             names.add("prefill_table")
         return {name: dict(getattr(known, name)) for name in names}
 
     @property
     def _round_tokens(self) -> int:
-        return SIZES[0] * self.catalogue.page_size
+        return SIZES[0] * self.specs.page_size
 
     @property
     def total(self) -> int:
@@ -92,10 +99,10 @@ class Warmup:
         }
         return LatencyModel(
             **tables,
-            prefill_blocks=self.catalogue.prefill_blocks,
-            page_size=self.catalogue.page_size,
+            prefill_blocks=self.specs.prefill_blocks,
+            page_size=self.specs.page_size,
             round_tokens=self._round_tokens,
-            reads=self.catalogue.reads,
+            reads=self.specs.reads,
         )
 
     def measure(
@@ -160,22 +167,22 @@ class Warmup:
     def decode_and_prefill(self, layout: Layout) -> Pool:
         """Times them in a pool of their own, which is returned."""
         pool = self.programs[Key("allocate", layout.split)]()
-        for length in self.catalogue.buckets.lengths:
-            for blocks in sorted(set(self.catalogue.prefill_sizes), reverse=True):
+        for length in self.specs.buckets.lengths:
+            for blocks in sorted(set(self.specs.prefill_sizes), reverse=True):
                 pool = self._prefill(layout, blocks, length, pool)
-            for rows in self.catalogue.buckets.rows[layout.split]:
+            for rows in self.specs.buckets.rows[layout.split]:
                 pool = self._decode(layout, rows, length, pool)
         return pool
 
     def _tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
         """Every row another page, as far as there are as many."""
-        width = self.catalogue.width(length)
-        pages = np.arange(rows * width) % (self.catalogue.pages[layout.split] - 1) + 1
+        width = self.specs.width(length)
+        pages = np.arange(rows * width) % (self.specs.pages[layout.split] - 1) + 1
         return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
 
     def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
         """Runs a call that ends sequences of `length` tokens; a large one is timed."""
-        split, size = layout.split, self.catalogue.page_size
+        split, size = layout.split, self.specs.page_size
         tokens = np.zeros((blocks * split.dp, size), np.int32)
         start = np.full(blocks * split.dp, length - size, np.int32)
         tables = self._tables(layout, blocks, length)
@@ -187,7 +194,7 @@ class Warmup:
             pool = jax.block_until_ready(program(self.engine.params, pool, tokens, start, tables))
             return time.perf_counter() - start_s
 
-        if blocks == self.catalogue.prefill_blocks:
+        if blocks == self.specs.prefill_blocks:
             self._note("prefill_table", (split, length), once)
         else:
             self._warm(once)
@@ -196,7 +203,7 @@ class Warmup:
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
         """Times steps with every row live and near the end of its pages."""
         program = self.programs[Key("decode", layout.split, rows, length)]
-        functions = self.catalogue.functions
+        functions = self.specs.functions
         steps = min(functions.burst_steps, BURST_CHECKS * functions.check_every)
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
@@ -204,8 +211,8 @@ class Warmup:
         until = Until(np.int32(steps), np.int32(0))
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((layout.split.dp, self.catalogue.stock_size(rows)), np.int32)
-        stock = Stock(ring, np.full(layout.split.dp, 2**30, np.int32))
+        ring = np.zeros((layout.split.dp, self.specs.reserve_size(rows)), np.int32)
+        reserved = ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
 
         def once() -> float:
@@ -217,7 +224,9 @@ class Warmup:
             jax.block_until_ready(rows_on_device)
             carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn)
             start = time.perf_counter()
-            carried, _ = jax.block_until_ready(program(self.engine.params, carried, stock, until))
+            carried, _ = jax.block_until_ready(
+                program(self.engine.params, carried, reserved, until)
+            )
             pool = carried.pool
             return time.perf_counter() - start
 

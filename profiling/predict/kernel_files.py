@@ -32,7 +32,7 @@ class NoData(UserError):
         return cls(f"no {what} in {data}: {where}")
 
 
-class Line:
+class Interpolated:
     """Milliseconds over one size: straight lines between points, the last slope beyond them."""
 
     def __init__(self, points: dict[int, float]):
@@ -40,7 +40,7 @@ class Line:
         self.ms = np.array([points[int(size)] for size in self.sizes])
 
     @classmethod
-    def rising(cls, points: dict[int, float]) -> "Line":
+    def rising(cls, points: dict[int, float]) -> "Interpolated":
         """Less work is never slower: it could be done as more."""
         sizes = sorted(points)
         ms = np.minimum.accumulate([points[size] for size in reversed(sizes)])[::-1]
@@ -90,11 +90,11 @@ class KernelTables:
         return self.target.chip
 
     @cached_property
-    def _gemms(self) -> dict[tuple[int, int], Line]:
+    def _gemms(self) -> dict[tuple[int, int], Interpolated]:
         table: dict = defaultdict(dict)
         for row in self._rows("gemm_bf16.csv.gz"):
             table[int(row["n"]), int(row["k"])][int(row["m"])] = float(row["latency_ms"])
-        return {sizes: Line.rising(over_m) for sizes, over_m in table.items()}
+        return {sizes: Interpolated.rising(over_m) for sizes, over_m in table.items()}
 
     @cached_property
     def _gemm_sizes(self) -> list[int]:
@@ -109,8 +109,8 @@ class KernelTables:
                 for k_at in _around(self._gemm_sizes, k)
                 if (n_at, k_at) in self._gemms
             }
-            along_n[n_at] = Line(along_k)(k)
-        return Line(along_n)(n)
+            along_n[n_at] = Interpolated(along_k)(k)
+        return Interpolated(along_n)(n)
 
     @cached_property
     def _decode_attention(self) -> dict:
@@ -131,8 +131,10 @@ class KernelTables:
         for h in _around(measured, heads):
             some = [b for b in batches if (kv_heads, h, b) in table]
             around = _around(some, rows)
-            along_heads[h] = Line({b: Line(table[kv_heads, h, b])(length) for b in around})(rows)
-        return Line(along_heads)(heads)
+            along_heads[h] = Interpolated(
+                {b: Interpolated(table[kv_heads, h, b])(length) for b in around}
+            )(rows)
+        return Interpolated(along_heads)(heads)
 
     @cached_property
     def _prefill_attention(self) -> dict:
@@ -152,12 +154,14 @@ class KernelTables:
             lengths = sorted(n for kv, head, n in table if (kv, head) == (kv_heads, h))
             longest = min(length, lengths[-1])
             around = _around(lengths, longest)
-            ms = Line({n: Line(table[kv_heads, h, n])(rows) for n in around})(longest)
+            ms = Interpolated({n: Interpolated(table[kv_heads, h, n])(rows) for n in around})(
+                longest
+            )
             along_heads[h] = ms * (length / longest) ** 2
-        return Line(along_heads)(heads)
+        return Interpolated(along_heads)(heads)
 
     @cached_property
-    def _all_reduces(self) -> dict[int, Line]:
+    def _all_reduces(self) -> dict[int, Interpolated]:
         if self.sums != "one-shot":
             return self._nccl("all_reduce")
         points: dict = defaultdict(dict)
@@ -165,19 +169,19 @@ class KernelTables:
             if row["backend"] == "sglang_graph":
                 elements = int(row["message_elems_bf16"])
                 points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
-        return {gpus: Line(line) for gpus, line in points.items()}
+        return {gpus: Interpolated(line) for gpus, line in points.items()}
 
     @cached_property
-    def _all_gathers(self) -> dict[int, Line]:
+    def _all_gathers(self) -> dict[int, Interpolated]:
         return self._nccl("all_gather")
 
-    def _nccl(self, kind: str) -> dict[int, Line]:
+    def _nccl(self, kind: str) -> dict[int, Interpolated]:
         points: dict = defaultdict(dict)
         for row in self._rows("nccl*.csv"):
             if row["op_name"] == kind:
                 elements = int(row["message_elems_fp16"])
                 points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
-        return {gpus: Line(line) for gpus, line in points.items()}
+        return {gpus: Interpolated(line) for gpus, line in points.items()}
 
     def all_reduce(self, devices: int, elements: int) -> float:
         if devices == 1:

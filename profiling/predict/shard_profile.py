@@ -153,7 +153,7 @@ class ShardProfiler:
                 decode[split, rows, length] = seconds + self._besides_s(split.tp, rows)
             for (_, length), seconds in warmup.new["prefill_table"].items():
                 prefill[split, length] = seconds + self.composer.prefill_links_s(split.tp)
-        reads = next(iter(self.engines.values())).catalogue.reads
+        reads = next(iter(self.engines.values())).specs.reads
         return replace(self._switches, decode_table=decode, prefill_table=prefill, reads=reads)
 
     @cached_property
@@ -234,7 +234,7 @@ class ShardProfiler:
 
 def _is_lacking(warmup: Warmup) -> bool:
     """Whether a program that would be timed has no time yet."""
-    buckets = warmup.catalogue.buckets
+    buckets = warmup.specs.buckets
     decode = {(ALONE, n, length) for n in buckets.rows[ALONE] for length in buckets.lengths}
     prefill = {(ALONE, length) for length in buckets.lengths}
     return not (

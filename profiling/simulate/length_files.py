@@ -31,7 +31,7 @@ MOST_TOKENS, MOST_COUNT = 2**31 - 1, 10**15
 USAGE = "usage"  # of a line of `pat_jax.generate`
 
 
-class Entry(NamedTuple):
+class LengthEntry(NamedTuple):
     line: int
     length: Any
     count: Any = 1
@@ -96,7 +96,7 @@ def _distribution(
     return ResponseLengths(source, tokens, counts, prompts if (prompts > 0).all() else None)
 
 
-def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
+def _csv_entries(path: Path, text: str) -> Iterator[LengthEntry]:
     reader = csv.reader(text.splitlines())
     try:
         rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
@@ -109,7 +109,7 @@ def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
     if len(names) == 1:
         rows = rows[1:] if _is_name(names[0]) else rows
         for line, row in rows:
-            yield Entry(line, row[0])
+            yield LengthEntry(line, row[0])
         return
     length, count, prompt = (_found(names, known) for known in (LENGTHS, COUNTS, PROMPTS))
     if length is None:
@@ -123,7 +123,7 @@ def _csv_entries(path: Path, text: str) -> Iterator[Entry]:
                 f"lengths {path}, line {line}: {len(row)} columns, expected the {len(names)} of the "
                 "first line."
             )
-        yield Entry(
+        yield LengthEntry(
             line,
             row[length],
             1 if count is None else row[count],
@@ -140,7 +140,7 @@ def _found(names: list[str], known: tuple[str, ...]) -> int | None:
     return next((names.index(name) for name in known if name in names), None)
 
 
-def _json_entries(path: Path, text: str) -> Iterator[Entry]:
+def _json_entries(path: Path, text: str) -> Iterator[LengthEntry]:
     """The elements of one array, each read by itself, so that its line is known."""
     decoder, at = json.JSONDecoder(), _skip(text, 0)
     if text[at : at + 1] != "[":
@@ -172,7 +172,7 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _jsonl_entries(path: Path, text: str) -> Iterator[Entry]:
+def _jsonl_entries(path: Path, text: str) -> Iterator[LengthEntry]:
     for line, content in enumerate(text.splitlines(), start=1):
         if not content.strip():
             continue
@@ -187,9 +187,9 @@ def _broken(path: Path, line: int) -> UserError:
     return UserError(f"lengths {path}, line {line}: broken JSON, expected a number or an object.")
 
 
-def _entry(path: Path, line: int, element: Any) -> Entry:
+def _entry(path: Path, line: int, element: Any) -> LengthEntry:
     if not isinstance(element, Mapping):
-        return Entry(line, element)
+        return LengthEntry(line, element)
     usage = element.get(USAGE)
     fields = {**element, **(usage if isinstance(usage, Mapping) else {})}
     name = next((name for name in LENGTHS if name in fields), None)
@@ -199,7 +199,9 @@ def _entry(path: Path, line: int, element: Any) -> Entry:
             f"{', '.join(LENGTHS)}."
         )
     count = next((fields[name] for name in COUNTS if name in fields), 1)
-    return Entry(line, fields[name], count, next((fields[n] for n in PROMPTS if n in fields), None))
+    return LengthEntry(
+        line, fields[name], count, next((fields[n] for n in PROMPTS if n in fields), None)
+    )
 
 
 def _number(value: Any) -> float:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pat_jax.engine.sequences.sequence_table import Scheduler
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.engine.sequences.state import BurstOutput
 
 
@@ -27,17 +27,17 @@ def burst_output(
 
 
 def burst(
-    scheduler: Scheduler,
+    table: SequenceTable,
     emitted: np.ndarray,
     goes_on: np.ndarray,
     tokens: np.ndarray | int = 1,
     steps: int = 4,
 ) -> None:
     """Each live sequence says one token `emitted` times; int[live], bool[live], int[live]."""
-    rows, live = scheduler.num_groups * scheduler.rows_per_group, scheduler.row[scheduler.live]
+    rows, live = table.num_groups * table.rows_per_group, table.row[table.live]
     said, is_live = np.zeros(rows, np.int32), np.zeros(rows, bool)
     all_tokens = np.zeros((rows, steps), np.int32)
     said[live], is_live[live] = emitted, goes_on
     all_tokens[live] = np.broadcast_to(tokens, len(live))[:, None]
     output = burst_output(all_tokens, -all_tokens.astype(np.float32), said, is_live)
-    scheduler.retire(output)
+    table.retire(output)

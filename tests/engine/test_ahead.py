@@ -71,8 +71,8 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
     release = Flight.release
 
     def checked(self: Flight) -> None:
-        if not (self.scheduler.has_work or self.bursts.num_running):
-            assert self.admission.pages_held == 0
+        if not (self.table.has_work or self.bursts.num_running):
+            assert self.scheduler.pages_held == 0
             assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.pool.pages))
         release(self)
 
@@ -235,7 +235,7 @@ def test_pages_of_the_ended_serve_others_while_a_burst_still_writes_to_them(ahea
         for i, most in enumerate([5, 5, 41, 41] * 4)
     ]
     small = reading_pages()
-    assert sum((7 + r.max_new_tokens) // 8 for r in requests) > 2 * small.catalogue.pages[DP2]
+    assert sum((7 + r.max_new_tokens) // 8 for r in requests) > 2 * small.specs.pages[DP2]
     expected, _ = subject("kv2").run(requests, subject("kv2").static(1))
     found, report = generate(small, requests, FixedLayout(DP2))
     check(requests, expected, found)
@@ -332,22 +332,22 @@ def check_simulator(
     ]
     found, report = generate(engine, requests, planner)
     responses = np.array([len(done.tokens) for done in found])
-    catalogue, splits = engine.catalogue, tuple(engine.layouts)
+    specs, splits = engine.specs, tuple(engine.layouts)
     truth = made_up_latency(
         dict.fromkeys(splits, 1.0),
         dict.fromkeys(splits, 0.0),
         reslice=0.0,
         migrate_per_token=0.0,
         max_rows=16,
-        lengths=catalogue.buckets.lengths,
+        lengths=specs.buckets.lengths,
     )
     memory = MemoryModel(
         limit=1e9,
         resident=0,
         weights=dict.fromkeys(splits, 1),
         page=dict.fromkeys(splits, 1),
-        pages=catalogue.pages,
-        page_size=catalogue.page_size,
+        pages=specs.pages,
+        page_size=specs.page_size,
         chunk=1,
         staging=1,
         ahead=4,
@@ -355,9 +355,9 @@ def check_simulator(
     machine = Machine(
         truth,
         splits,
-        catalogue.buckets,
-        catalogue.functions.burst_steps,
-        catalogue.functions.check_every,
+        specs.buckets,
+        specs.functions.burst_steps,
+        specs.functions.check_every,
         memory,
         runs_ahead=engine.runs_ahead,
         has_pools=has_pools,

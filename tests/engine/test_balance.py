@@ -22,13 +22,13 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.accounts import Accounts
 from pat_jax.engine.sequences.balance import evened, options
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.sequence_table import Completion, Request, Scheduler
+from pat_jax.engine.sequences.sequence_table import Completion, Request, SequenceTable
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Balance, Load, Plan, Split
@@ -117,41 +117,41 @@ class TestWhoGoesWhere:
 
 class TestPages:
     def test_pages_laid_out_for_bursts_on_their_way_count_as_free(self):
-        """Three in one group, one long in the other, which two fit only when its stock is back."""
+        """Three in one group, one long in the other, which two fit only when its reserve is back."""
         known = [tuple(range(10, 50)), (1, 2, 3), (4, 5, 6), (7, 8, 9)]
         requests = [Request(text, np.zeros(2, np.uint32), 9) for text in known]
-        scheduler = Scheduler(requests, num_groups=2, rows_per_group=4)
-        admission = Admission(scheduler, num_pages=16, page_size=4)
+        table = SequenceTable(requests, num_groups=2, rows_per_group=4)
+        scheduler = Scheduler(table, num_pages=16, page_size=4)
         for i, group in enumerate([0, 1, 1, 1]):
-            assert admission.admit_one(i, group, 1) is not None
-        scheduler.enter(np.arange(4), np.array([0, 1, 1, 1]))
-        before = admission.balance_options((1, 2, 4), 0)
+            assert scheduler.admit_one(i, group, 1) is not None
+        table.enter(np.arange(4), np.array([0, 1, 1, 1]))
+        before = scheduler.balance_options((1, 2, 4), 0)
         assert [int(np.bincount(new).max()) for new in before] == [2]
-        stocks = Stocks(admission.pools, size=8)
-        stocks.fill(np.array([5, 5]))
-        assert admission.balance_options((1, 2, 4), 0) == []
-        np.testing.assert_array_equal(admission.balance_options((1, 2, 4), stocks.left), before)
+        reserve = PageReserve(scheduler.pools, size=8)
+        reserve.fill(np.array([5, 5]))
+        assert scheduler.balance_options((1, 2, 4), 0) == []
+        np.testing.assert_array_equal(scheduler.balance_options((1, 2, 4), reserve.left), before)
 
     def test_shared_pages_move_once_and_stay_shared(self):
         """Two of three samples of a prompt go to the same group; the third keeps what it has."""
         prompt = Request(tuple(range(100, 113)), np.zeros(2, np.uint32), 9)
-        scheduler = Scheduler([prompt] * 4, num_groups=1, rows_per_group=4)
-        admission = Admission(scheduler, num_pages=50, page_size=4)
-        admission.admit(4, 4, at_once=4)
+        table = SequenceTable([prompt] * 4, num_groups=1, rows_per_group=4)
+        scheduler = Scheduler(table, num_pages=50, page_size=4)
+        scheduler.admit(4, 4, at_once=4)
         # All in one group, then a second pool beside it.
-        admission.pools.append(admission._new_pools(1, 50)[0])
-        scheduler.num_groups = 2
-        before, turn = admission.table(np.arange(4), 4), admission._turn.copy()
-        moves = admission.balance(np.array([0, 1, 1, 0]))
-        after = admission.table(np.arange(4), 4)
+        scheduler.pools.append(scheduler._new_pools(1, 50)[0])
+        table.num_groups = 2
+        before, turn = scheduler.block_tables(np.arange(4), 4), scheduler._turn.copy()
+        moves = scheduler.balance(np.array([0, 1, 1, 0]))
+        after = scheduler.block_tables(np.arange(4), 4)
         np.testing.assert_array_equal(before[[0, 3]], after[[0, 3]])
         # 12 known tokens in three pages; the fourth, for the next burst, is each one's own.
         assert moves.old_page.tolist() == before[1, :3].tolist()
         assert moves.new_page.tolist() == after[1, :3].tolist() == after[2, :3].tolist()
         assert after[1, 3] != after[2, 3]
-        assert [pool.capacity - pool.num_free for pool in admission.pools] == [3 + 2, 3 + 2]
-        assert scheduler.group(np.arange(4)).tolist() == [0, 1, 1, 0]
-        np.testing.assert_array_equal(turn, admission._turn)
+        assert [pool.capacity - pool.num_free for pool in scheduler.pools] == [3 + 2, 3 + 2]
+        assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
+        np.testing.assert_array_equal(turn, scheduler._turn)
 
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
@@ -307,7 +307,7 @@ def test_balancing_changes_no_token(split, seed):
         assert done.fullest == (np.bincount(load.group).max(), np.bincount(balance.group).max())
         assert done.fullest[1] < done.fullest[0]
         # The pages that are filled, less those of a prompt of which the group has some.
-        size = engine().catalogue.page_size
+        size = engine().specs.page_size
         filled, prompts = -(-load.context[moved] // size), (load.context - load.generated) // size
         assert (filled - prompts[moved]).sum() <= done.pages <= filled.sum()
         assert done.bytes_moved >= done.least_bytes > 0

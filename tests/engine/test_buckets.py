@@ -71,9 +71,9 @@ def test_every_bucket_has_a_bucket_to_switch_to(built):
 @pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
 def test_everything_a_rollout_may_look_up_is_compiled(name):
     engine = subject(name).engine
-    buckets, programs = engine.catalogue.buckets, engine.programs
+    buckets, programs = engine.specs.buckets, engine.programs
     for split, length in product(engine.layouts, buckets.lengths):
-        for blocks in engine.catalogue.prefill_sizes:
+        for blocks in engine.specs.prefill_sizes:
             assert Key("prefill", split, blocks, length) in programs
         for rows in buckets.rows[split]:
             assert Key("decode", split, rows, length) in programs

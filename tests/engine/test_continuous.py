@@ -31,7 +31,7 @@ def engine() -> RolloutEngine:
     engine = RolloutEngine(
         subject("kv2").policy, jax.devices()[:2], config, capacity=4, eos_ids=EOS_IDS
     )
-    assert engine.catalogue.width(engine.catalogue.buckets.lengths[-1]) == WHOLE
+    assert engine.specs.width(engine.specs.buckets.lengths[-1]) == WHOLE
     engine.compile()
     return engine
 
@@ -92,7 +92,7 @@ def test_many_times_more_sequences_than_rows_all_come_out_in_order():
 
 def test_free_rows_do_not_wait_for_the_end_of_a_burst():
     """Three responses of 13 tokens, and short ones one after the other in the fourth row."""
-    functions = engine().catalogue.functions
+    functions = engine().specs.functions
     most = [13, 13, 13, 1, 1, 1, 1, 1]
     requests = [
         Request((3, 4, 5), sequence_key(11, i), n, ignore_eos=True) for i, n in enumerate(most)
@@ -129,7 +129,7 @@ def test_the_pages_of_a_failed_request_spoil_nobody_elses():
     params = jax.tree_util.tree_map_with_path(damage, subject("kv2").params)
     good, expected = static_run("kv2", seed=0)
     # Each fills nearly the whole pool of its group: whoever comes next gets its pages.
-    longest = engine().catalogue.buckets.lengths[-1]
+    longest = engine().specs.buckets.lengths[-1]
     spoilt = [
         replace(request, tokens=(padding,) * (longest - 1), max_new_tokens=1)
         for request in good[:2]

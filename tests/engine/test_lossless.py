@@ -22,7 +22,7 @@ from benchmarks.lossless import (
     tally,
 )
 from benchmarks.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
-from pat_jax.engine import scheduler as admission
+from pat_jax.engine import scheduler
 from pat_jax.engine.relocation.order import Placed, Pools, placed, together
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.sequence_table import Completion, Request
@@ -65,7 +65,7 @@ def test_a_full_pool_goes_along(name, path):
     (switch,) = report.switches
     assert (switch.kv, switch.live) == ("migrate", len(requests))
     assert (switch.bytes_moved or 0) <= 1.05 * switch.least_bytes
-    pages, split = one.engine.catalogue.pages, splits[path[0]]
+    pages, split = one.engine.specs.pages, splits[path[0]]
     held = -(-planner.context // SETTINGS[name].page_size)
     assert held.sum() >= 0.94 * split.dp * (pages[split] - 1)
     check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
@@ -81,7 +81,7 @@ def test_pages_copied_together_first_are_the_same_pages(monkeypatch, path):
         num_copied.append(len(copies.group))
         return replace(placed(moves, old, new), copies=copies)
 
-    monkeypatch.setattr(admission, "placed", together_first)
+    monkeypatch.setattr(scheduler, "placed", together_first)
     requests, static = static_run("kv8", seed=0)
     one = subject("kv8")
     adaptive, report = one.run(requests, one.adaptive(path, "migrate", len(requests)))
@@ -128,7 +128,7 @@ def test_the_comparison_covers_what_it_should(name):
     assert all(total.tokens > 50 for total in counts.values())
 
     _, report = subject(name).run(requests, subject(name).static(8))
-    buckets = subject(name).engine.catalogue.buckets
+    buckets = subject(name).engine.specs.buckets
     assert {burst.rows for burst in report.bursts} == set(buckets.rows[report.bursts[0].split])
     assert {burst.length for burst in report.bursts} == set(buckets.lengths)
     assert report.tokens == lengths.sum()

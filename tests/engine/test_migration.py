@@ -196,10 +196,10 @@ def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
         assert (switch.bytes_moved or 0) <= 1.05 * switch.least_bytes
         assert (switch.least_bytes > 0) == (carry != "recompute" or path[0] > path[1])
         # Weights that are more afterwards stay; the pool is as large as it was.
-        catalogue = subject(name).engine.catalogue
+        specs = subject(name).engine.specs
         sizes = {
-            str(layout): bytes_a_device(jax.tree.leaves(catalogue.params(layout)))
-            for layout in catalogue.layouts.values()
+            str(layout): bytes_a_device(jax.tree.leaves(specs.params(layout)))
+            for layout in specs.layouts.values()
         }
         grown = max(0, sizes[switch.target] - sizes[switch.source])
         # Numbers of the rows come on top, and on this backend the pages' indices.

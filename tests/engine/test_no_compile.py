@@ -201,7 +201,7 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
 
 def test_the_profile_covers_what_a_rollout_runs(warm):
     """Every table of the latency model: all layouts, all pairs, all buckets, no zeros."""
-    latency, buckets = warm.latency, warm.engine.catalogue.buckets
+    latency, buckets = warm.latency, warm.engine.specs.buckets
     assert set(latency.decode_table) == {
         (split, rows, length)
         for split in SPLITS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pat_jax.engine.sequences.accounts import NO_SEQUENCE
-from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PagePool, num_pages_for
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 
 SYSTEM = (1, 2, 1, 1, 2)  # begins many prompts
@@ -29,7 +29,7 @@ class Pages(RuleBasedStateMachine):
 
     @initialize(num_pages=st.integers(2, 24), page_size=st.integers(1, 5))
     def begin(self, num_pages, page_size):
-        self.pool, self.size = PagePool(num_pages, page_size), page_size
+        self.pool, self.size = PageAllocator(num_pages, page_size), page_size
         self.cache = np.zeros((num_pages, page_size), int)
         self.live: list[Sequence] = []
         self.policy = 0  # what is computed under another one is worth nothing
@@ -149,7 +149,7 @@ def tokens_of(number: int, length: int) -> np.ndarray:
 
 
 def test_samples_of_a_prompt_share_all_but_the_page_they_write():
-    pool = PagePool(100, 4)
+    pool = PageAllocator(100, 4)
     first, second, third = (pool.admit(tokens_of(1, 11), room=3) for _ in range(3))
     assert first and second and third
     assert (first.num_cached, first.copy) == (0, None)
@@ -162,7 +162,7 @@ def test_samples_of_a_prompt_share_all_but_the_page_they_write():
 
 
 def test_a_common_beginning_is_shared_up_to_the_last_full_page():
-    pool = PagePool(100, 4)
+    pool = PageAllocator(100, 4)
     one = pool.admit(np.array([9] * 10 + [1, 2, 3]), room=0)
     two = pool.admit(np.array([9] * 10 + [3, 2, 1]), room=0)
     assert one and two
@@ -171,14 +171,14 @@ def test_a_common_beginning_is_shared_up_to_the_last_full_page():
 
 
 def test_equal_tokens_after_other_ones_are_not_shared():
-    pool = PagePool(100, 4)
+    pool = PageAllocator(100, 4)
     pool.admit(np.array([1] * 4 + [9] * 5), room=0)
     other = pool.admit(np.array([2] * 4 + [9] * 5), room=0)
     assert other and other.num_cached == 0
 
 
 def test_a_part_page_that_was_let_go_is_taken_over_without_a_copy():
-    pool = PagePool(100, 4)
+    pool = PageAllocator(100, 4)
     first = pool.admit(tokens_of(1, 11), room=1)
     assert first
     pool.release(first.pages)
@@ -190,7 +190,7 @@ def test_a_part_page_that_was_let_go_is_taken_over_without_a_copy():
 
 
 def test_pages_let_go_longest_ago_are_given_out_first():
-    pool = PagePool(1 + 3 * 2, 4)  # room for three prompts
+    pool = PageAllocator(1 + 3 * 2, 4)  # room for three prompts
     for number in (0, 1, 2, 0):  # prompt 0 is used twice
         admitted = pool.admit(tokens_of(number, 9), room=0)
         assert admitted
@@ -203,7 +203,7 @@ def test_pages_let_go_longest_ago_are_given_out_first():
 
 
 def test_what_is_found_counts_when_pages_are_few():
-    pool = PagePool(1 + 4, 4)
+    pool = PageAllocator(1 + 4, 4)
     assert pool.admit(tokens_of(1, 13), room=0)  # three pages
     assert pool.admit(tokens_of(2, 13), room=0) is None
     assert pool.admit(tokens_of(1, 13), room=1)  # three that are there and one more
@@ -211,7 +211,7 @@ def test_what_is_found_counts_when_pages_are_few():
 
 
 def test_prefixes_are_forgotten():
-    pool = PagePool(100, 4)
+    pool = PageAllocator(100, 4)
     running, done = (pool.admit(tokens_of(number, 9), room=0) for number in (1, 2))
     assert running and done
     pool.release(done.pages)
@@ -227,11 +227,11 @@ def test_prefixes_are_forgotten():
 @pytest.mark.parametrize("num_pages, page_size", [(1, 4), (5, 0)])
 def test_a_pool_that_holds_nothing_is_refused(num_pages, page_size):
     with pytest.raises(ValueError, match="holds nothing"):
-        PagePool(num_pages, page_size)
+        PageAllocator(num_pages, page_size)
 
 
 def test_pages_are_released_once():
-    pool = PagePool(10, 4)
+    pool = PageAllocator(10, 4)
     admitted = pool.admit(tokens_of(1, 9), room=0)
     assert admitted
     pool.release(admitted.pages)

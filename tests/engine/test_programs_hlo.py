@@ -89,8 +89,8 @@ def test_a_decode_step_reads_quantized_weights_and_sends_what_it_always_sends():
 @cache
 def lowering(name: str) -> ProgramTable:
     """The programs that gather weights where devices have memories of their own."""
-    catalogue, table = subject(name).engine.catalogue, ProgramTable()
-    elsewhere = replace(catalogue, gathers_on_host=False)
+    specs, table = subject(name).engine.specs, ProgramTable()
+    elsewhere = replace(specs, gathers_on_host=False)
     for source, target in DOWN:
         elsewhere.declare_reslice(table, *(elsewhere.layouts[split] for split in (source, target)))
     table.compile_all(threads=2)
@@ -110,11 +110,11 @@ def test_lowering_tp_only_gathers_weights(name):
 
 def part_bytes(name: str, key: Key) -> float:
     """Of the KV heads that a wide device holds, one round of a group."""
-    catalogue, config = subject(name).engine.catalogue, MODELS[name]
+    specs, config = subject(name).engine.specs, MODELS[name]
     assert key.target is not None
     wide = max((key.split, key.target), key=lambda split: split.tp)
     heads = max(1, config.num_kv_heads // wide.tp)
-    return 4 * 2 * config.num_layers * key.rows * catalogue.page_size * heads * config.head_dim
+    return 4 * 2 * config.num_layers * key.rows * specs.page_size * heads * config.head_dim
 
 
 def exchanges(name: str, kind: str) -> Iterator[tuple[Key, Exchange]]:
@@ -160,13 +160,13 @@ def test_a_round_of_one_group_sends_its_pages_alone(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_pages_go_to_another_group_in_one_permutation(name):
     """Every device sends one buffer to one other device, and nothing else; by each distance."""
-    catalogue = subject(name).engine.catalogue
+    specs = subject(name).engine.specs
     keys = programs(name, "shift")
     assert {key.split for key in keys} == {split for split in SPLITS if split.dp > 1}
     for key in keys:
         found = collectives(hlo(name, key))
         assert len(found) == key.split.dp - 1
-        buffer = bytes_a_device([catalogue.buffer(catalogue.layouts[key.split], key.rows)])
+        buffer = bytes_a_device([specs.buffer(specs.layouts[key.split], key.rows)])
         for one in found:
             assert (one.name, one.depth, one.group) == ("collective-permute", 0, 8)
             assert one.num_bytes == buffer
@@ -174,17 +174,17 @@ def test_pages_go_to_another_group_in_one_permutation(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_moving_pages_is_local_and_in_place(name):
-    catalogue = subject(name).engine.catalogue
+    specs = subject(name).engine.specs
     for kind in ("view", "pack", "unpack", "copy_pages", "allocate"):
         for key in programs(name, kind):
             assert collectives(hlo(name, key)) == []
             memory = subject(name).engine.programs[key].memory_analysis()
             layout = subject(name).engine.layouts[key.split]
-            pool = bytes_a_device(jax.tree.leaves(catalogue.pool(layout)))
+            pool = bytes_a_device(jax.tree.leaves(specs.pool(layout)))
             if kind in ("view", "unpack", "copy_pages"):  # the pool is donated
                 assert memory.alias_size_in_bytes == pool
             # Besides its pages nothing is copied, least of all the pool.
-            pages = bytes_a_device([catalogue.buffer(layout, max(key.rows, 1))])
+            pages = bytes_a_device([specs.buffer(layout, max(key.rows, 1))])
             assert memory.temp_size_in_bytes <= 3 * pages + 1024
 
 
@@ -201,10 +201,10 @@ def test_no_step_copies_the_pool(kind):
             eos_ids=(0,),
         )
         for key in [key for key in engine.programs.missing() if key.name == kind]:
-            if key.length == engine.catalogue.buckets.lengths[-1] and key.split.tp in (1, 4):
+            if key.length == engine.specs.buckets.lengths[-1] and key.split.tp in (1, 4):
                 engine.programs.compile(key)
         pools = {
-            split: bytes_a_device(jax.tree.leaves(engine.catalogue.pool(layout)))
+            split: bytes_a_device(jax.tree.leaves(engine.specs.pool(layout)))
             for split, layout in engine.layouts.items()
         }
         found = {key: engine.programs[key].memory_analysis() for key in engine.programs.keys(kind)}
@@ -277,7 +277,7 @@ def test_a_reslice_holds_one_chunk_more_than_the_weights(name, monkeypatch):
         new = bytes_a_device(jax.tree.leaves(engine.params))
         left = live()
         leaves = jax.tree.leaves(engine.params)
-        plan = engine.catalogue.reslice(*layouts)
+        plan = engine.specs.reslice(*layouts)
         chunk = max(bytes_a_device(leaves[i] for i in run) for run in plan.runs)
         assert len(peaks) == len(plan.runs) > 2
         assert max(peaks) <= max(old, new) + chunk < old + new
@@ -304,5 +304,5 @@ def test_chunks_of_a_reslice_are_bounded(name):
     engine, limit = subject(name).engine, SETTINGS[name].reslice_chunk_bytes
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(subject(name).params)]
     for source, target in PAIRS:
-        runs = engine.catalogue.reslice(engine.layouts[source], engine.layouts[target]).runs
+        runs = engine.specs.reslice(engine.layouts[source], engine.layouts[target]).runs
         assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit for run in runs)

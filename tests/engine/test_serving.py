@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pat_jax.engine.relocation.rounds import Shipment
-from pat_jax.engine.scheduler import Admission, Round
+from pat_jax.engine.scheduler import PrefillWork, Scheduler
 from pat_jax.engine.sequences.accounts import NO_SEQUENCE
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.page_reserve import Stocks
+from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, prefill_calls
-from pat_jax.engine.sequences.sequence_table import Request, Scheduler
+from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
 
 BURST, ROOM, CHECK = 6, 4, 2
 NO_TOKEN = -7
@@ -33,33 +33,33 @@ def requests_of(lengths: list[tuple[int, int, int]]) -> list[Request]:
 class Devices:
     """Writes known tokens where a table says, as a model does with what it computes of them."""
 
-    def __init__(self, admission: Admission):
-        self.admission, self.scheduler = admission, admission.scheduler
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler, self.table = scheduler, scheduler.table
         self.cache = self.empty()
 
     def empty(self) -> np.ndarray:
-        pools = self.admission.pools
-        return np.full((len(pools), pools[0].num_pages, self.admission.page_size), NO_TOKEN)
+        pools = self.scheduler.pools
+        return np.full((len(pools), pools[0].num_pages, self.scheduler.page_size), NO_TOKEN)
 
     def slots(self, sequence: int, group: int, positions: np.ndarray) -> tuple[np.ndarray, ...]:
-        width, size = self.admission.most_pages, self.admission.page_size
-        (pages,) = self.admission.table(np.array([sequence]), width)
+        width, size = self.scheduler.most_pages, self.scheduler.page_size
+        (pages,) = self.scheduler.block_tables(np.array([sequence]), width)
         where = pages[positions // size]
         assert (where != NULL_PAGE).all()
         return np.full(len(positions), group), where, positions % size
 
     def write(self, sequence: int, group: int, start: int, stop: int) -> None:
         positions = np.arange(start, stop)
-        tokens = self.scheduler.tokens[sequence, start:stop]
+        tokens = self.table.tokens[sequence, start:stop]
         self.cache[self.slots(sequence, group, positions)] = tokens
 
     def check(self, sequence: int, group: int, stop: int) -> None:
         """Its first `stop` tokens are in the cache."""
         held = self.cache[self.slots(sequence, group, np.arange(stop))]
-        np.testing.assert_array_equal(held, self.scheduler.tokens[sequence, :stop])
+        np.testing.assert_array_equal(held, self.table.tokens[sequence, :stop])
 
-    def prefill(self, round: Round) -> None:
-        groups, size = self.scheduler.num_groups, self.admission.page_size
+    def prefill(self, round: PrefillWork) -> None:
+        groups, size = self.table.num_groups, self.scheduler.page_size
         for call in prefill_calls(round.spans, num_groups=groups, sizes=(4, 2), page_size=size):
             blocks = [
                 (int(call.sequence[g, b]), g, int(call.start[g, b]), int(call.length[g, b]))
@@ -76,7 +76,7 @@ class Devices:
             self.cache[group, target] = self.cache[group, source]
 
     def ship(self, shipments: list[Shipment], old: tuple[int, int], new: tuple[int, int]) -> None:
-        """Round by round, in one memory: no page is packed where another one lies by then.
+        """PrefillWork by round, in one memory: no page is packed where another one lies by then.
 
         Args:
           old, new: groups and pages of a group; the pools of a device are the same bytes.
@@ -130,133 +130,133 @@ class Serving(RuleBasedStateMachine):
         requests = requests_of(lengths)
         self.rows, self.ended = rows, []
         self.num_pages = 1 + -(-max(a + b - 1 for _, a, b in lengths) // page_size) + spare
-        self.scheduler = Scheduler(requests, num_groups=num_groups, rows_per_group=rows)
-        self.admission = Admission(self.scheduler, num_pages=self.num_pages, page_size=page_size)
-        self.devices = Devices(self.admission)
+        self.table = SequenceTable(requests, num_groups=num_groups, rows_per_group=rows)
+        self.scheduler = Scheduler(self.table, num_pages=self.num_pages, page_size=page_size)
+        self.devices = Devices(self.scheduler)
 
-    has_work = precondition(lambda self: self.scheduler.has_work)
+    has_work = precondition(lambda self: self.table.has_work)
 
     @has_work
     @rule(data=st.data())
     def step(self, data):
-        scheduler, admission = self.scheduler, self.admission
-        before = len(scheduler.live)
-        preempted = admission.grow(ROOM, at_once=CHECK)
-        assert len(scheduler.live) == before - preempted
-        self.devices.prefill(admission.admit(self.rows, BURST, at_once=CHECK))
-        live = scheduler.live
+        table, scheduler = self.table, self.scheduler
+        before = len(table.live)
+        preempted = scheduler.grow(ROOM, at_once=CHECK)
+        assert len(table.live) == before - preempted
+        self.devices.prefill(scheduler.admit(self.rows, BURST, at_once=CHECK))
+        live = table.live
         assert len(live), "somebody always gets on"
-        for i, group in zip(live.tolist(), scheduler.group(live).tolist(), strict=True):
-            self.devices.check(i, group, int(scheduler.length[i]) - 1)
-        left = scheduler.end[live] - scheduler.length[live]
+        for i, group in zip(live.tolist(), table.group(live).tolist(), strict=True):
+            self.devices.check(i, group, int(table.length[i]) - 1)
+        left = table.end[live] - table.length[live]
         draw = np.array(data.draw(st.lists(st.integers(1, BURST), min_size=len(live))))[: len(live)]
         goes_on = draw > 1
         says = np.minimum(np.where(goes_on, BURST, draw), left)
         steps = self.draw(says)
         emitted = np.minimum(says, steps)
         goes_on = (emitted < left) & (goes_on | (says > steps))
-        first, group = scheduler.length[live] - 1, scheduler.group(live)
-        burst(scheduler, emitted, goes_on, tokens=draw, steps=BURST)
+        first, group = table.length[live] - 1, table.group(live)
+        burst(table, emitted, goes_on, tokens=draw, steps=BURST)
         self.ended += live[~goes_on].tolist()
         for i, g, start, count in zip(live.tolist(), group.tolist(), first, emitted, strict=True):
             self.devices.write(i, g, int(start), int(start + count))
-        admission.release_ended()
+        scheduler.release_ended()
 
     def draw(self, says: np.ndarray) -> int:
-        """Rows draw pages as they grow; returns the steps that the stock lasts, some at least."""
-        admission = self.admission
-        stocks = Stocks(admission.pools, self.scheduler.rows_per_group * BURST)
-        stocks.fill(admission.lacking(BURST))
+        """Rows draw pages as they grow; returns the steps that the reserve lasts, some at least."""
+        scheduler = self.scheduler
+        reserve = PageReserve(scheduler.pools, self.table.rows_per_group * BURST)
+        reserve.fill(scheduler.lacking(BURST))
         pages, steps = draw_in_a_burst(
-            admission, stocks.laid_out(), says, steps=BURST, check_every=CHECK
+            scheduler, reserve.laid_out(), says, steps=BURST, check_every=CHECK
         )
         assert steps >= min(ROOM, -(-int(says.max()) // CHECK) * CHECK)
-        stocks.note_drawn(admission.add(pages))
-        stocks.take_back()
+        reserve.note_drawn(scheduler.add(pages))
+        reserve.take_back()
         return steps
 
     @has_work
     @rule(data=st.data(), num_groups=st.sampled_from(GROUPS), fewer=st.integers(0, 8))
     def switch(self, data, num_groups, fewer):
-        scheduler = self.scheduler
-        live = scheduler.live
+        table = self.table
+        live = table.live
         if not len(live):
             return
         flags = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
-        smallest = 1 + -(-int(scheduler.end.max() - 1) // self.admission.page_size)
-        before = len(self.admission.pools), self.num_pages
+        smallest = 1 + -(-int(table.end.max() - 1) // self.scheduler.page_size)
+        before = len(self.scheduler.pools), self.num_pages
         self.num_pages = max(smallest, self.num_pages - fewer)
-        copies, shipments, round = self.admission.carry(
+        copies, shipments, round = self.scheduler.carry(
             num_groups,
             num_pages=self.num_pages,
             is_recomputed=np.array(data.draw(flags)),
             steps=CHECK,
         )
-        self.rows = max(self.rows, scheduler.rows_per_group)
+        self.rows = max(self.rows, table.rows_per_group)
         self.devices.copy(copies)
         self.devices.ship(shipments, before, (num_groups, self.num_pages))
         self.devices.prefill(round)
-        for i, group in zip(scheduler.live.tolist(), scheduler.group(scheduler.live), strict=True):
-            self.devices.check(i, int(group), int(scheduler.length[i]) - 1)
+        for i, group in zip(table.live.tolist(), table.group(table.live), strict=True):
+            self.devices.check(i, int(group), int(table.length[i]) - 1)
 
     @has_work
     @rule(data=st.data(), giving=st.lists(st.booleans(), min_size=4, max_size=4))
     def balance(self, data, giving):
         """Any sequences of some groups go to any of the others; those whose pages do not fit stay."""
-        scheduler, admission = self.scheduler, self.admission
-        live, groups = scheduler.live, range(scheduler.num_groups)
+        table, scheduler = self.table, self.scheduler
+        live, groups = table.live, range(table.num_groups)
         getting = [g for g in groups if not giving[g]]
         if not (len(live) and getting):
             return
-        old = scheduler.group(live)
+        old = table.group(live)
         wish = st.sampled_from([None, *getting])
         wishes = [data.draw(wish) if giving[g] else None for g in old.tolist()]
         group = np.array([g if w is None else w for g, w in zip(old, wishes, strict=True)])
-        held = [len(admission._pages[i]) for i in live]
-        free = [pool.num_free for pool in admission.pools]
-        turn = admission._turn.copy()
-        moves = admission.balance(group)
-        self.rows = max(self.rows, scheduler.rows_per_group)
-        new = scheduler.group(scheduler.live)
-        assert scheduler.live.tolist() == live.tolist() and (turn == admission._turn).all()
+        held = [len(scheduler._pages[i]) for i in live]
+        free = [pool.num_free for pool in scheduler.pools]
+        turn = scheduler._turn.copy()
+        moves = scheduler.balance(group)
+        self.rows = max(self.rows, table.rows_per_group)
+        new = table.group(table.live)
+        assert table.live.tolist() == live.tolist() and (turn == scheduler._turn).all()
         for g in getting:
             lacked = [n for n, a, b in zip(held, group, new, strict=True) if a == g != b]
             assert (
                 not lacked or sum(n for n, b in zip(held, group, strict=True) if b == g) > free[g]
             )
         assert ((new == group) | (new == old)).all()
-        assert [len(admission._pages[i]) for i in live] == held
+        assert [len(scheduler._pages[i]) for i in live] == held
         is_moved = new != old
-        filled = [-(-(scheduler.length[i] - 1) // admission.page_size) for i in live[is_moved]]
+        filled = [-(-(table.length[i] - 1) // scheduler.page_size) for i in live[is_moved]]
         assert len(moves.old_page) <= sum(filled)
         self.devices.shift(moves)
         for i, g in zip(live.tolist(), new.tolist(), strict=True):
-            self.devices.check(i, g, int(scheduler.length[i]) - 1)
+            self.devices.check(i, g, int(table.length[i]) - 1)
 
-    @precondition(lambda self: not self.scheduler.has_work)
+    @precondition(lambda self: not self.table.has_work)
     @rule()
     def rest(self):
-        assert self.admission.pages_held == 0 and self.admission.most_pages == 0
+        assert self.scheduler.pages_held == 0 and self.scheduler.most_pages == 0
 
     @invariant()
     def each_sequence_is_in_one_place(self):
         if not hasattr(self, "scheduler"):
             return
-        scheduler, admission = self.scheduler, self.admission
-        live, waiting = scheduler.live.tolist(), list(admission._queue)
-        assert sorted([*live, *waiting, *self.ended]) == list(range(len(scheduler.requests)))
-        assert sorted(waiting) == scheduler.waiting.tolist()
-        assert scheduler.load().waiting == len(waiting)
-        most = max((len(admission._pages[i]) for i in live), default=0)
-        assert admission.most_pages == most
+        table, scheduler = self.table, self.scheduler
+        live, waiting = table.live.tolist(), list(scheduler._queue)
+        assert sorted([*live, *waiting, *self.ended]) == list(range(len(table.requests)))
+        assert sorted(waiting) == table.waiting.tolist()
+        assert table.load().waiting == len(waiting)
+        most = max((len(scheduler._pages[i]) for i in live), default=0)
+        assert scheduler.most_pages == most
         held = {
             (group, page)
-            for i, group in zip(live, scheduler.group(scheduler.live).tolist(), strict=True)
-            for page in admission.table(np.array([i]), admission.most_pages)[0].tolist()
+            for i, group in zip(live, table.group(table.live).tolist(), strict=True)
+            for page in scheduler.block_tables(np.array([i]), scheduler.most_pages)[0].tolist()
             if page != NULL_PAGE
         }
-        assert admission.pages_held == len(held)
-        occupants = scheduler.occupants
+        assert scheduler.pages_held == len(held)
+        occupants = table.occupants
         assert sorted(occupants[occupants != NO_SEQUENCE].tolist()) == live
 
 

@@ -81,7 +81,7 @@ def test_samples_of_a_prompt_differ_and_come_back_with_the_seed(session: Session
 def test_who_has_said_enough_stops_there(session: Session):
     request = make_requests(SETTINGS[BENCH], 0)[0]
     request = replace(request, max_new_tokens=40, ignore_eos=True)
-    burst = session.engine.catalogue.functions.burst_steps
+    burst = session.engine.specs.functions.burst_steps
     heard: dict[int, int] = {}
 
     def watch(i: int, tokens: np.ndarray) -> bool:

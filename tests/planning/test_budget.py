@@ -8,7 +8,14 @@ from fakes import SPLITS, made_up_latency, ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.planning.planner.budget import DOUBT, MOST_RENT, MULTIPLE, SHARE, Account, sober
+from pat_jax.planning.planner.budget import (
+    DOUBT,
+    MOST_RENT,
+    MULTIPLE,
+    SHARE,
+    RegretBudget,
+    without_optimism,
+)
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 NONE = np.ones(4)  # no correction
@@ -20,7 +27,7 @@ bursts = st.lists(st.tuples(st.integers(0, 3), by_layout), max_size=8)
 
 @given(by_layout, st.integers(0, 3), bursts, by_layout, st.lists(positive, max_size=3))
 def test_behind_is_what_was_spent_over_the_best_layout(prefill, start, ran, correction, switches):
-    account = Account(prefill, start)
+    account = RegretBudget(prefill, start)
     for here, profile_s in ran:
         account.burst(here, profile_s, correction)
     for there, seconds in enumerate(switches, start + 1):
@@ -35,7 +42,7 @@ def test_behind_is_what_was_spent_over_the_best_layout(prefill, start, ran, corr
 
 
 def test_a_layout_is_due_once_its_rent_has_paid_for_the_switch():
-    account, cost = Account(np.zeros(4), 0), np.array([0.0, 9.0, 9.0, 1.0])
+    account, cost = RegretBudget(np.zeros(4), 0), np.array([0.0, 9.0, 9.0, 1.0])
     step = np.array([0.3, 0.3, 0.3, 0.2])
     due = []
     for _ in range(12):
@@ -48,7 +55,7 @@ def test_a_layout_is_due_once_its_rent_has_paid_for_the_switch():
 
 @pytest.mark.parametrize(("loss", "rent"), [(-1.0, 1.0), (1.5, 1.5), (2.5, 2.5), (50.0, MOST_RENT)])
 def test_rent_must_outgrow_a_loss_that_is_foreseen(loss: float, rent: float):
-    account, step = Account(np.zeros(4), 0), np.array([0.3, 0.3, 0.3, 0.2])
+    account, step = RegretBudget(np.zeros(4), 0), np.array([0.3, 0.3, 0.3, 0.2])
     cost, losses = np.array([0.0, 9.0, 9.0, 1.0]), np.array([0.0, 9.0, 9.0, loss])
     while account.due(0, step, cost, losses) is None:
         account.burst(0, step, NONE)  # 0.1 s of rent
@@ -57,7 +64,7 @@ def test_rent_must_outgrow_a_loss_that_is_foreseen(loss: float, rent: float):
 
 def test_rent_is_that_of_late():
     """What was gained by being here long ago does not hide what is being lost now."""
-    account = Account(np.zeros(4), 0)
+    account = RegretBudget(np.zeros(4), 0)
     for other in (5.0, 0.5):
         account.burst(0, np.array([1.0, other, 1.0, 1.0]), NONE)
     assert account.rent_s.tolist() == [0.0, 0.5, 0.0, 0.0]
@@ -67,7 +74,7 @@ def test_rent_is_that_of_late():
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_each_switch_past_the_budget_or_back_makes_the_next_one_harder(is_back: bool):
-    account, step = Account(np.zeros(4), 0), np.array([2.0, 1.0, 2.0, 2.0])
+    account, step = RegretBudget(np.zeros(4), 0), np.array([2.0, 1.0, 2.0, 2.0])
     cost = np.full(4, 1.5)
     for times in (1, DOUBT, DOUBT**2):
         assert account.must_save(1.5) == MULTIPLE * times * 1.5
@@ -85,7 +92,7 @@ def test_each_switch_past_the_budget_or_back_makes_the_next_one_harder(is_back: 
 
 
 def test_no_budget_is_left_once_a_rollout_has_come_back_to_a_layout():
-    account = Account(np.zeros(4), 0)
+    account = RegretBudget(np.zeros(4), 0)
     account.switch(1, 0.0, was_afforded=True)
     assert account.affords(1.0, 100.0, NONE)
     account.switch(0, 0.0, was_afforded=True)
@@ -104,7 +111,7 @@ class TestSober:
                 split = next(split for split in SPLITS if str(split) == name)
                 seconds = ratio * self.latency.decode_step(split, 4, 64)
                 latency = latency.observed(ran(split, 4, 64, seconds))
-        return sober(latency, SPLITS)
+        return without_optimism(latency, SPLITS)
 
     def test_nothing_seen_the_profile_holds(self):
         np.testing.assert_array_equal(self.seen(), NONE)

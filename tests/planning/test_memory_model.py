@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.sequences.page_allocator import PagePool
+from pat_jax.engine.sequences.page_allocator import PageAllocator
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import USABLE, MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
@@ -56,7 +56,7 @@ def make_memory(
 @given(st.sampled_from(SPLITS), st.integers(1, CAPACITY), st.integers(1, 512), st.integers(2, 2000))
 def test_a_pool_holds_whole_pages_and_the_null_page(split, rows, tokens, pages):
     memory = make_memory(1e9, pages=pages)
-    pool = PagePool(memory.pages[split], PAGE)
+    pool = PageAllocator(memory.pages[split], PAGE)
     room = all(pool.extend(np.zeros(0, np.int32), tokens) is not None for _ in range(rows))
     assert (memory.needed(np.array(rows), np.array(tokens)) < memory.pages[split]) == room
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner import budget
-from pat_jax.planning.planner.budget import Account
+from pat_jax.planning.planner.budget import RegretBudget
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
@@ -282,13 +282,13 @@ class TestRent:
 
     def test_the_rent_is_there_without_the_way_back(self):
         """The same plans, their foreseen loss left out of the account."""
-        due = Account.due
+        due = RegretBudget.due
 
         def of_the_switch_alone(account, here, step_s, cost_s, loss_s):
             del loss_s
             return due(account, here, step_s, cost_s, cost_s)
 
-        with patch.object(Account, "due", of_the_switch_alone):
+        with patch.object(RegretBudget, "due", of_the_switch_alone):
             assert self.splits_of_a_rollout(reslice=3.5) == {DP8, TP8}
 
 

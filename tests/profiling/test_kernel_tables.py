@@ -22,7 +22,7 @@ from pat_jax.profiling.predict.composer import (
     Unlisted,
     weight_bytes,
 )
-from pat_jax.profiling.predict.kernel_files import KernelTables, Line, NoData
+from pat_jax.profiling.predict.kernel_files import Interpolated, KernelTables, NoData
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.targets import Target, chips
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -32,10 +32,10 @@ DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 
 
 def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
-    line = Line({1: 10.0, 2: 20.0, 4: 24.0})
+    line = Interpolated({1: 10.0, 2: 20.0, 4: 24.0})
     assert [line(size) for size in (1, 1.5, 2, 3, 4, 6)] == [10, 15, 20, 22, 24, 28]
-    assert Line({1: 5.0, 2: 4.0})(3) == 4.0  # noise is no downward slope
-    assert Line({3: 7.0})(100) == 7.0
+    assert Interpolated({1: 5.0, 2: 4.0})(3) == 4.0  # noise is no downward slope
+    assert Interpolated({3: 7.0})(100) == 7.0
 
 
 def test_missing_data_is_said_in_one_sentence(tmp_path):

@@ -6,10 +6,10 @@ from devices_draw import draw_in_a_burst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.engine.scheduler import Admission
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.accounts import Accounts
-from pat_jax.engine.sequences.page_reserve import Stocks
-from pat_jax.engine.sequences.sequence_table import Request, Scheduler
+from pat_jax.engine.sequences.page_reserve import PageReserve
+from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.page_counts import PageCounts
@@ -42,9 +42,9 @@ class Both:
         words = iter(range(1, 10**6))  # prompts have nothing in common
         requests = [Request(tuple(next(words) for _ in range(n)), KEY, most) for n in prompts]
         rows = len(prompts)
-        self.scheduler = Scheduler(requests, num_groups=self.split.dp, rows_per_group=rows)
-        self.admission = Admission(
-            self.scheduler, num_pages=self.memory.pages[self.split], page_size=PAGE
+        self.table = SequenceTable(requests, num_groups=self.split.dp, rows_per_group=rows)
+        self.scheduler = Scheduler(
+            self.table, num_pages=self.memory.pages[self.split], page_size=PAGE
         )
         self.accounts = Accounts(
             prompts, np.full(len(prompts), most), num_groups=self.split.dp, rows_per_group=rows
@@ -52,28 +52,28 @@ class Both:
         self.counts = PageCounts(self.accounts, self.memory, self.split)
 
     def same(self) -> None:
-        np.testing.assert_array_equal(self.accounts.row, self.scheduler.row)
-        np.testing.assert_array_equal(self.accounts.is_done, self.scheduler.is_done)
-        np.testing.assert_array_equal(self.counts.held, self.admission._num_pages)
-        assert self.counts.free.tolist() == [pool.num_free for pool in self.admission.pools]
-        assert list(self.counts._queue) == list(self.admission._queue)
+        np.testing.assert_array_equal(self.accounts.row, self.table.row)
+        np.testing.assert_array_equal(self.accounts.is_done, self.table.is_done)
+        np.testing.assert_array_equal(self.counts.held, self.scheduler._num_pages)
+        assert self.counts.free.tolist() == [pool.num_free for pool in self.scheduler.pools]
+        assert list(self.counts._queue) == list(self.scheduler._queue)
         assert (self.counts.free >= 0).all()
 
     def admit(self, rows: int, steps: int) -> None:
-        if self.admission._queue:
+        if self.scheduler._queue:
             self.accounts.compact(rows)
             self.counts.admit(rows, steps, at_once=CHECK)
-        self.admission.admit(rows, steps, at_once=CHECK)
+        self.scheduler.admit(rows, steps, at_once=CHECK)
 
     def draw(self, left: np.ndarray, steps: int) -> int:
         """The steps that the pages last."""
-        stocks = Stocks(self.admission.pools, len(self.accounts.length) * steps)
-        stocks.fill(self.admission.lacking(steps))
+        reserve = PageReserve(self.scheduler.pools, len(self.accounts.length) * steps)
+        reserve.fill(self.scheduler.lacking(steps))
         pages, run = draw_in_a_burst(
-            self.admission, stocks.laid_out(), left, steps=steps, check_every=CHECK
+            self.scheduler, reserve.laid_out(), left, steps=steps, check_every=CHECK
         )
-        stocks.note_drawn(self.admission.add(pages))
-        stocks.take_back()
+        reserve.note_drawn(self.scheduler.add(pages))
+        reserve.take_back()
         # Steps in which nobody says anything are no matter of pages.
         last = -(-int(left.max(initial=0)) // CHECK) * CHECK
         assert min(self.counts.draw(left, steps, CHECK), last) == run
@@ -81,13 +81,13 @@ class Both:
 
     def advance(self, emitted: np.ndarray, steps: int) -> None:
         """A burst of `steps` in which each sequence, int[sequences], would say so many tokens."""
-        for accounts in (self.accounts, self.scheduler):
+        for accounts in (self.accounts, self.table):
             live = accounts.live
             left = accounts.end[live] - accounts.length[live]
             says = np.minimum(emitted[live], left)
             accounts.advance(np.minimum(says, steps), says > steps, steps)
         self.counts.release_ended()
-        self.admission.release_ended()
+        self.scheduler.release_ended()
 
     def switch(self, target: Split, below: int, steps: int) -> None:
         live = self.accounts.live
@@ -97,7 +97,7 @@ class Both:
         self.accounts.leave(live[waits])
         rows = int(np.bincount(group[~waits], minlength=1).max())
         self.accounts.seat(group[~waits], num_groups=target.dp, rows_per_group=rows)
-        self.admission.carry(
+        self.scheduler.carry(
             target.dp, num_pages=self.memory.pages[target], is_recomputed=is_recomputed, steps=steps
         )
         self.split = target
@@ -112,7 +112,7 @@ class Both:
         wanted = np.where((group == source) & (rng.random(len(live)) < 0.5), target, group)
         if (wanted == group).all():
             return
-        self.admission.balance(wanted)
+        self.scheduler.balance(wanted)
         is_at = self.counts.balance(wanted)
         rows = int(np.bincount(is_at).max())
         self.accounts.seat(is_at, num_groups=dp, rows_per_group=rows)
@@ -134,13 +134,13 @@ def test_it_does_what_the_engine_does(seed, size, pages, moves):
         if move == "burst":
             steps = CHECK * int(rng.integers(1, 6))
             room = max(CHECK, steps // 2)
-            gave_way = both.admission.grow(room, at_once=CHECK)
+            gave_way = both.scheduler.grow(room, at_once=CHECK)
             assert both.counts.grow(room, at_once=CHECK) == gave_way
             both.admit(size, steps)
             both.same()
             live = both.accounts.live
-            free = [pool.num_free for pool in both.admission.pools]
-            suffice = bool((both.admission.lacking(steps) <= free).all())
+            free = [pool.num_free for pool in both.scheduler.pools]
+            suffice = bool((both.scheduler.lacking(steps) <= free).all())
             assert both.counts.suffice(steps) == suffice
             ends = rng.random(size) < 0.2
             said = np.where(ends, rng.integers(1, steps + 1), 100)

@@ -70,7 +70,7 @@ def test_every_program_that_the_target_would_time_has_a_time(profiler: ShardProf
     engine = RolloutEngine(
         Policy.from_config(TINY), jax.devices()[:2], CONFIG, capacity=8, eos_ids=(0,)
     )
-    buckets = engine.catalogue.buckets
+    buckets = engine.specs.buckets
     assert latency.decode_table.keys() == {
         (split, rows, length)
         for split in engine.layouts

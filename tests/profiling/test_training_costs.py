@@ -76,7 +76,7 @@ for job in Plant(order, devices_of(order.target)).jobs():
 """
 
 
-@pytest.mark.absent
+@pytest.mark.cross_compile
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
 def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: str, tmp_path: Path):

@@ -10,7 +10,7 @@ from pat_jax.rl.arithmetic import problems
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.data import Problems, ProblemSplits, PromptSource, load_problems
 from pat_jax.rl.problem_files import INSTRUCTION
-from pat_jax.rl.split import Split, split_of
+from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.rl.types import Prompt
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "math"
@@ -116,9 +116,9 @@ def test_the_built_in_task_and_files_are_used_alike():
 @given(st.text(), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_held_out_share_only_adds_problems(text, one, other):
     low, high = sorted([one, other])
-    if split_of(text, low) is Split.HELDOUT:
-        assert split_of(text, high) is Split.HELDOUT
-    assert split_of(text, 0.0) is Split.TRAIN and split_of(text, 1.0) is Split.HELDOUT
+    if subset_of(text, low) is Subset.HELDOUT:
+        assert subset_of(text, high) is Subset.HELDOUT
+    assert subset_of(text, 0.0) is Subset.TRAIN and subset_of(text, 1.0) is Subset.HELDOUT
 
 
 def test_the_split_is_a_property_of_the_text(tmp_path):

@@ -23,8 +23,8 @@ from pat_jax.engine.sequences.state import (
     DecodeState,
     LayerPages,
     Pool,
+    ReservedPages,
     RowState,
-    Stock,
     Until,
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
@@ -35,7 +35,7 @@ from pat_jax.models.policy import Params, Policy
 
 Caches = tuple[LayerPages | BurstLayer, ...]
 _Step = tuple[RowState, Seen, Caches, BurstOutput]
-# Tables of the rows' pages, how many of the stock are drawn, and what says whether to go on.
+# Tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
 _Carry = tuple[_Step, Array, Array, Array]
 
 
@@ -52,8 +52,8 @@ class DecodeFunctions:
 
     def burst(
         self, layout: Layout
-    ) -> Callable[[Params, DecodeState, Stock, Until], tuple[DecodeState, BurstOutput]]:
-        """Decodes until `until`, or until the stock runs out; rows draw pages from it as they grow.
+    ) -> Callable[[Params, DecodeState, ReservedPages, Until], tuple[DecodeState, BurstOutput]]:
+        """Decodes until `until`, or until a group has no reserved page left; rows draw pages from it as they grow.
 
         The state is to be donated.
         """
@@ -98,7 +98,12 @@ class DecodeFunctions:
         )
 
     def _burst(
-        self, layout: Layout, params: Params, state: DecodeState, stock: Stock, until: Until
+        self,
+        layout: Layout,
+        params: Params,
+        state: DecodeState,
+        reserved: ReservedPages,
+        until: Until,
     ) -> tuple[DecodeState, BurstOutput]:
         page_size, steps = state.pool[0].keys.shape[2], self.check_every
         rows, most = state.rows.position.shape[0], num_pages_for(self.burst_steps, page_size)
@@ -113,13 +118,13 @@ class DecodeFunctions:
             top_logprobs=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.float32),
             pages=jnp.zeros((rows, most), jnp.int32),
         )
-        (ring,), (filled,) = stock.pages, stock.filled  # one group
+        (ring,), (filled,) = reserved.pages, reserved.filled  # one group
 
         def wanted(rows: RowState, tables: Array) -> Int[Array, " rows"]:
             return lacking(rows, tables, steps=steps, page_size=page_size)
 
         def outlook(rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
-            """Live rows of the fullest group; 1 where some group's stock is too small, else 0."""
+            """Live rows of the fullest group; 1 where some group has too few reserved pages, else 0."""
             is_short = jnp.sum(wanted(rows, tables)) > filled - drawn
             mine = jnp.stack([jnp.sum(rows.live, dtype=jnp.int32), is_short.astype(jnp.int32)])
             return jax.lax.pmax(mine, layout.dp_axes) if layout.dp_axes else mine

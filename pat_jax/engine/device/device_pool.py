@@ -1,6 +1,6 @@
 """The pages of the KV cache on the devices, and the programs that fill and move them.
 
-Which pages is the host's accounts to say (`admission.py`).
+The host's scheduler says which pages.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pat_jax.engine.device.migration import Migration, Shifting, Traffic
-from pat_jax.engine.device.program_specs import COPIES, Catalogue
+from pat_jax.engine.device.program_specs import COPIES, ProgramSpecs
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import Shipment
@@ -22,8 +22,8 @@ from pat_jax.models.policy import Params
 class DevicePool:
     """In one layout at a time. Everything is only dispatched; `settle` waits."""
 
-    def __init__(self, catalogue: Catalogue, programs: ProgramTable, layout: Layout):
-        self.catalogue, self.programs, self.layout = catalogue, programs, layout
+    def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
+        self.specs, self.programs, self.layout = specs, programs, layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
 
     def prefill(

@@ -1,7 +1,7 @@
 """Carries the KV cache of running sequences to another layout, or another group: live pages only.
 
-Knows the programs and in which order they run. Which sequences go where is the scheduler's to say,
-and which pages together `places.py`'s.
+Knows the programs and in which order they run. The scheduler says which sequences
+go where, `relocation/order.py` which pages go together.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 A round of a migration packs as many pages of each group as a staging buffer holds, exchanges the
 buffers, and unpacks them into the target's pool, in the same memory, at once or when there is room
-(`places.py`). Buffers have a few fixed sizes, so that three kinds of small programs carry any pages
+(`relocation/order.py`). Buffers have a few fixed sizes, so that three kinds of small programs carry any pages
 between any two layouts, and nothing but live pages is sent.
 
 The layout with less TP is the narrow one, the other the wide one; its groups are merged narrow ones.

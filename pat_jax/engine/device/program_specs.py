@@ -23,7 +23,7 @@ from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     DecodeState,
     Pool,
-    Stock,
+    ReservedPages,
     Until,
     abstract_pool,
     abstract_rows,
@@ -51,7 +51,7 @@ class Reslice:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class ProgramSpecs:
     functions: DecodeFunctions
     layouts: dict[Split, Layout]
     buckets: Buckets
@@ -109,7 +109,7 @@ class Catalogue:
         """Pages of a row of `length` tokens."""
         return num_pages_for(length, self.page_size)
 
-    def stock_size(self, rows: int) -> int:
+    def reserve_size(self, rows: int) -> int:
         """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
         return rows * num_pages_for(2 * self.functions.burst_steps, self.page_size)
 
@@ -121,13 +121,13 @@ class Catalogue:
             for rows in self.buckets.rows[split]:
                 seen = abstract_seen(self.functions.policy.config, layout, rows)
                 tables: Any = self._index(layout, rows, self.width(length))
-                ring: Any = self._index(layout, 1, self.stock_size(rows))
+                ring: Any = self._index(layout, 1, self.reserve_size(rows))
                 table.declare(
                     Key("decode", split, rows, length),
                     self.functions.burst(layout),
                     params,
                     DecodeState(abstract_rows(layout, rows), seen, pool, tables, each),
-                    Stock(ring, each),
+                    ReservedPages(ring, each),
                     Until(scalar, scalar),
                     donate_argnums=1,
                 )

@@ -3,7 +3,7 @@
 A round in which all groups take part is the fastest way to move pages that all of them have; what
 one group has more than the others goes in rounds of its own, in which nobody else sends. A large
 buffer needs fewer rounds, a small one sends fewer empty pages; empty pages are sent as long as they
-are few, since a round costs more than they do. Which page goes in which round is `places.py`'s to say.
+are few, since a round costs more than they do. `order.py` says which page goes in which round.
 """
 
 from collections.abc import Iterator

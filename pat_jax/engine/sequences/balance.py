@@ -1,7 +1,7 @@
 """Even loads: which live sequences go to other data-parallel groups of the layout they are in.
 
 The fullest group sets the step time. Host accounts in NumPy; the simulator asks the same. Whether it
-pays is the planner's to say, what happens to the pages `admission.py`'s.
+pays the planner says, what happens to the pages the scheduler.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Which sequence holds which pages, in the pool of its data-parallel group. All on the host.
 
-Who gets pages and who has to give them back is `admission.py`'s to say.
+The scheduler says who gets pages and who has to give them back.
 """
 
 from collections import defaultdict
@@ -8,37 +8,42 @@ from collections import defaultdict
 import numpy as np
 
 from pat_jax.engine.sequences.accounts import NO_SEQUENCE
-from pat_jax.engine.sequences.page_allocator import NO_PAGES, NULL_PAGE, PagePool, num_pages_for
+from pat_jax.engine.sequences.page_allocator import (
+    NO_PAGES,
+    NULL_PAGE,
+    PageAllocator,
+    num_pages_for,
+)
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.sequence_table import Scheduler
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 
 NO_GROUP = -1
 # Where pages have come to in a pool, by (old group, new group).
 Moved = defaultdict[tuple[int, int], dict[int, int]]
 
 
-class Holdings:
+class BlockTables:
     """Pages of a scheduler's sequences; each data-parallel group has a pool of them."""
 
-    def __init__(self, scheduler: Scheduler, *, num_pages: int, page_size: int):
-        self.scheduler, self.page_size = scheduler, page_size
-        self.pools = self._new_pools(scheduler.num_groups, num_pages)
-        count = len(scheduler.requests)
+    def __init__(self, table: SequenceTable, *, num_pages: int, page_size: int):
+        self.table, self.page_size = table, page_size
+        self.pools = self._new_pools(table.num_groups, num_pages)
+        count = len(table.requests)
         self._pages = [NO_PAGES] * count
         self._num_pages = np.zeros(count, np.int64)  # of each sequence
         self._group = np.full(count, NO_GROUP, np.int64)  # where each has or had its pages
         prompts: dict[tuple[int, ...], int] = {}
-        self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in scheduler.requests]
+        self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in table.requests]
         self._home = [NO_GROUP] * len(prompts)  # where a sample of each got pages last
 
-    def _new_pools(self, num_groups: int, num_pages: int) -> list[PagePool]:
-        longest = int(self.scheduler.end.max(initial=1)) - 1
+    def _new_pools(self, num_groups: int, num_pages: int) -> list[PageAllocator]:
+        longest = int(self.table.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(
                 f"a pool of {num_pages} pages of {self.page_size} tokens does not hold a sequence "
                 f"of {longest} tokens."
             )
-        return [PagePool(num_pages, self.page_size) for _ in range(num_groups)]
+        return [PageAllocator(num_pages, self.page_size) for _ in range(num_groups)]
 
     @property
     def most_pages(self) -> int:
@@ -53,23 +58,23 @@ class Holdings:
     @property
     def unused(self) -> int:
         """Tokens that live sequences have room for, and do not hold."""
-        live = self.scheduler.live
-        held = self._num_pages[live] * self.page_size - (self.scheduler.length[live] - 1)
+        live = self.table.live
+        held = self._num_pages[live] * self.page_size - (self.table.length[live] - 1)
         return int(held.sum())
 
-    def table(self, sequences: np.ndarray, width: int) -> np.ndarray:
+    def block_tables(self, sequences: np.ndarray, width: int) -> np.ndarray:
         """The first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
 
         Args:
           sequences: int[sequences]; a row of NO_SEQUENCE has NULL_PAGE alone.
           width: for decoding at least `most_pages`; a prefill needs those of its context only.
         """
-        table = np.full((len(sequences), width), NULL_PAGE, np.int32)
+        tables = np.full((len(sequences), width), NULL_PAGE, np.int32)
         for row, i in enumerate(sequences.tolist()):
             if i != NO_SEQUENCE:
                 pages = self._pages[i][:width]
-                table[row, : len(pages)] = pages
-        return table
+                tables[row, : len(pages)] = pages
+        return tables
 
     def lacking(self, steps: int) -> np.ndarray:
         """Pages that the live sequences of each group need besides their own for `steps` tokens."""
@@ -86,10 +91,10 @@ class Holdings:
         Returns:
           int[groups], pages drawn by each.
         """
-        occupants, drawn = self.scheduler.occupants, np.zeros(len(self.pools), np.int64)
+        occupants, drawn = self.table.occupants, np.zeros(len(self.pools), np.int64)
         counts = (pages != NULL_PAGE).sum(axis=1)
         for row in np.flatnonzero(counts).tolist():
-            group, i = row // self.scheduler.rows_per_group, int(occupants[row])
+            group, i = row // self.table.rows_per_group, int(occupants[row])
             new = pages[row, : counts[row]]
             drawn[group] += len(new)
             if i == NO_SEQUENCE:
@@ -101,9 +106,9 @@ class Holdings:
 
     def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Who is live, the tokens of each after `steps`, and the pages of these; int[live] each."""
-        scheduler = self.scheduler
-        live = scheduler.live
-        tokens = np.minimum(scheduler.length[live] - 1 + steps, scheduler.end[live] - 1)
+        table = self.table
+        live = table.live
+        tokens = np.minimum(table.length[live] - 1 + steps, table.end[live] - 1)
         return live, tokens, -(-tokens // self.page_size)
 
     def _take(self, sequence: int, group: int, pages: np.ndarray) -> None:
@@ -115,14 +120,14 @@ class Holdings:
         self._pages[sequence], self._num_pages[sequence] = NO_PAGES, 0
 
     def _adopt(
-        self, sequence: int, group: int, origin: list[PagePool], moved: Moved
+        self, sequence: int, group: int, origin: list[PageAllocator], moved: Moved
     ) -> list[tuple[int, int, int, int]] | None:
         """Pages in a `group` for what a sequence has in one of the pools of its `origin`.
 
         Returns:
           Of each page that has to move the group and number there, and here; None if pages lack.
         """
-        old, length = int(self._group[sequence]), int(self.scheduler.length[sequence])
+        old, length = int(self._group[sequence]), int(self.table.length[sequence])
         filled = self._pages[sequence][: num_pages_for(length - 1, self.page_size)]
         adopted = self.pools[group].adopt(filled, origin[old], moved[old, group])
         if adopted is None:

@@ -27,7 +27,7 @@ class Admitted:
     copy: tuple[int, int] | None  # (source, target) page, to be copied when all is prefilled
 
 
-class PagePool:
+class PageAllocator:
     """The pages of one data-parallel group, counted by their holders.
 
     A page of known tokens that nobody holds any more can still be found, until it is needed for
@@ -113,7 +113,7 @@ class PagePool:
         return None if taken is None else np.concatenate([pages, np.array(taken, np.int32)])
 
     def adopt(
-        self, pages: np.ndarray, origin: "PagePool", moved: dict[int, int]
+        self, pages: np.ndarray, origin: "PageAllocator", moved: dict[int, int]
     ) -> tuple[np.ndarray, int] | None:
         """Pages for what a sequence has in another pool, when it moves here.
 

@@ -1,12 +1,12 @@
 """Pages that the host has laid out for rows to draw during bursts, and what it knows to be drawn.
 
-Host accounts in NumPy; the devices draw by `drawing.py`. The host learns of it a burst later.
+Host accounts in NumPy; the devices draw by `device/page_append.py`. The host learns of it a burst later.
 """
 
 import numpy as np
 
-from pat_jax.engine.sequences.page_allocator import NO_PAGES, PagePool
-from pat_jax.engine.sequences.state import Stock
+from pat_jax.engine.sequences.page_allocator import NO_PAGES, PageAllocator
+from pat_jax.engine.sequences.state import ReservedPages
 from pat_jax.models.paged_layer import NULL_PAGE
 
 
@@ -19,14 +19,14 @@ def steps_with_room(burst_steps: int, check_every: int) -> int:
     return max(check_every, burst_steps // 2)
 
 
-class Stocks:
+class PageReserve:
     """One of each group. From the first burst that is dispatched to the last one collected, pages leave
     the pools for nothing else."""
 
-    def __init__(self, pools: list[PagePool], size: int):
+    def __init__(self, pools: list[PageAllocator], size: int):
         """
         Args:
-          size: pages that the stock of a group may hold at a time.
+          size: pages that the reserve of a group may hold at a time.
         """
         self.pools = pools
         self._ring = np.full((len(pools), size), NULL_PAGE, np.int32)
@@ -52,9 +52,9 @@ class Stocks:
                 ring[(self._filled[group] + np.arange(more)) % len(ring)] = taken
                 self._filled[group] += more
 
-    def laid_out(self) -> Stock:
+    def laid_out(self) -> ReservedPages:
         """For the devices."""
-        return Stock(self._ring.copy(), self._filled.astype(np.int32))
+        return ReservedPages(self._ring.copy(), self._filled.astype(np.int32))
 
     def note_drawn(self, pages: np.ndarray) -> None:
         """That so many more of each group are drawn, int[groups]."""

@@ -1,6 +1,6 @@
 """What is due before a burst: tokens to be prefilled, packed into calls, pages to be copied or moved.
 
-Host accounts in NumPy. Which sequences and which pages is `admission.py`'s to say.
+Host accounts in NumPy. The scheduler says which sequences and which pages.
 """
 
 from typing import NamedTuple

@@ -39,7 +39,7 @@ class Completion:
     error: str = ""  # one sentence where the request could not be generated to its end
 
 
-class Scheduler(Accounts):
+class SequenceTable(Accounts):
     """The sequences of one rollout, their tokens included."""
 
     def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):

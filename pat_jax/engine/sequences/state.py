@@ -67,11 +67,11 @@ class DecodeState:
     pool: Pool
     # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
-    drawn: Int[Array, " groups"]  # pages of the stock that rows have taken
+    drawn: Int[Array, " groups"]  # pages of the reserve that rows have taken
 
 
 @pytree_dataclass
-class Stock:
+class ReservedPages:
     """Pages of each group that rows draw from as they grow, in turn."""
 
     pages: Int[Array | np.ndarray, "groups size"]  # rings: page n, counted from 0, is at n % size
@@ -81,7 +81,7 @@ class Stock:
 @pytree_dataclass
 class Until:
     """When a burst ends: after `steps`, when the fullest group has `threshold` live rows, or when the
-    stock of a group is too small for the steps up to the next test."""
+    reserve of a group is too small for the steps up to the next test."""
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]

@@ -33,7 +33,7 @@ DOUBT = 3.0  # times as much is asked after each switch past the budget or back
 FASTER = 0.02  # of a step: less is noise, no rent is due for it
 
 
-def sober(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarray:
+def without_optimism(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarray:
     """Measured over profiled step time, float[layouts], without the benefit of the doubt.
 
     A layout not seen yet is taken to be off as the others are in the mean, where the latency model
@@ -50,7 +50,7 @@ def sober(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarray:
 
 
 @dataclass
-class Account:
+class RegretBudget:
     """Of one rollout. Float[layouts], seconds; those of bursts are the profile's, uncorrected."""
 
     prefill_s: np.ndarray  # of all prompts in each

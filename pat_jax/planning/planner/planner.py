@@ -21,7 +21,7 @@ from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.balance import balance_seconds
-from pat_jax.planning.planner.budget import Account, sober
+from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.planner.compilation import Uncompiled, follow
 from pat_jax.planning.planner.costs import CostTables
@@ -87,7 +87,9 @@ class CostModelPlanner(Planner):
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
-    _account: Account | None = field(default=None, init=False, repr=False)  # of this rollout
+    _regret_budget: RegretBudget | None = field(
+        default=None, init=False, repr=False
+    )  # of this rollout
     # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
     _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
@@ -104,7 +106,7 @@ class CostModelPlanner(Planner):
             # whose cost nobody has seen on a small gain: it counts once more.
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
-        self._account, self._burst = Account(costs.prefill, start), None
+        self._regret_budget, self._burst = RegretBudget(costs.prefill, start), None
         return self.splits[start]
 
     def plan(self, load: Load, current: Split) -> Plan:
@@ -140,14 +142,14 @@ class CostModelPlanner(Planner):
             self.latency = self.latency.observed(burst)
 
     def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
-        assert self._account is not None and self._asked is not None, "it was planned here"
+        assert self._regret_budget is not None and self._asked is not None, "it was planned here"
         if self.is_frozen:
             seconds = plan.predicted_cost_s
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
-        correction = sober(self.latency, self.splits)
-        was_afforded = self._account.affords(seconds, remaining_s, correction)
+        correction = without_optimism(self.latency, self.splits)
+        was_afforded = self._regret_budget.affords(seconds, remaining_s, correction)
         there = self.splits.index(plan.split)
-        self._account.switch(there, seconds, was_afforded=was_afforded)
+        self._regret_budget.switch(there, seconds, was_afforded=was_afforded)
         if self.is_frozen:
             return
         # Where pages lack, sequences that were to migrate are not: it went another way than planned.
@@ -179,10 +181,10 @@ class CostModelPlanner(Planner):
         return best
 
     def observe_balance(self, balance: Balance, seconds: float) -> None:
-        assert self._account is not None and self._asked is not None, "it was planned here"
+        assert self._regret_budget is not None and self._asked is not None, "it was planned here"
         if self.is_frozen:
             seconds = balance.predicted_cost_s
-        self._account.balance(seconds)
+        self._regret_budget.balance(seconds)
         assert self._burst is not None and self._even_step_s is not None
         self._burst = self._even_step_s, self._burst[1]  # what the next burst will cost now
         if not self.is_frozen:
@@ -225,22 +227,24 @@ class CostModelPlanner(Planner):
 
     def _book(self, load: Load, here: int, costs: Costs) -> None:
         """Books the burst since the last plan, and notes what the next one will cost in each layout."""
-        if self._account is None:
-            self._account = Account(costs.prefill, here)
+        if self._regret_budget is None:
+            self._regret_budget = RegretBudget(costs.prefill, here)
         if self._burst is None:
             self.switch_costs = self.switch_costs.aged()  # a rollout begins
             self.balance_costs = self.balance_costs.aged()
         else:
             step_s, before = self._burst
             steps = max(0, load.step - before)
-            self._account.burst(here, steps * step_s, sober(self.latency, self.splits))
+            self._regret_budget.burst(
+                here, steps * step_s, without_optimism(self.latency, self.splits)
+            )
         self._burst = costs.profile_step_s, load.step
 
     def _may_switch(self, costs: Costs, here: int, path: np.ndarray, remaining_s: float) -> bool:
         """Within the budget; or it pays several times over, unseen layouts taken soberly."""
-        account, cost = self._account, float(costs.switch[0, here, path[0]])
+        account, cost = self._regret_budget, float(costs.switch[0, here, path[0]])
         assert account is not None
-        correction = sober(self.latency, self.splits)
+        correction = without_optimism(self.latency, self.splits)
         if account.affords(cost, remaining_s, correction):
             return True
         hoped = np.array([self.latency.correction.factor(split) for split in self.splits])
@@ -252,11 +256,11 @@ class CostModelPlanner(Planner):
 
     def _due(self, here: int, costs: Costs, totals: np.ndarray) -> int | None:
         """A layout whose rent has paid for the switch there, and for what the plan says it loses."""
-        assert self._account is not None
-        step_s = costs.profile_step_s * sober(self.latency, self.splits)
+        assert self._regret_budget is not None
+        step_s = costs.profile_step_s * without_optimism(self.latency, self.splits)
         cost_s = costs.switch[0, here]
         loss_s = self.safety * cost_s + totals - totals[here]
-        return self._account.due(here, step_s, cost_s, loss_s)
+        return self._regret_budget.due(here, step_s, cost_s, loss_s)
 
     def _switch(
         self, load: Load, costs: Costs, pair: tuple[int, int], stay: float, total: float, why: str

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
-from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PagePool
-from pat_jax.engine.sequences.page_reserve import Stocks
-from pat_jax.engine.sequences.state import RowState, Stock
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator
+from pat_jax.engine.sequences.page_reserve import PageReserve
+from pat_jax.engine.sequences.state import ReservedPages, RowState
 
 ROWS, WIDTH, SIZE, PAGE, CHECK = 5, 9, 11, 4, 6
 STEPS = 18
@@ -26,24 +26,26 @@ def a_few_steps(rows: RowState, tables: jax.Array, ring: jax.Array, drawn: jax.A
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 25), st.integers(0, SIZE))
 def test_rows_draw_what_their_next_tokens_need(seed, drawn, left):
-    """A ring that has gone round, rows that end, and a stock that may run out."""
+    """A ring that has gone round, rows that end, and a reserve that may run out."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 15, ROWS)
     end = tokens + 1 + rng.integers(1, 20, ROWS)
     said = np.minimum(rng.integers(0, STEPS + 4, ROWS), end - tokens - 1)
     held = np.where(said > 0, -(-tokens // PAGE) + rng.integers(0, 2, ROWS), 0)
     tables = np.where(np.arange(WIDTH) < held[:, None], 100 + np.arange(WIDTH), NULL_PAGE)
-    stock = Stock(rng.permutation(SIZE)[None].astype(np.int32) + 1, np.array([drawn + left]))
+    reserved = ReservedPages(
+        rng.permutation(SIZE)[None].astype(np.int32) + 1, np.array([drawn + left])
+    )
     sizes = {"steps": STEPS, "check_every": CHECK, "page_size": PAGE}
-    expected, steps = drawn_in_a_burst(held, tokens, end, said, stock, [drawn], **sizes)
+    expected, steps = drawn_in_a_burst(held, tokens, end, said, reserved, [drawn], **sizes)
 
     now, have, done = jnp.int32(drawn), jnp.asarray(tables, jnp.int32), 0
     while done < STEPS and (said > done).any():
         rows = RowState.empty(ROWS)
         rows.position[:], rows.end[:] = tokens + np.minimum(done, said), end
         rows.live[:] = said > done
-        more, after, drawn_after = a_few_steps(rows, have, jnp.asarray(stock.pages[0]), now)
-        if int(more) > int(stock.filled[0]) - int(now):
+        more, after, drawn_after = a_few_steps(rows, have, jnp.asarray(reserved.pages[0]), now)
+        if int(more) > int(reserved.filled[0]) - int(now):
             break
         have, now, done = after, drawn_after, done + CHECK
     assert done == steps
@@ -58,26 +60,26 @@ def test_rows_draw_what_their_next_tokens_need(seed, drawn, left):
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
 def test_a_stock_goes_round_and_loses_no_page(moves):
     """Laid out, drawn and given back, page by page."""
-    pools = [PagePool(14, PAGE), PagePool(9, PAGE)]
-    stocks, held = Stocks(pools, size=6), [[], []]
+    pools = [PageAllocator(14, PAGE), PageAllocator(9, PAGE)]
+    reserve, held = PageReserve(pools, size=6), [[], []]
     first = [0, 0]
     for wish, drawn in moves:
         wishes = np.array([wish, 6 - wish])
-        can = stocks.can_hold(wishes)
-        stocks.fill(wishes)
-        assert can == (stocks.left >= wishes).all() and (stocks.left <= 6).all()
-        out = stocks.laid_out()
-        takes = np.minimum(drawn, stocks.left)
+        can = reserve.can_hold(wishes)
+        reserve.fill(wishes)
+        assert can == (reserve.left >= wishes).all() and (reserve.left <= 6).all()
+        out = reserve.laid_out()
+        takes = np.minimum(drawn, reserve.left)
         for g, pool in enumerate(pools):
             for _ in range(takes[g]):
                 held[g].append(int(out.pages[g, first[g] % 6]))
                 first[g] += 1
             assert len(set(held[g])) == len(held[g]) and NULL_PAGE not in held[g]
-            assert pool.num_free + len(held[g]) + stocks.left[g] - takes[g] == pool.capacity
-        stocks.note_drawn(takes)
+            assert pool.num_free + len(held[g]) + reserve.left[g] - takes[g] == pool.capacity
+        reserve.note_drawn(takes)
         for g, pool in enumerate(pools):
             pool.release(np.array(held[g][:1], np.int32))
             held[g] = held[g][1:]
-    stocks.take_back()
+    reserve.take_back()
     assert [pool.num_free + len(mine) for pool, mine in zip(pools, held, strict=True)] == [13, 8]
-    assert (stocks.left == 0).all()
+    assert (reserve.left == 0).all()

@@ -8,13 +8,13 @@ import hashlib
 from enum import StrEnum
 
 
-class Split(StrEnum):
+class Subset(StrEnum):
     TRAIN = "train"
     HELDOUT = "heldout"
 
 
-def split_of(text: str, heldout_share: float) -> Split:
+def subset_of(text: str, heldout_share: float) -> Subset:
     """Held out if the text's 64-bit hash lies in the lowest `heldout_share` of all hashes."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     is_heldout = int.from_bytes(digest, "big") < heldout_share * 2**64
-    return Split.HELDOUT if is_heldout else Split.TRAIN
+    return Subset.HELDOUT if is_heldout else Subset.TRAIN

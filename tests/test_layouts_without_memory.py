@@ -13,7 +13,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
-from pat_jax.engine.memory import engine_memory, memory_alone, without_room
+from pat_jax.engine.memory import engine_memory, layouts_without_memory, memory_alone
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
@@ -84,7 +84,7 @@ def test_auto_takes_what_is_accepted_pinned(kv_heads: int, options: tuple[str, .
             least = memory.needed(np.array(1), np.array(64 + 1852))  # of the longest alone
             assert all(least < memory.pages[split] for split in accepted)
         if found and len(accepted) == 1:
-            assert found.catalogue.pages == pinned[accepted[0]].catalogue.pages
+            assert found.specs.pages == pinned[accepted[0]].specs.pages
     assert seen == [4, 3, 3, 2, 2, 1, 1, 0]
 
 
@@ -130,7 +130,7 @@ def test_pages_that_only_a_layout_with_room_can_do_with():
     limit = limited(alone(asked(), model).held(TP8) * 1.1)
     pages = "--rollout.kv_pages", "16"
     found = engine_of(model, *limit, *pages)
-    assert found and found.catalogue.pages == {TP8: 8 * 16}
+    assert found and found.specs.pages == {TP8: 8 * 16}
     assert engine_of(model, *limit, *pages, "--layout", "dp1tp8")
 
 
@@ -150,8 +150,10 @@ def test_prompts_that_begin_where_nothing_goes_on_do_not_rule_out_where_it_does(
     config = replace(asked().rollout, prompts_per_step=1024, num_generations=1, max_prompt_length=8)
     assert memory.starting(DP8, 1024, 8) < 1000 < memory.starting(TP8, 1024, 8)
     assert memory.held(TP8) < 1000 < memory.held(DP8)
-    assert list(without_room(memory, config)) == [DP8]
+    assert list(layouts_without_memory(memory, config)) == [DP8]
     roomy = replace(memory, limit=1200 / USABLE)
-    assert list(without_room(roomy, config)) == []
+    assert list(layouts_without_memory(roomy, config)) == []
     roomy = replace(memory, limit=1010 / USABLE)
-    assert list(without_room(roomy, config)) == [TP8]  # both go on, and only the other begins
+    assert list(layouts_without_memory(roomy, config)) == [
+        TP8
+    ]  # both go on, and only the other begins

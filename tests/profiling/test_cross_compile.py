@@ -17,7 +17,7 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile import compile as absent
+from pat_jax.profiling.cross_compile import compile as compilation
 from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Order, Plant
@@ -171,15 +171,15 @@ for layers in order["depths"]:
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A compiler's process that says what a test wants."""
-    monkeypatch.setattr(absent, "installed", lambda target: {"jax": "1"})
-    monkeypatch.setattr(absent, "_ptxas", lambda: tmp_path)
+    monkeypatch.setattr(compilation, "installed", lambda target: {"jax": "1"})
+    monkeypatch.setattr(compilation, "_ptxas", lambda: tmp_path)
     calls = tmp_path / "calls"
 
     def says(body: str) -> Path:
         script = tmp_path / "child"
         script.write_text(CHILD.format(python=sys.executable, calls=str(calls), body=body))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(absent.sys, "executable", str(script))
+        monkeypatch.setattr(compilation.sys, "executable", str(script))
         return calls
 
     return says
@@ -224,7 +224,7 @@ def test_a_child_that_fails_is_one_sentence_and_nothing_is_kept(child, tmp_path,
     ("text", "module"), [("v5e:2x4", "libtpu"), ("h100:8", "jax_cuda12_plugin")]
 )
 def test_a_compiler_that_is_not_installed_is_named_with_its_extra(monkeypatch, text, module):
-    monkeypatch.setattr(absent.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"target {text}: .*{module}.*'\.\[plan\]'"):
         compile_for(Target.parse(text), CONFIG, TINY)
 
@@ -232,7 +232,7 @@ def test_a_compiler_that_is_not_installed_is_named_with_its_extra(monkeypatch, t
 REAL = replace(preset("qwen3-0.6b"), num_layers=2, vocab_size=4096)
 
 
-@pytest.mark.absent
+@pytest.mark.cross_compile
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
 def test_every_program_of_a_small_model_compiles_for_a_machine_that_is_not_there(text, tmp_path):
