@@ -9,7 +9,7 @@ from tensorboardX.proto import event_pb2
 
 from pat_jax.run.metrics import read_metrics
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 FULL_COMPLETIONS = """
 import logging, resource, signal, sys

@@ -153,7 +153,7 @@ os._exit(9)
 
 
 def test_a_run_killed_in_the_middle_of_a_save_resumes_from_the_one_before(tmp_path: Path):
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     killed = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert killed.returncode == 9

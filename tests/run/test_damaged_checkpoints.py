@@ -184,7 +184,7 @@ checkpoints.close()
 
 
 def test_a_failed_save_is_one_sentence_and_the_next_one_succeeds(tmp_path: Path):
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", FULL, str(tmp_path / "checkpoints")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

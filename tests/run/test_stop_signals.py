@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys, time
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
