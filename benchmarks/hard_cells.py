@@ -23,7 +23,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.profiling.cross_compile.by_arithmetic import on_paper
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.composer import SWITCH_S, Composer
 from pat_jax.profiling.predict.targets import Target
@@ -184,7 +184,7 @@ def _memory(model: str, config: RolloutConfig, pool_gib: float) -> MemoryModel:
         rollout=replace(config, kv_pages=int(pool_gib * GIB / one_page)),
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
     )
-    return on_paper(Order.of(Target.parse(GPUS[GPU]), run, preset(model), (0,))).memory
+    return by_arithmetic(Order.of(Target.parse(GPUS[GPU]), run, preset(model), (0,))).memory
 
 
 def _machine(

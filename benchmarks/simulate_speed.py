@@ -22,12 +22,12 @@ from statistics import median
 from pat_jax.common.devices import configure
 from pat_jax.config.run import RunConfig
 from pat_jax.models.presets import preset
-from pat_jax.plan import PlanConfig
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.capacity.costs import costs_of
-from pat_jax.profiling.cross_compile.by_arithmetic import on_paper
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.machine import Machine
@@ -41,7 +41,7 @@ def machine_of(sequences: int, cap: int) -> Machine:
     target = Target.parse(TARGET)
     config = PlanConfig(model=MODEL, target=TARGET, responses=sequences, max_completion_length=cap)
     run: RunConfig = config.run(target)
-    plant = on_paper(Order.of(target, run, preset(MODEL), (2, 4)))
+    plant = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
     costs = costs_of(plant, None, Path("no tables"), "one-shot")
     machine = Machine.of(
         costs.latency,

@@ -46,7 +46,7 @@ def main() -> None:
             f"option --prompts is {config.prompts!r}: the file has no line, expected one JSON object a "
             "line."
         )
-    overrides, recommended = config.overrides, checkpoint_wishes(Path(config.model))
+    overrides, recommended = config.overrides, recommended_overrides(Path(config.model))
     devices = configure(config.devices)
     model = model_config(config.model_options, len(devices))
     tokenizer = None
@@ -69,7 +69,7 @@ def main() -> None:
         print(gap_words(config, run, engine, sample), file=sys.stderr)
 
 
-def checkpoint_wishes(directory: Path) -> SamplingOverrides:
+def recommended_overrides(directory: Path) -> SamplingOverrides:
     """What a checkpoint's authors recommend, if they do. `do_sample: false` is greedy.
 
     Raises:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -18,14 +18,13 @@ from tqdm import tqdm
 
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
-from pat_jax.common.rules import GIVEN, check, count
 from pat_jax.config.command_line import parse, run_command
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout_choice import check_lengths
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.measure.collectives import all_reduce_seconds
+from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import plot_profile, tables
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
@@ -36,32 +35,6 @@ from pat_jax.training.build import DTYPES
 log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class ProfileConfig(RunConfig):
-    """Measures what each step takes on this machine for one model, for `train` to plan by. Takes the
-    options of `train`, so that a run's --preset and --config fit as they are.
-
-        python -m pat_jax.profile --preset qwen3-8b --model DIR
-    """
-
-    out: str = ""
-    """The profile file; empty puts it where train looks for it."""
-    remeasure: bool = False
-    """Measure everything anew, whatever the file holds."""
-    runs: int = 3
-    """Timed runs of each program; the fastest counts."""
-    shards: str = ""
-    """A machine of such devices as this one, such as h100:8: on one device here the shard of each of
-    its layouts is measured, and what goes over its links is computed."""
-
-    def _check_given(self) -> None:
-        check(self, "model", GIVEN)  # measuring takes neither data nor reward
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self, "runs", count(1, 1000))
 
 
 def main() -> None:

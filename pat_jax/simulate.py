@@ -8,11 +8,9 @@ device. Options that take several values, separated by commas, are combined in e
 """
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +18,12 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import (
-    GIVEN,
-    MEMORY_GIB,
-    MOST_REPLAYED,
-    RESPONSES,
-    ROLLOUTS,
-    SEED,
-    TOKENS,
-    Rule,
-    check,
     check_context,
-    positive,
-    require,
 )
 from pat_jax.common.text_table import percent, text_table
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.planning.latency.profile import Profile, read_profile
+from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.capacity.what_if import (
     WhatIf,
     machine_of,
@@ -45,96 +33,7 @@ from pat_jax.profiling.capacity.what_if import (
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.length_files import find_lengths
-from pat_jax.profiling.simulate.response_lengths import CORRELATION, Draw, ResponseLengths
-
-MOST_GROWTH = 20  # of a logarithm, over all rollouts
-WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
-
-
-def listed(pattern: str, most: int, what: str) -> Rule:
-    """Of a text: numbers of that form, none of them above `most`."""
-    form = re.compile(rf"{pattern}(,{pattern})*")
-    expected = f"{what} up to {most:,}, separated by commas"
-    return (
-        lambda x: bool(form.fullmatch(x)) and max(map(float, x.split(","))) <= most,
-        expected,
-    )
-
-
-@dataclass(frozen=True)
-class SimulateConfig:
-    """Replays rollouts of a measured machine: other batches, caps and links. Options that take several
-    values, separated by commas, are combined in every way.
-
-        python -m pat_jax.simulate --profile FILE --responses 512,2048 --link_slowdown 1,4
-    """
-
-    profile: str = "profile.json"
-    """A file of `python -m pat_jax.profile`: what each step and switch takes."""
-    lengths: str = "reasoning"
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
-    responses: str = "1024"
-    """Responses of one rollout; several, separated by commas, are each replayed."""
-    max_completion_length: str = "24576"
-    """The cap in tokens at which a response is cut; several, separated by commas."""
-    link_slowdown: str = "1"
-    """Times that sums over devices and moves between them take longer; several, by commas."""
-    host_us: str = "0"
-    """Microseconds of the host in each decode step for each live sequence, beside what was measured;
-    several, by commas."""
-    device_memory_gib: float = 0.0
-    """Memory of a device: the KV cache takes what the weights leave, and sequences without pages wait
-    or are preempted; 0 lets every sequence have its pages."""
-    num_generations: int = 8
-    """Responses to one prompt, whose lengths are alike."""
-    correlation: float = CORRELATION
-    """Of the normal scores of two responses to one prompt; 0 makes them strangers."""
-    prompt_tokens: int = 256
-    """Length of every prompt, where the file of lengths has none."""
-    length_scale: float = 1.0
-    """Times that responses are longer than the file or the distribution says."""
-    rollouts: int = 1
-    """Rollouts that follow one another; the planner learns from each."""
-    growth: float = 0.0
-    """By which the logarithm of response lengths grows from one rollout to the next; 0.02 doubles
-    them in 35."""
-    burst_steps: int = 256
-    """Most decode steps of one burst, after which the planner looks again."""
-    check_every: int = 16
-    """Decode steps between two tests of the stop condition on the device."""
-    seed: int = 0
-    """Seed of the rollouts drawn."""
-    out: str = ""
-    """A JSON file for all that was found; empty writes none."""
-
-    def __post_init__(self):
-        check(self, "profile lengths", GIVEN)
-        check(self, "responses", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
-        check(self, "max_completion_length", listed(WHOLE, 2**24, "whole numbers from 1"))
-        check(self, "link_slowdown host_us", listed(NUMBER, 10**6, "numbers"))
-        check(self, "num_generations", RESPONSES)
-        check(self, "prompt_tokens burst_steps check_every", TOKENS)
-        check(self, "rollouts", ROLLOUTS)
-        growth = abs(self.growth) * self.rollouts <= MOST_GROWTH
-        expected = f"a number whose --rollouts ({self.rollouts}) come to at most {MOST_GROWTH}"
-        require(growth, "growth", self.growth, expected)
-        check(self, "correlation", (lambda x: 0 <= x < 1, "a number in [0, 1)"))
-        check(self, "length_scale", positive(1000))
-        check(self, "device_memory_gib", MEMORY_GIB)
-        check(self, "seed", SEED)
-
-    def cases(self) -> Iterator[tuple[int, int, float, float]]:
-        """(responses, cap, link slowdown, host microseconds) of each question."""
-
-        def values(text: str, kind: Callable[[str], Any]) -> list[Any]:
-            return [kind(value) for value in text.split(",")]
-
-        return product(
-            values(self.responses, int),
-            values(self.max_completion_length, int),
-            values(self.link_slowdown, float),
-            values(self.host_us, float),
-        )
+from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 
 
 @dataclass(frozen=True)

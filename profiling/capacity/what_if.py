@@ -18,7 +18,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.by_arithmetic import nearest, on_paper
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, nearest
 from pat_jax.profiling.cross_compile.plant import Order, Plant
 from pat_jax.profiling.predict.targets import Chip, Target
 from pat_jax.profiling.simulate.machine import Machine
@@ -220,4 +220,4 @@ def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
         rollout=config,
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
     )
-    return on_paper(Order.of(target, run, model_of(profile), (0,)))
+    return by_arithmetic(Order.of(target, run, model_of(profile), (0,)))

@@ -37,7 +37,7 @@ def paper_devices(devices_per_host: int, num_hosts: int = 1) -> list[Device]:
     ]
 
 
-def on_paper(order: Order) -> Plant:
+def by_arithmetic(order: Order) -> Plant:
     target = order.target
     return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
 
@@ -49,7 +49,7 @@ def needs_of(order: Order) -> MemoryModel:
     long to trace.
     """
     a, b = (replace(order.model, num_layers=layers) for layers in DEPTHS)
-    small, large = (on_paper(replace(order, model=model)).alone for model in (a, b))
+    small, large = (by_arithmetic(replace(order, model=model)).alone for model in (a, b))
 
     def whole(low: int, high: int) -> int:
         per_layer = (high - low) // (b.num_layers - a.num_layers)

@@ -200,16 +200,18 @@ def test_what_fails_behind_a_stop_string_is_no_error(tokenizer):
 
 def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):
     from pat_jax.common.errors import UserError
-    from pat_jax.generate import checkpoint_wishes
+    from pat_jax.generate import recommended_overrides
 
-    assert checkpoint_wishes(tmp_path) == SamplingOverrides()
+    assert recommended_overrides(tmp_path) == SamplingOverrides()
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "x": 1}))
-    assert checkpoint_wishes(tmp_path) == SamplingOverrides(temperature=0.6, top_k=20, max_tokens=9)
+    assert recommended_overrides(tmp_path) == SamplingOverrides(
+        temperature=0.6, top_k=20, max_tokens=9
+    )
     file.write_text(json.dumps({"temperature": 0.6, "do_sample": False, "top_p": None}))
-    assert checkpoint_wishes(tmp_path) == SamplingOverrides(temperature=0.0)
+    assert recommended_overrides(tmp_path) == SamplingOverrides(temperature=0.0)
     for bad, words in (('{"top_p": 7}', "top_p is 7"), ("[]", "expected one JSON object")):
         file.write_text(bad)
         with pytest.raises(UserError) as caught:
-            checkpoint_wishes(tmp_path)
+            recommended_overrides(tmp_path)
         assert str(file) in str(caught.value) and words in str(caught.value)

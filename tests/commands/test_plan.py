@@ -13,6 +13,7 @@ from pat_jax import plan
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import page
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import planned
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.text import plan_text
@@ -85,7 +86,7 @@ def report(tmp_path_factory) -> PlanReport:
 
 
 def made(compiled: Compilation | None, *options: str) -> PlanReport:
-    config = parse([*ASKED, *options], plan.PlanConfig, prog="plan", presets=None)
+    config = parse([*ASKED, *options], PlanConfig, prog="plan", presets=None)
     return planned(plan.question_of(config, "the command"), compiled)
 
 

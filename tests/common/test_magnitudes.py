@@ -13,8 +13,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, options_of
 from pat_jax.config import command_line as cli
 from pat_jax.config.run import RunConfig
-from pat_jax.plan import PlanConfig
-from pat_jax.simulate import SimulateConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 NUMBERS = [
     pytest.param(one, option, id=f"{one.__name__}-{option.name}")

@@ -6,9 +6,9 @@ from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
 from pat_jax.config.run import RunConfig
-from pat_jax.plan import PlanConfig
-from pat_jax.profile import ProfileConfig
-from pat_jax.simulate import SimulateConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.simulate_config import SimulateConfig
+from pat_jax.profiling.measure.config import ProfileConfig
 
 CLASSES = (RunConfig, ProfileConfig, GenerateConfig, PlanConfig, SimulateConfig)
 OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES}

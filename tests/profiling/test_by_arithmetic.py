@@ -8,14 +8,14 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
-from pat_jax.plan import PlanConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import (
+    by_arithmetic,
     check_room,
     has_room,
     larger,
     nearest,
     needs_of,
-    on_paper,
     roomier,
     what_fits,
 )
@@ -46,7 +46,7 @@ def test_memory_is_weights_and_cache_by_arithmetic(model: str):
 
 
 def test_layouts_across_hosts_are_known_as_such():
-    plant = on_paper(order(target="h100:8x2", layers=1))
+    plant = by_arithmetic(order(target="h100:8x2", layers=1))
     crossing = [str(s) for s, layout in plant.layouts.items() if layout.crosses_hosts]
     assert crossing == ["dp1tp16"]
 
@@ -55,13 +55,13 @@ def test_what_a_deep_model_needs_is_told_by_shallow_ones():
     """Where memory is scarce the accounts of the whole model give the pool no more than those that
     share it need, and a layout without room what it needs."""
     asked = order(layers=6, device_memory_gib=7.0)
-    needs, plant = needs_of(asked), on_paper(asked)
+    needs, plant = needs_of(asked), by_arithmetic(asked)
     memory, (first, second, *_) = plant.memory, plant.layouts
     assert needs == plant.alone and needs.weights == memory.weights
     assert needs.held(first) > needs.usable > needs.held(second)
     pools = {split: max(needs.pool(second), needs.pool(split)) for split in plant.layouts}
     assert pools == {split: memory.pool(split) for split in plant.layouts}
-    roomy = on_paper(order(layers=6)).memory
+    roomy = by_arithmetic(order(layers=6)).memory
     assert all(roomy.pool(split) > needs.pool(split) for split in memory.weights)
 
 

@@ -8,15 +8,15 @@ from fakes import SPLITS, made_up_latency
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
-from pat_jax.plan import PlanConfig
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.costs import profiled
-from pat_jax.profiling.cross_compile.by_arithmetic import on_paper
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 
 TARGET, MODEL = Target.parse("h100:8"), preset("qwen3-0.6b")
-PLANT = on_paper(Order.of(TARGET, PlanConfig(model="qwen3-0.6b").run(TARGET), MODEL, (2, 4)))
+PLANT = by_arithmetic(Order.of(TARGET, PlanConfig(model="qwen3-0.6b").run(TARGET), MODEL, (2, 4)))
 SUMS = {("all-reduce", n, 4096): 1e-4 for n in (2, 4, 8)}
 SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(MODEL), "bfloat16", "0.10.2")
 

@@ -1,0 +1,32 @@
+"""Options of `python -m pat_jax.profile`."""
+
+from dataclasses import dataclass
+
+from pat_jax.common.rules import GIVEN, check, count
+from pat_jax.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class ProfileConfig(RunConfig):
+    """Measures what each step takes on this machine for one model, for `train` to plan by. Takes the
+    options of `train`, so that a run's --preset and --config fit as they are.
+
+        python -m pat_jax.profile --preset qwen3-8b --model DIR
+    """
+
+    out: str = ""
+    """The profile file; empty puts it where train looks for it."""
+    remeasure: bool = False
+    """Measure everything anew, whatever the file holds."""
+    runs: int = 3
+    """Timed runs of each program; the fastest counts."""
+    shards: str = ""
+    """A machine of such devices as this one, such as h100:8: on one device here the shard of each of
+    its layouts is measured, and what goes over its links is computed."""
+
+    def _check_given(self) -> None:
+        check(self, "model", GIVEN)  # measuring takes neither data nor reward
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(self, "runs", count(1, 1000))
