@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.adaptive_vs_static import describe_machine
-from pat_jax.devices import configure
+from pat_jax.common.devices import configure
 
 HERE = Path(__file__).parent.parent
 COMMAND = ("-m", "pat_jax.train")
