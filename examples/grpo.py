@@ -1,0 +1,96 @@
+"""GRPO from end to end, flat: prompts, rollouts that switch layouts, rewards, advantages, updates.
+
+    python examples/grpo.py --steps 20
+
+These are the pieces of `python -m pat_jax.train`, without its checkpoints, metrics, evaluation and
+reward processes; it takes the same options. Change the reward or the loop to try an idea: here a policy
+of random weights learns to write digits.
+"""
+
+import sys
+
+import numpy as np
+
+from pat_jax.common.devices import configure
+from pat_jax.config.command_line import parse, run_command
+from pat_jax.config.run import RunConfig
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.rl.advantages import group_advantages
+from pat_jax.rl.batches import to_train_batch
+from pat_jax.rl.types import Rollout
+from pat_jax.run.generation import Generator
+from pat_jax.run.prepare import cost_planner, warm_up
+from pat_jax.run.setup import build
+from pat_jax.training.build import micro_shapes
+
+DEFAULTS = ["--preset", "demo", "--warm_start.steps", "0", "--rollout.max_completion_length", "36"]
+
+
+def reward(prompt: str, response: str) -> float:
+    """The share of digits in a response. Yours goes here."""
+    del prompt
+    return sum(character.isdigit() for character in response) / max(1, len(response))
+
+
+def train(config: RunConfig) -> list[float]:
+    """Returns the mean reward of each step."""
+    # Task, policy, layouts, engine and trainer; what is wrong with the options is found here.
+    setup = build(config, configure(config.devices))
+    task, engine, trainer = setup.task, setup.engine, setup.trainer
+
+    # Every program is compiled once, and nothing after this.
+    trainer.compile()
+    engine.compile()
+    state = trainer["init_state"](setup.initial_params(config))
+    shapes = micro_shapes(config, trainer.layout.split.dp)
+
+    # The warm-up runs each program of the rollout. Its times are what the planner decides by.
+    warmup = warm_up(
+        setup, tuple(setup.layouts), lambda layout: trainer.transfer(state.params, layout)
+    )
+    lengths = LengthModel.empty(config.rollout.max_completion_length)
+    planner = setup.scripted or cost_planner(config, setup, warmup.measured, lengths)
+    generator = Generator(engine, trainer, planner, config.rollout, config.seed, lengths)
+
+    def worth(rollout: Rollout) -> float:
+        text = task.tokenizer.decode(rollout.tokens.tolist())
+        return reward(rollout.prompt.text, text)
+
+    means = []
+    for step in range(config.steps):
+        # Prompts, and a group of responses to each. The rollout samples the newest policy; between
+        # two bursts of decode steps the planner may change its layout.
+        prompts = task.train_batch(step, config.rollout.prompts_per_step)
+        generator.load(state.params)
+        groups, report = generator.rollout(prompts, step, lambda place, rollout: None)
+        generator.release()  # the update has the devices' memory to itself
+
+        # Rewards, and what each response is worth beside the others of its group.
+        rewards = np.array([[worth(rollout) for rollout in group.rollouts] for group in groups])
+        advantages = group_advantages(rewards, scale=config.algorithm.scale_rewards)
+
+        # The update, in micro-batches of the shapes that are compiled.
+        batch = to_train_batch(
+            groups,
+            advantages,
+            mini_batch_size=config.algorithm.mini_batch_size,
+            micro_shapes=shapes,
+            aggregation=config.algorithm.loss_aggregation,
+            truncated=config.algorithm.truncated,
+            max_completion_length=config.rollout.max_completion_length,
+        )
+        state, result = trainer.update(state, batch, None)
+
+        means.append(float(rewards.mean()))
+        path = " -> ".join(report.trace().path)
+        loss = result.metrics["train/loss"]
+        print(f"step {step + 1}: reward {means[-1]:.3f}, loss {loss:.4f}, {path}")
+    return means
+
+
+def main() -> None:
+    train(parse([*DEFAULTS, *sys.argv[1:]], prog="python examples/grpo.py"))
+
+
+if __name__ == "__main__":
+    run_command(main)
