@@ -125,7 +125,7 @@ def print_excess(title: str, table: dict[str, dict]) -> None:
 
 def grid(args: argparse.Namespace) -> Iterator[Cell]:
     for gpu, model, size, lengths in product(GPUS, MODELS, SIZES, (*TAILED, NO_TAIL)):
-        yield Cell(gpu, model, size, lengths, args.data, args.switch_s)
+        yield Cell(gpu, model, size, lengths, args.data, args.switch_s, args.host_us)
 
 
 def measure(args: argparse.Namespace) -> dict[Cell, dict]:
@@ -146,6 +146,9 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=67, help="of each cell: 3 x 67 with tails")
     parser.add_argument("--beliefs", nargs="+", choices=BELIEFS, default=list(BELIEFS))
     parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
+    parser.add_argument(
+        "--host_us", type=float, default=0.0, help="unknown, of a sequence in a step"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -59,6 +59,7 @@ class Cell:
     lengths: str
     data: Path
     switch_s: float
+    host_us: float = 0.0  # of each live sequence in each step, in every layout; no belief has it
 
     def machine(self) -> Machine:
         known = _lengths(self.data)[self.lengths]
@@ -80,7 +81,14 @@ class Cell:
             measured_kernels(self.data, self.gpu), preset(self.model), self.switch_s
         )
         latency = composer.latency_model(buckets)
-        return Machine.of(latency, SPLITS, config, capacity=self.size, runs_ahead=True)
+        return Machine.of(
+            latency,
+            SPLITS,
+            config,
+            capacity=self.size,
+            runs_ahead=True,
+            host_s_per_sequence=1e-6 * self.host_us,
+        )
 
 
 @cache

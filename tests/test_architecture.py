@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure",
     "batch_generation": f"{BELOW_THE_ENGINE} engine rl",
 }
-COMMANDS = "commands"  # the files right inside of pat_jax/, which may import every room
+TOP = "commands"  # the files right inside of pat_jax/, which may import every room
 PURE = ("errors", "json_text", "pytree")  # of common: what models and rl may know of it
 BASIC = ("jax", "numpy", "jaxtyping", "transformers")
 EXTERNAL = {
@@ -81,14 +81,14 @@ def module(path: Path) -> str:
 def room_of(name: str) -> str:
     """The room of a module, or of a name in one."""
     rooms = [room for room in MAY_IMPORT if name.startswith(f"pat_jax.{room}.")]
-    return max(rooms, key=len, default=COMMANDS)
+    return max(rooms, key=len, default=TOP)
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_a_file_imports_only_what_its_room_may(path: Path):
     room, found = room_of(module(path)), imports(path)
     foreign = {name for name in found - outside(found, "pat_jax") if room_of(name) != room}
-    if room != COMMANDS:
+    if room != TOP:
         allowed = [f"pat_jax.{name}" for name in MAY_IMPORT[room].split()]
         assert outside(foreign, *allowed) <= {"pat_jax", "pat_jax.__version__"}
     if room in EXTERNAL:

@@ -3,25 +3,27 @@
 import re
 import shlex
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from runs import ROOT
-from test_architecture import COMMANDS
 
+from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options.declared import options_of
 from pat_jax.config.command_line import PRESETS
 from pat_jax.config.run import RunConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.simulate_config import SimulateConfig
+from pat_jax.profiling.measure.config import ProfileConfig
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CLASSES = {"generate": "GenerateConfig", "profile": "ProfileConfig", "plan": "PlanConfig"}
-CLASSES |= {"simulate": "SimulateConfig"}
-
-
-def config_class(command: str) -> type:
-    name = CLASSES.get(command)
-    return getattr(import_module(f"pat_jax.{command}"), name) if name else RunConfig
+CLASSES = {
+    "train": RunConfig,
+    "generate": GenerateConfig,
+    "profile": ProfileConfig,
+    "plan": PlanConfig,
+    "simulate": SimulateConfig,
+}
 
 
 def told() -> list[tuple[str, str, list[str]]]:
@@ -38,8 +40,7 @@ def told() -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize(("document", "command", "words"), told())
 def test_a_command_has_options_that_are_there(document: str, command: str, words: list[str]):
-    assert command in COMMANDS
-    options = list(options_of(config_class(command)()))
+    options = list(options_of(CLASSES[command]()))
     known = {name for option in options for name in (option.name, option.short)}
     known |= {"config", *(["preset"] if command in ("train", "profile") else [])}
     asked = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}

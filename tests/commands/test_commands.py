@@ -9,11 +9,12 @@ from importlib import import_module
 
 import pytest
 from runs import ROOT
-from test_architecture import COMMANDS
 
 from pat_jax import __main__ as listing
 from pat_jax import __version__
 from pat_jax.config.command_line import run_command
+
+COMMANDS = ("train", "generate", "profile", "plan", "simulate")
 
 
 @pytest.fixture

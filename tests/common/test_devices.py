@@ -70,7 +70,7 @@ def test_compilers_of_absent_accelerators_are_not_looked_for(
 
 def test_what_the_user_says_of_platforms_wins(monkeypatch):
     code = (
-        "from pat_jax import devices; devices.platforms_here = lambda: 'tpu,cpu'\n"
+        "from pat_jax.common import devices; devices.platforms_here = lambda: 'tpu,cpu'\n"
         "devices.configure(1); import jax; print(jax.config.jax_platforms)"
     )
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -11,6 +11,7 @@ from test_option_names import CLASSES
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, options_of
+from pat_jax.common.rules import MOST_REPLAYED
 from pat_jax.config import command_line as cli
 from pat_jax.config.run import RunConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
@@ -71,14 +72,14 @@ def test_any_text_for_a_number_is_a_value_or_one_sentence(config_class: type, da
 @pytest.mark.parametrize(
     "option", ["responses", "max_completion_length", "link_slowdown", "host_us"]
 )
-@given(numbers=st.lists(st.integers(1, 10**6) | st.integers(10**8, 10**5000), min_size=1))
+@given(numbers=st.lists(st.integers(1, MOST_REPLAYED) | st.integers(10**8, 10**5000), min_size=1))
 @settings(max_examples=30, deadline=None)
 def test_every_number_of_a_list_has_an_upper_bound(option: str, numbers: list[int]):
     try:
         text = ",".join(map(str, numbers))
     except ValueError:  # more digits than Python writes
         text = "9" * 5000
-    if text != "9" * 5000 and max(numbers) <= 10**6:
+    if text != "9" * 5000 and max(numbers) <= MOST_REPLAYED:
         assert getattr(cli.parse([f"--{option}", text], SimulateConfig, presets=None), option)
     else:
         assert f"--{option} is " in refused(SimulateConfig, f"--{option}", text)
