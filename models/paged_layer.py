@@ -103,10 +103,10 @@ class PagedLayer(NamedTuple):
             :, 0
         ]
         offsets = start % self.page_size
-        is_nobodys = (pages == NULL_PAGE)[:, None, None, None]
+        is_null = (pages == NULL_PAGE)[:, None, None, None]
 
         def put(pool: Array, chunk: Array) -> Array:
-            rows = jnp.where(is_nobodys, 0, jnp.swapaxes(chunk, 1, 2).astype(pool.dtype))
+            rows = jnp.where(is_null, 0, jnp.swapaxes(chunk, 1, 2).astype(pool.dtype))
             return jax.lax.platform_dependent(
                 pool, rows, pages, offsets, cpu=_write_in_turn, default=_write_at_once
             )

@@ -140,7 +140,7 @@ class Flight:
         self.pool.copy(copies)
         self.bursts.rows_changed()
         traffic = self.pool.migrate(target, shipments)
-        # Who found no pages is recomputed as well, now or when there are some.
+        # A sequence that found no pages is recomputed as well, now or when there are some.
         has_no_row = table.row[live] == NO_ROW
         anew = is_recomputed | has_no_row | np.isin(live, due.spans.sequence)
         return Carried(int(anew.sum()), due, traffic)

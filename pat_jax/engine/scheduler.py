@@ -164,7 +164,7 @@ class Scheduler(BlockTables):
         """Rows and pages of the live sequences in the groups, and the pools, of another layout.
 
         The new pools take the memory of the old ones: see `relocation/order.py`. Rows are dealt out anew, as few
-        as hold the fullest group. Who finds too few pages waits.
+        as hold the fullest group. A sequence that finds too few pages waits.
 
         Args:
           num_pages: of each new pool.
@@ -191,7 +191,7 @@ class Scheduler(BlockTables):
         old, new = (Pools(len(pools), pools[0].num_pages) for pools in (old_pools, self.pools))
         arrivals = placed(PageMoves.of(moves), old, new)
         self._renumber(live[~is_left], PageMoves.of(moves), arrivals.new_page)
-        # Who found too few pages is recomputed as well, if it shares enough with others, or waits.
+        # A sequence that found too few is recomputed as well, if it shares enough with others, or waits.
         for k in by_age[is_left[by_age]].tolist():
             i, new = int(live[k]), int(group[k])
             if (given := self.admit_one(i, new, steps)) is not None:
@@ -221,7 +221,7 @@ class Scheduler(BlockTables):
     def balance(self, group: np.ndarray) -> PageMoves:
         """Live sequences to their `group` of the same layout, int[live]; rows are dealt out anew.
 
-        Who finds too few pages there for all that it has stays. No group may both give sequences away
+        A sequence that finds too few pages there for all that it has stays. No group may both give sequences away
         and get some: what arrives would lie in what has not left yet.
         """
         table, group = self.table, group.copy()

@@ -217,7 +217,7 @@ class PageCounts:
     def balance(self, group: np.ndarray) -> np.ndarray:
         """Live sequences to their `group` of the same layout; returns where each is then.
 
-        Who finds too few pages there for all that it has stays.
+        A sequence that finds too few pages there for all that it has stays.
         """
         live, group = self.accounts.live, group.copy()
         old = self._group[live]

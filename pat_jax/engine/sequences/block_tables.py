@@ -86,7 +86,7 @@ class BlockTables:
         """Takes note of what rows drew during a burst; to be told before its results are.
 
         Args:
-          pages: int32[rows, most], NULL_PAGE after the last. Who was ended meanwhile keeps none.
+          pages: int32[rows, most], NULL_PAGE after the last. A sequence that has ended meanwhile keeps none.
 
         Returns:
           int[groups], pages drawn by each.
@@ -105,7 +105,7 @@ class BlockTables:
         return drawn
 
     def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Who is live, the tokens of each after `steps`, and the pages of these; int[live] each."""
+        """The live sequences, the tokens of each after `steps`, and the pages of these; int[live] each."""
         table = self.table
         live = table.live
         tokens = np.minimum(table.length[live] - 1 + steps, table.end[live] - 1)

@@ -1,4 +1,4 @@
-"""Who holds which page of the KV cache: host accounts, in NumPy and plain Python.
+"""Which sequence holds which page of the KV cache: host accounts, in NumPy and plain Python.
 
 A page holds a run of `page_size` tokens of one sequence, or of several that begin alike. What a
 full page holds is told by its tokens and the page before it, so that prefixes are found as chains.

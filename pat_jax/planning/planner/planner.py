@@ -1,4 +1,4 @@
-"""Who decides the layout of every moment of a rollout. Plans; never touches an array of the model.
+"""Planners: they decide the layout of every moment of a rollout, and never touch an array of the model.
 
 `CostModelPlanner` walks a grid of future moments. The length model says how many sequences will
 still be live at each, the latency model what a decode step will cost there in each layout and what
@@ -203,7 +203,7 @@ class CostModelPlanner(Planner):
 
     def _outlook(self, load: Load, current: Split) -> tuple[Forecast, Costs]:
         """What is expected and what it costs, without what has no room or is not compiled."""
-        # Who waits although there are rows waits for pages.
+        # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.live >= self._dense().capacity
         forecast = Forecast.of(
             load, self.lengths, self.splits, current, self.grid, rows_vary=not waits_for_rows

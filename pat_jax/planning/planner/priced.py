@@ -88,7 +88,7 @@ class Costs:
         """The same, with layouts that have no room priced out of every plan.
 
         Args:
-          has_room: bool[split]. Who is there already may stay.
+          has_room: bool[split]. A rollout that is there already may stay.
           may_switch: bool[from, to].
         """
         switch = np.where(may_switch, self.switch, LARGE_S)

@@ -36,7 +36,7 @@ class Turns:
         steps = turns * forecast.steps
         even = forecast.live / _dp(splits)
         rows = even / turns + (forecast.fullest - even) / np.sqrt(turns)
-        # Who began first goes on at every step: the longest are ahead of where all are on average.
+        # The first to begin goes on at every step: the longest are ahead of where all are on average.
         ahead = np.cumsum(steps - forecast.steps, axis=1) - (steps - forecast.steps)
         longest = forecast.context[forecast.any_live > 0.5].max()
         context = np.maximum(np.minimum(forecast.context + ahead, longest), forecast.context)
