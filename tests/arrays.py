@@ -1,7 +1,24 @@
-"""Compares arrays on devices, shard by shard."""
+"""Compares trees of arrays to the last bit, and arrays on devices shard by shard."""
 
+from typing import Any
+
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+
+def bits(x: jax.Array) -> bytes:
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
+
+
+def assert_same_bits(got: Any, expected: Any) -> None:
+    """Two trees of one structure, with the same bytes in leaves of the same shape and type: 0 is not -0."""
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
+    chex.assert_trees_all_equal_comparator(
+        lambda a, b: bits(a) == bits(b), lambda a, b: f"{a} is not {b}", got, expected
+    )
 
 
 def assert_same_shards(one: jax.Array, other: jax.Array) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lossless import MODELS, Settings, Subject, make_requests
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.sequence_table import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
@@ -16,6 +15,7 @@ from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load, Plan, Ran, Split
 from pat_jax.profiling.simulate.machine import Machine
+from tests.lossless import MODELS, Settings, Subject, make_requests
 
 SETTINGS = {
     "kv8": Settings(min_rows=4, min_length=64),  # compacts its rows twice

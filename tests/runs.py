@@ -102,9 +102,9 @@ def start(*options: str, cwd: Path = ROOT, program: Sequence[str] = COMMAND) -> 
     )
 
 
-def finish(process: subprocess.Popen, *, code: int = 0) -> str:
+def finish(process: subprocess.Popen, *, code: int = 0, timeout: float = 280) -> str:
     """What the command printed, once it has ended with `code`."""
-    output, _ = process.communicate(timeout=280)
+    output, _ = process.communicate(timeout=timeout)
     assert process.returncode == code, output
     return output
 
@@ -164,11 +164,3 @@ def write_problems(path: Path, count: int = 60) -> Path:
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
-
-
-def same_bits(one: object, other: object) -> bool:
-    """Whether two trees of arrays are equal to the last bit."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(
-        (a.dtype, a.tobytes()) == (b.dtype, b.tobytes()) for a, b in jax.device_get(list(pairs))
-    )

@@ -1,6 +1,7 @@
 """The import arrows between the rooms, held by reading the imports of every file."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,13 @@ def test_partition_specs_are_written_in_the_layout_only(path: Path):
 def test_the_rooms_are_reached_through_links(room: str):
     link = ROOT / "pat_jax" / room
     assert link.is_symlink() and link.readlink() == Path("..") / room
+
+
+def test_tests_import_neither_benchmarks_nor_one_another():
+    """What several of them need is a helper's; a benchmark's own arithmetic is tested beside it."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        wrong = [name for name in imports(path) if re.search(r"^benchmarks\b|(^|\.)test_", name)]
+        assert wrong == [], f"{path.relative_to(ROOT)} imports {wrong}"
 
 
 def test_eight_cpu_devices_are_there():

@@ -6,24 +6,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from config_classes import CLASSES
 from runs import ROOT
 
-from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options.declared import options_of
 from pat_jax.config.command_line import PRESETS
-from pat_jax.config.run import RunConfig
-from pat_jax.profiling.capacity.plan_config import PlanConfig
-from pat_jax.profiling.capacity.simulate_config import SimulateConfig
-from pat_jax.profiling.measure.config import ProfileConfig
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CLASSES = {
-    "train": RunConfig,
-    "generate": GenerateConfig,
-    "profile": ProfileConfig,
-    "plan": PlanConfig,
-    "simulate": SimulateConfig,
-}
 
 
 def told() -> list[tuple[str, str, list[str]]]:

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from importlib import import_module
 
 import pytest
+from config_classes import CLASSES
 from runs import ROOT
 
 from pat_jax import __main__ as listing
 from pat_jax import __version__
 from pat_jax.config.command_line import run_command
-
-COMMANDS = ("train", "generate", "profile", "plan", "simulate")
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def said(monkeypatch, capsys) -> Callable[..., str]:
     return call
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_help_says_what_the_command_does_with_an_example(said, name: str):
     text = said(name, "--help")
     before, _, after = text.partition("\nusage: ")
@@ -44,7 +43,7 @@ def test_help_says_what_the_command_does_with_an_example(said, name: str):
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_the_example_in_help_has_options_that_are_there(said, name: str):
     text = said(name, "--help")
     (example,) = re.findall(rf"^    python -m pat_jax\.{name} (.+)", text, re.MULTILINE)
@@ -52,7 +51,7 @@ def test_the_example_in_help_has_options_that_are_there(said, name: str):
     assert set(re.findall(r"--(\S+)", example)) <= known
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_options_without_a_section_come_first(said, name: str):
     """Whatever comes after a section's heading would be read as one of its own."""
     names = re.findall(r"^  --(\S+)", said(name, "--help"), re.MULTILINE)
@@ -60,14 +59,14 @@ def test_options_without_a_section_come_first(said, name: str):
     assert dots == sorted(dots)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", CLASSES)
 def test_version(said, name: str):
     assert said(name, "--steps", "nonsense", "--version") == f"pat_jax {__version__}\n"
 
 
 def test_the_package_lists_its_commands():
     found = listing.commands()
-    assert set(found) == set(COMMANDS)
+    assert set(found) == set(CLASSES)
     output = subprocess.run(
         [sys.executable, "-m", "pat_jax"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 import yaml
+from arrays import assert_same_bits
 from runs import (
     SMALL_ROLLOUT,
     TINY,
     run,
-    same_bits,
     saved_run,
     start,
     write_checkpoint,
@@ -99,7 +99,7 @@ def test_a_checkpoint_directory_learns_a_data_file(tmp_path: Path):
     assert check_checkpoint(run_dir / "hf") == check_checkpoint(model)
     setup, state, _ = saved_run(run_dir)
     written_back = load_params(run_dir / "hf", setup.policy, None, jnp.float32)
-    assert same_bits(written_back, state.params)
+    assert_same_bits(written_back, state.params)
     assert HuggingFaceTokenizer(run_dir / "hf").has_chat_template
     assert json.loads((run_dir / "hf" / "config.json").read_text())["model_type"] == "qwen3"
 
@@ -118,7 +118,7 @@ def test_without_training_there_are_rollouts_and_the_same_parameters(tmp_path: P
     )
     setup, state, step = saved_run(tmp_path / "here")
     assert step == 2
-    assert same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
+    assert_same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_learning_rate_of_zero_changes_no_bit(tmp_path: Path):
     assert rows[0]["eval/reward"] == rows[2]["eval/reward"] > 0
     setup, state, _ = saved_run(tmp_path / "here")
     assert int(state.step) == 2
-    assert same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
+    assert_same_bits(state.params, setup.initial_params(parse(["--model", "tiny"])))
 
 
 @pytest.mark.slow

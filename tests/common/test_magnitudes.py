@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from config_classes import CLASSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_option_names import CLASSES
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, options_of
@@ -19,7 +19,7 @@ from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 NUMBERS = [
     pytest.param(one, option, id=f"{one.__name__}-{option.name}")
-    for one in CLASSES
+    for one in CLASSES.values()
     for option in options_of(one())
     if option.kind in (int, float)
 ]
@@ -49,7 +49,7 @@ def test_every_number_has_a_lower_bound(config_class: type, option: Option):
     assert f"--{option.name} is " in refused(config_class, f"--{option.name}={text}")
 
 
-@pytest.mark.parametrize("config_class", CLASSES)
+@pytest.mark.parametrize("config_class", CLASSES.values())
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_text_for_a_number_is_a_value_or_one_sentence(config_class: type, data):

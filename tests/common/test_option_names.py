@@ -1,6 +1,7 @@
 """One word for one thing over all commands, and the neighbours' words as hints."""
 
 import pytest
+from config_classes import CLASSES
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options import names
@@ -8,10 +9,8 @@ from pat_jax.common.options.declared import options_of
 from pat_jax.config.run import RunConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
-from pat_jax.profiling.measure.config import ProfileConfig
 
-CLASSES = (RunConfig, ProfileConfig, GenerateConfig, PlanConfig, SimulateConfig)
-OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES}
+OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES.values()}
 # Things apart, though a neighbour has one word for both: a folder or a file, a step or a call.
 APART = ({"run_dir", "out"}, {"prompts_per_step", "batch", "batch_size"}, {"page_size"})
 
@@ -50,7 +49,7 @@ def test_a_neighbours_word_is_answered_with_ours(config_class, theirs: str, ours
     assert f"did you mean --{ours} " in str(names.unknown(theirs, known))
 
 
-@pytest.mark.parametrize("config_class", CLASSES)
+@pytest.mark.parametrize("config_class", OPTIONS)
 @pytest.mark.parametrize("same", names._SAME, ids=lambda words: words[0])
 def test_every_word_of_a_line_leads_to_the_same_option(config_class, same: list[str]):
     known = OPTIONS[config_class]
@@ -71,7 +70,7 @@ def test_one_word_for_one_thing_over_all_commands():
     assert [words for words in twice if words not in APART] == []
 
 
-@pytest.mark.parametrize("config_class", CLASSES)
+@pytest.mark.parametrize("config_class", OPTIONS)
 @pytest.mark.parametrize("word", sorted(names._NOT_THERE))
 def test_what_is_not_there_is_not_taken_for_something_else(config_class, word: str):
     assert names.meant(word, OPTIONS[config_class]) is None

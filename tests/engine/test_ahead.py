@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from fakes import SETTINGS, made_up_latency, static_run, subject
 
-from benchmarks.lossless import EOS_IDS
-from benchmarks.near_ties import Tally, compare
 from pat_jax.engine.bursts import Bursts
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
@@ -27,6 +25,8 @@ from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
+from tests.lossless import EOS_IDS
+from tests.near_ties import Tally, compare
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)

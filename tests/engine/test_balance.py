@@ -10,10 +10,8 @@ import pytest
 from fakes import SETTINGS, subject
 from hypothesis import given
 from hypothesis import strategies as st
-from test_migration import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
+from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 
-from benchmarks.lossless import EOS_IDS
-from benchmarks.near_ties import Tally, compare
 from pat_jax.engine.device.migration import Shifting
 from pat_jax.engine.device.pages import pack, shift, unpack
 from pat_jax.engine.device.programs import Key
@@ -32,6 +30,8 @@ from pat_jax.engine.sequences.sequence_table import Completion, Request, Sequenc
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Balance, Load, Plan, Split
+from tests.lossless import EOS_IDS
+from tests.near_ties import Tally, compare
 
 DP8, DP4 = Split(8, 1), Split(4, 2)
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from fakes import SETTINGS, static_run, subject
 
-from benchmarks.lossless import EOS_IDS, make_requests
-from benchmarks.near_ties import Tally, compare
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import RolloutEngine
@@ -18,6 +16,8 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
+from tests.lossless import EOS_IDS, make_requests
+from tests.near_ties import Tally, compare
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 WHOLE = 8  # pages of the longest sequence

@@ -4,29 +4,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
+from runs import finish, start
 
-from benchmarks.lossless import (
-    CARRIES,
-    MODELS,
-    PATHS,
-    SEEDS,
-    THOROUGH,
-    machine,
-    make_requests,
-    measure,
-    summary,
-    tally,
-)
-from benchmarks.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
 from pat_jax.engine import scheduler
 from pat_jax.engine.relocation.order import Placed, Pools, placed, together
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.sequence_table import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
+from tests.lossless import CARRIES, MODELS, PATHS, make_requests, tally
+from tests.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
 
 TOLERANCE = 1e-4  # of log-probabilities, nats
 
@@ -222,13 +211,14 @@ class TestJudge:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_tokens(capsys):
-    """The settings of `python -m benchmarks.lossless`; bfloat16 is reported, not judged."""
-    records = list(measure(tuple(MODELS), jnp.float32, THOROUGH, SEEDS))
-    records += measure(("kv2",), jnp.bfloat16, THOROUGH, SEEDS)
-    totals = summary(records)
+def test_a_hundred_thousand_tokens(tmp_path, capsys):
+    """`python -m benchmarks.lossless`; bfloat16 is reported, not judged."""
+    output = tmp_path / "lossless.json"
+    program = ("-m", "benchmarks.lossless")
+    finish(start("--output", str(output), program=program), timeout=3500)
+    totals = json.loads(output.read_text())["summary"]
     with capsys.disabled():
-        print(machine(), json.dumps(totals, indent=1))
+        print(json.dumps(totals, indent=1))
     total = totals["float32"]["all"]
     assert total["compared"] >= 100_000
     assert total["unexplained"] == total["judge_disagrees"] == 0

@@ -10,7 +10,6 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
 
-from benchmarks.lossless import Subject
 from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -22,6 +21,7 @@ from pat_jax.rl.types import Prompt
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
 from pat_jax.run.generation import Generator
 from pat_jax.training.trainer import Trainer, model_functions
+from tests.lossless import Subject
 
 pytestmark = pytest.mark.timeout(1500)
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from fakes import SETTINGS, SPLITS, subject
 
-from benchmarks.lossless import MODELS
 from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.pages import Exchange
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.profiling.cross_compile.hlo import called, collectives, computations
+from tests.lossless import MODELS
 
 PAIRS = list(permutations(SPLITS, 2))
 UP = [pair for pair in PAIRS if pair[1].tp > pair[0].tp]

@@ -8,9 +8,9 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, subject
 
-from benchmarks.lossless import EOS_IDS, make_requests
 from pat_jax.engine.sequences.sequence_table import Completion
 from pat_jax.engine.sequences.types import Sampling
+from tests.lossless import EOS_IDS, make_requests
 
 SUBJECT, LENGTH = "kv2", 40
 PATH = (1, 4, 8)

@@ -1,38 +1,26 @@
 """Sampling against float64 in NumPy: by inversion, a grid of numbers must give the distribution."""
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampling_cases import (
+    ENDINGS,
+    GRID,
+    LOGITS,
+    OPTIONS,
+    PADDED,
+    PROMPT,
+    RESPONSE,
+    ROWS,
+    VOCAB,
+    draw,
+    rows_of,
+    seen_in,
+)
 
 from pat_jax.engine.device.sampling import likeliest, sample, sequence_key, uniform
-from pat_jax.engine.sequences.types import RowSampling, Sampling, token_set
-
-VOCAB, PADDED, ROWS = 61, 64, 4096
-LOGITS = np.random.default_rng(0).normal(0, 2, PADDED).astype(np.float32)
-LOGITS[VOCAB:] = 50.0  # padding would win, were it not masked
-GRID = (np.arange(ROWS) + 0.5) / ROWS
-PROMPT, RESPONSE = [3, 7, 7, 50, int(LOGITS[:VOCAB].argmax())], [7, 9, 60, 33]
-ENDINGS = [0, 9]
-
-
-@jax.jit
-def draw(logits, numbers, options, seen, forbidden):
-    return sample(logits, numbers, options, seen, forbidden, vocab_size=VOCAB)
-
-
-def rows_of(options: Sequence[Sampling]) -> RowSampling:
-    rows = RowSampling.empty(len(options))
-    for row, each in enumerate(options):
-        rows.put(row, each, prompt_length=0)
-    return rows
-
-
-def seen_in(rows: int, prompt: Sequence[int] = PROMPT, response: Sequence[int] = RESPONSE):
-    sets = [token_set([*prompt, *response], PADDED), token_set(response, PADDED)]
-    return np.broadcast_to(np.stack(sets)[None], (rows, 2, 2))
+from pat_jax.engine.sequences.types import RowSampling, Sampling
 
 
 def drawn(*, logits=LOGITS, numbers=GRID, is_early=False, **options):
@@ -80,38 +68,6 @@ def reference(
             mass += probs[token]
     kept[kept < min_p * kept.max()] = 0.0
     return kept / kept.sum()
-
-
-OPTIONS = [
-    {},
-    {"temperature": 0.5},
-    {"temperature": 3.0},
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 1000},
-    {"top_p": 0.9},
-    {"top_p": 0.01},
-    {"min_p": 0.1},
-    {"min_p": 1.0},
-    {"temperature": 2.0, "min_p": 0.02},
-    {"repetition_penalty": 1.3},
-    {"repetition_penalty": 0.7},
-    {"presence_penalty": 2.5},
-    {"presence_penalty": -1.0},
-    {"is_early": True},
-    {"is_early": True, "top_k": 4},
-    {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
-    {"temperature": 2.0, "top_k": 10, "top_p": 0.95},
-    {
-        "temperature": 1.5,
-        "top_k": 30,
-        "top_p": 0.97,
-        "min_p": 0.05,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.5,
-        "is_early": True,
-    },
-]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

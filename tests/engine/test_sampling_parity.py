@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from test_sampling import PADDED, VOCAB, draw, rows_of, seen_in
+from sampling_cases import PADDED, VOCAB, draw, rows_of, seen_in
 
 from pat_jax.engine.sequences.types import Sampling
 

@@ -8,7 +8,6 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, made_up_latency, subject
 
-from benchmarks.lossless import make_requests
 from pat_jax.engine.device.nan_search import where_nans_start
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.engine.session import WINDOW, Session
@@ -16,6 +15,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load, Plan, Split
+from tests.lossless import make_requests
 
 BENCH = "kv2"
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bursts import burst_output
-from test_sampling import ENDINGS, GRID, LOGITS, OPTIONS, PADDED, VOCAB, draw, rows_of, seen_in
+from sampling_cases import ENDINGS, GRID, LOGITS, OPTIONS, PADDED, VOCAB, draw, rows_of, seen_in
 
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.sequence_table import Request, SequenceTable

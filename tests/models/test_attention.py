@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from chex import assert_trees_all_close
 
 from pat_jax.models import layers
 
@@ -24,8 +24,7 @@ def test_in_query_blocks_equals_at_once(length: int, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(layers, "QUERY_BLOCK", block)
         run = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
         results[block] = jax.jit(run)(queries, *context, positions)
-    for got, expected in zip(*map(jax.tree.leaves, results.values()), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
+    assert_trees_all_close(*results.values(), rtol=1e-5, atol=2e-5)
 
 
 def temporaries(length: int) -> int:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import assert_same_bits
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
@@ -58,15 +59,6 @@ def policy_and_params(name):
         return jnp.asarray(value)
 
     return policy, jax.tree.map(random, policy.abstract_params, policy.param_axes())
-
-
-def assert_same_bits(got, expected):
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        np.testing.assert_array_equal(
-            np.asarray(one).view(np.uint8), np.asarray(other).view(np.uint8)
-        )
 
 
 def tree_shardings(policy):

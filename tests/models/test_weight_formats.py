@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import assert_same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -213,10 +214,7 @@ def test_random_and_loaded_weights_are_quantized_as_the_trainers_are(weights, tm
         (kept.init(3), kept.store(policy.init(3), jnp.float32)),
         (load_params(tmp_path / "out", kept, None, jnp.float32), kept.store(params, jnp.float32)),
     ):
-        assert jax.tree.structure(got) == jax.tree.structure(expected)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+        assert_same_bits(got, expected)
 
 
 def test_loaded_weights_are_quantized_across_their_shards(tmp_path):
@@ -232,9 +230,7 @@ def test_loaded_weights_are_quantized_across_their_shards(tmp_path):
         is_leaf=lambda node: isinstance(node, tuple),
     )
     loaded = load_params(tmp_path / "out", kept, shardings, jnp.float32)
-    expected = kept.store(params, jnp.float32)
-    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same_bits(loaded, kept.store(params, jnp.float32))
     assert jax.tree.map(lambda x: x.sharding, loaded) == shardings
     down = kept.bind(loaded).layers[0].mlp.down.get_value()
     assert {shard.data.shape for shard in down.values.addressable_shards} == {(32, 24)}

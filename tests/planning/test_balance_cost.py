@@ -7,7 +7,7 @@ import pytest
 from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
-from test_planner import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
+from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner

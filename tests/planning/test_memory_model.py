@@ -8,11 +8,12 @@ import pytest
 from fakes import SPLITS, made_up_latency, make_load
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up_memory import PAGE, make_memory
 
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.page_allocator import PageAllocator
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.memory import USABLE, MemoryModel
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -28,29 +29,6 @@ CONFIG = replace(
     burst_steps=32,
 )
 CAPACITY = 32
-
-
-PAGE = 16  # tokens
-
-
-def make_memory(
-    limit: float, *, weights: int = 800, page: int = 64, pages: int = 264, **changes
-) -> MemoryModel:
-    """Every TP degree halves the weights and a page, and doubles the pages; KV heads are replicated
-    beyond TP4. 33 pages hold a row of 512 tokens.
-    """
-    memory = MemoryModel(
-        limit=limit / USABLE,
-        resident=0,
-        weights={split: weights // split.tp for split in SPLITS},
-        page={split: page // min(split.tp, 4) for split in SPLITS},
-        pages={split: pages * min(split.tp, 4) for split in SPLITS},
-        page_size=PAGE,
-        chunk=40,
-        staging=7,
-        ahead=CONFIG.check_every,
-    )
-    return replace(memory, **changes)
 
 
 @given(st.sampled_from(SPLITS), st.integers(1, CAPACITY), st.integers(1, 512), st.integers(2, 2000))

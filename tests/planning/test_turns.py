@@ -7,7 +7,7 @@ import pytest
 from fakes import SPLITS, make_load
 from hypothesis import given
 from hypothesis import strategies as st
-from test_memory_model import PAGE, make_memory
+from made_up_memory import PAGE, make_memory
 
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.forecast import Forecast

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
+from fakes import SPLITS
 from published import DATA, needs_data
 
-from benchmarks.kernel_tables import GPUS, SPLITS, measured_kernels
-from benchmarks.regret_cells import Cell, run_cell
-from benchmarks.workloads import read
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
@@ -17,7 +16,6 @@ from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.predict.composer import (
     ROUND_TOKENS,
-    SWITCH_S,
     Composer,
     Unlisted,
     weight_bytes,
@@ -29,6 +27,12 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
+MEASURED = ("h100:8", "a100:8")
+
+
+@cache
+def measured_kernels(target: str) -> KernelTables:
+    return KernelTables(DATA, Target.parse(target))
 
 
 def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
@@ -40,9 +44,7 @@ def test_a_line_goes_through_its_points_and_on_with_its_last_slope():
 
 def test_missing_data_is_said_in_one_sentence(tmp_path):
     with pytest.raises(NoData, match=r"no kernel tables in .*; name the folder .* with --data\.$"):
-        measured_kernels(tmp_path, "8xH100")
-    with pytest.raises(NoData, match=r"no response lengths in .*; name the folder .* --data\.$"):
-        read(tmp_path)
+        KernelTables(tmp_path, Target.parse("h100:8"))
 
 
 def test_weights_are_counted_in_bf16():
@@ -95,9 +97,9 @@ def test_groups_are_kept_even_where_several_are():
 
 
 @needs_data
-@pytest.mark.parametrize("gpu", GPUS)
-def test_a_measured_gemm_is_what_was_measured(gpu):
-    kernels = measured_kernels(DATA, gpu)
+@pytest.mark.parametrize("target", MEASURED)
+def test_a_measured_gemm_is_what_was_measured(target: str):
+    kernels = measured_kernels(target)
     exact = {size: kernels.gemm(size, 4096, 4096) for size in (1, 64, 65, 2048)}
     assert exact[1] < exact[2048]
     # Between two measured widths the time lies between theirs.
@@ -109,16 +111,16 @@ def test_a_measured_gemm_is_what_was_measured(gpu):
 @needs_data
 def test_a_step_of_llama_on_h100_is_near_the_published_one():
     """SGLang, August 2024, batch 1 and 128 input tokens: 7.37 ms at TP1, 3.35 ms at TP8."""
-    composer = Composer(measured_kernels(DATA, "8xH100"), preset("llama-3.1-8b"))
+    composer = Composer(measured_kernels("h100:8"), preset("llama-3.1-8b"))
     assert composer.decode_step(DP8, 1, 128) == pytest.approx(7.37e-3, rel=0.25)
     assert composer.decode_step(TP8, 1, 128) == pytest.approx(3.35e-3, rel=0.5)
 
 
 @needs_data
-@pytest.mark.parametrize("gpu", GPUS)
-def test_a_latency_model_grows_and_crosses_over(gpu):
+@pytest.mark.parametrize("target", MEASURED)
+def test_a_latency_model_grows_and_crosses_over(target: str):
     buckets = Buckets.build(SPLITS, capacity=512, min_rows=1, min_length=512, max_length=4096)
-    model = Composer(measured_kernels(DATA, gpu), preset("qwen3-14b")).latency_model(buckets)
+    model = Composer(measured_kernels(target), preset("qwen3-14b")).latency_model(buckets)
     for split in SPLITS:
         for rows, more in zip(buckets.rows[split], buckets.rows[split][1:], strict=False):
             assert model.decode_step(split, rows, 512) <= model.decode_step(split, more, 512)
@@ -127,32 +129,9 @@ def test_a_latency_model_grows_and_crosses_over(gpu):
     assert one == sorted(one, reverse=True)  # few sequences: TP8 is the fastest
     assert min(full) < full[-1]  # a full batch: it is not
     # Upward, weights are read and written once, on the device.
-    composer = Composer(measured_kernels(DATA, gpu), preset("qwen3-14b"), switch_s=0.0)
+    composer = Composer(measured_kernels(target), preset("qwen3-14b"), switch_s=0.0)
     shard = weight_bytes(preset("qwen3-14b")) / 8
     assert composer.reslice(DP8, TP8) == 2 * shard / composer.kernels.chip.memory_bytes_s
     assert composer.migrate(DP8, TP8) == pytest.approx(
         ROUND_TOKENS * 160 * 1024 * 7 / 8 / composer.kernels.chip.link_bytes_s
     )
-
-
-@needs_data
-def test_static_layouts_keep_their_groups_even_and_hindsight_is_never_slower():
-    cell = Cell("8xH100", "llama-3.1-8b", 512, "math", DATA, SWITCH_S)
-    seconds, machine = run_cell(cell, 1, ["right"]), cell.machine()
-    workload = read(DATA)["math"].sample(512, 0)
-    for split in (DP8, DP4TP2, DP2TP4):
-        uneven = replay(workload, FixedLayout(split), machine).total_s
-        assert seconds[f"static tp{split.tp}"][0] < uneven
-    assert min(seconds["clairvoyant"]) == min(
-        second for name, values in seconds.items() if "next" not in name for second in values
-    )
-
-
-@needs_data
-def test_what_is_fitted_and_what_is_replayed_have_no_response_in_common():
-    for lengths in read(DATA).values():
-        halves = [set(lengths._half(number).tolist()) for number in (0, 1)]
-        assert halves[0].isdisjoint(halves[1])
-        assert len(halves[0] | halves[1]) == len(lengths.responses)
-        workload = lengths.sample(64, 3)
-        assert workload.size == 64 and workload.responses.max() <= lengths.cap

@@ -1,18 +1,16 @@
 """A run that compiles its layouts as it goes: what is compiled when, on which thread, to what end."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import counted_compilations
+from made_up_clock import DP2, TP2, MadeUpClock
 from runs import TINY
 
-from benchmarks.near_ties import Judge, Tally, compare
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.background import THREAD_NAME
@@ -25,29 +23,13 @@ from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.run.generation import full_load
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.setup import Setup, build
+from tests.near_ties import Judge, Tally, compare
 
 pytestmark = pytest.mark.timeout(600)
-DP2, TP2 = Split(2, 1), Split(1, 2)
 OPTIONS = [*TINY, "--rollout.compile", "lazy", "--profile", "none", "--run_dir", "unused"]
-
-
-def made_up_step(split: Split, rows: int) -> float:
-    """Eight rows are faster in two groups, four or fewer with TP."""
-    return 0.1 / split.tp + 0.02 * rows
-
-
-class MadeUpClock(Warmup):
-    """Runs what it should, and notes times that make the plans certain."""
-
-    def _note(self, table: str, key: Any, once: Callable[[], float], *, per: int = 1) -> None:
-        super()._note(table, key, once, per=per)
-        seconds = made_up_step(key[0], key[1]) if table == "decode_table" else 0.01
-        self.new[table][key] = seconds
 
 
 def make_requests(config: RunConfig) -> list[Request]:

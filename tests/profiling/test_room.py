@@ -5,8 +5,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from made_up_clock import DP2, TP2, MadeUpClock
 from runs import TINY
-from test_lazy import DP2, TP2, MadeUpClock
 
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.sampling import sequence_key

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from chex import assert_trees_all_equal, assert_trees_all_equal_shapes_and_dtypes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,8 +152,7 @@ def test_a_response_without_an_advantage_is_left_out_as_a_masked_one_is(
     }
     reference = advantages.copy()
     advantages.flat[missing], reference.flat[missing] = np.nan, 0.0
-    jax.tree.map(
-        np.testing.assert_array_equal,
+    assert_trees_all_equal(
         to_train_batch(groups, advantages, truncated="score", **options).mini_batches,
         to_train_batch(
             [RolloutGroup(*one) for one in masked], reference, truncated="mask", **options
@@ -249,8 +249,7 @@ def test_an_unknown_variant_is_refused(option, value):
 
 def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
     (real,) = to_supervised_batch([([1, 2], [3])], micro_shapes=[(2, 4)])
-    structure = jax.tree.map(lambda x: (x.shape, x.dtype), real)
     abstract = abstract_micro_batch(2, 4, has_old=False, has_reference=False)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), abstract) == structure
+    assert_trees_all_equal_shapes_and_dtypes(abstract, real)
     filled = abstract_micro_batch(2, 4, has_old=True, has_reference=True)
     assert len(jax.tree.leaves(filled)) == len(jax.tree.leaves(real)) + 2

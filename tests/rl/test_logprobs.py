@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chex import assert_trees_all_equal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pat_jax.rl.logprobs import next_tokens, token_logprobs
@@ -70,7 +71,7 @@ def test_what_the_padded_logits_hold_has_no_influence(padding):
 
     got = jax.grad(outputs, has_aux=True)(hidden, padding)
     expected = jax.grad(outputs, has_aux=True)(hidden, -1e9)
-    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert_trees_all_equal(got, expected)
 
 
 def test_extreme_logits_stay_finite():

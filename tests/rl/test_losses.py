@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chex import assert_trees_all_close
 
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.losses import LossSums, grpo_loss, k3_kl, supervised_loss, zero_sums
@@ -235,7 +236,7 @@ def test_masked_equals_sliced_whatever_the_masked_positions_hold():
     expected_gradient, expected = run(*sliced)
     np.testing.assert_allclose(gradient[:, :4], expected_gradient, rtol=1e-6)
     np.testing.assert_array_equal(gradient[:, 4:], 0)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, expected)
+    assert_trees_all_close(sums, expected, rtol=1e-5)
 
 
 def test_nothing_in_the_loss_gives_zero_not_nan():
@@ -255,7 +256,7 @@ def test_micro_batches_add_up_to_the_mini_batch():
         gradients.append(gradient)
         total = total.add(sums)
     np.testing.assert_allclose(np.concatenate(gradients), expected_gradient, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), total, expected)
+    assert_trees_all_close(total, expected, rtol=1e-5)
 
 
 def test_a_penalty_without_a_reference_is_refused():

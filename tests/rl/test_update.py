@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chex import assert_trees_all_close, assert_trees_all_equal
 
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, shapes, to_supervised_batch, to_train_batch
@@ -99,14 +100,6 @@ def with_policies(update, params, micro_batches) -> list[MicroBatch]:
     ]
 
 
-def assert_close(tree, expected, **tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), tree, expected)
-
-
-def assert_equal(tree, expected):
-    jax.tree.map(np.testing.assert_array_equal, tree, expected)
-
-
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     params, update = init_params(), make_update(beta=0.1, temperature=0.8)
     whole = with_policies(update, params, make_batch(WHOLE))
@@ -114,8 +107,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     assert len(whole) == 1 and len(split) > 2
     grads, sums = gradient(update.grad_step, params, split)
     expected_grads, expected_sums = gradient(update.grad_step, params, whole)
-    assert_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
-    assert_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
+    assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
+    assert_trees_all_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
     assert 0 < sums.clip_fraction < 1 and sums.reference_kl > 0 and sums.behavior_gap > 0
 
 
@@ -139,7 +132,9 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
         return total
 
     grads, _ = gradient(update.grad_step, params, make_batch(SPLIT, rewards))
-    assert_close(grads, jax.jit(jax.grad(policy_gradient_loss))(params), rtol=1e-4, atol=1e-6)
+    assert_trees_all_close(
+        grads, jax.jit(jax.grad(policy_gradient_loss))(params), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_without_old_logprobs_the_policy_is_its_own_old_policy():
@@ -151,8 +146,8 @@ def test_without_old_logprobs_the_policy_is_its_own_old_policy():
     ]
     grads, sums = gradient(update.grad_step, params, batch)
     expected_grads, expected_sums = gradient(update.grad_step, params, filled)
-    assert_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
-    assert_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
+    assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
+    assert_trees_all_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(sums.approx_kl, 0)
 
 
@@ -181,7 +176,7 @@ def test_logprobs_and_entropies_are_zero_outside_the_responses():
 def test_equal_rewards_leave_no_gradient():
     params, update = init_params(), make_update()
     grads, _ = gradient(update.grad_step, params, make_batch(SPLIT, np.full((3, 2), 0.1)))
-    assert_equal(grads, zero_gradients(params))
+    assert_trees_all_equal(grads, zero_gradients(params))
 
 
 def test_the_penalty_pulls_towards_the_reference():
@@ -250,7 +245,7 @@ def test_a_learning_rate_of_zero_leaves_the_parameters_as_they_are():
         grads, _ = gradient(update.grad_step, state.params, batch)
         state, grad_norm, is_applied = compiled(update.apply_step)(state, grads)
         assert grad_norm > 0 and is_applied
-    assert_equal(state.params, init_params())
+    assert_trees_all_equal(state.params, init_params())
     assert int(state.step) == 3
 
 
@@ -263,7 +258,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     poisoned = {**grads, "mix": grads["mix"].at[1, 2].set(bad)}
     after, grad_norm, is_applied = apply_step(state, poisoned)
     assert not is_applied and not np.isfinite(grad_norm)
-    assert_equal(after, state)
+    assert_trees_all_equal(after, state)
     again, _, is_applied = apply_step(after, grads)
     assert is_applied and int(again.step) == 2
     assert not np.array_equal(again.params["mix"], state.params["mix"])

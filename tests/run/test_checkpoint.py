@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
+from arrays import assert_same_bits, bits
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -60,23 +60,12 @@ def checkpointer(tmp_path: Path) -> Iterator[Checkpointer]:
         yield opened
 
 
-def bits(x: jax.Array) -> bytes:
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
-
-
-def assert_same(got: Any, wanted: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(wanted)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        assert (one.dtype, one.shape, bits(one)) == (other.dtype, other.shape, bits(other))
-
-
 def test_state_and_metadata_come_back_bit_for_bit(checkpointer: Checkpointer, state: dict):
     meta = {"data_position": 37, "lengths": [1, 2], "planner": {"spent": 0.1 + 0.2}, "none": None}
     checkpointer.save(3, state, meta)
     step, restored, read = checkpointer.restore(abstract(state))
     assert (step, read) == (3, meta)
-    assert_same(restored, state)
+    assert_same_bits(restored, state)
     for one, other in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert one.sharding == other.sharding
     assert restored["params"]["embed"].get_metadata()["axes"] == ("embed", "mlp")
@@ -86,7 +75,7 @@ def test_a_checkpoint_comes_back_onto_another_sharding(checkpointer, mesh, state
     checkpointer.save(1, state, {})
     elsewhere = put(state, mesh, P(("c", "a")))
     _, restored, _ = checkpointer.restore(abstract(elsewhere))
-    assert_same(restored, state)
+    assert_same_bits(restored, state)
     assert restored["params"]["embed"][...].sharding.spec == P(("c", "a"))
 
 

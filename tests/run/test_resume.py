@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import TINY, finish, run, same_bits, saved_run, start
+from arrays import assert_same_bits
+from runs import TINY, finish, run, saved_run, start
 
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.run.metrics import read_metrics
@@ -102,4 +103,4 @@ def test_a_killed_run_resumes_bit_for_bit(begun: Path, tmp_path: Path):
     assert without_times(read_metrics(killed / "metrics.jsonl")) == without_times(expected)
     one, other = saved_run(whole), saved_run(killed)
     assert one[2] == other[2] == STEPS
-    assert same_bits(one[1], other[1])
+    assert_same_bits(one[1], other[1])

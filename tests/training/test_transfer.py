@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import assert_same_bits
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import TINY, same_bits
+from runs import TINY
 from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.config.command_line import parse
@@ -36,11 +37,11 @@ def test_what_the_rollout_gets_is_what_was_sent(dtype: jnp.dtype, kept: WeightFo
     wanted = policy.store(weights, dtype)
     for layout in CHAIN.values():
         received = trainer.transfer(params, layout)
-        assert same_bits(received, wanted)
+        assert_same_bits(received, wanted)
         assert jax.tree.map(lambda x: x.sharding, received) == layout.param_shardings(policy)
         for leaf in jax.tree.leaves(received):
             leaf.delete()  # as the rollout does: the trainer must keep its own
-    assert same_bits(params, weights)
+    assert_same_bits(params, weights)
 
 
 Fault = Callable[[list[jax.Array]], None]

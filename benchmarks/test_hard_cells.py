@@ -1,9 +1,9 @@
 """Rollouts of real lengths in pools that are too small: never far behind the best static layout."""
 
 import pytest
-from published import DATA, needs_data
 
 from benchmarks.hard_cells import Pressed, outcome
+from tests.published import DATA, needs_data
 
 CELLS = (  # before pools were priced these were far behind
     Pressed("llama-3.1-8b", 512, "math", 3.0),

@@ -1,0 +1,15 @@
+"""The configuration class of every command."""
+
+from pat_jax.batch_generation.config import GenerateConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.simulate_config import SimulateConfig
+from pat_jax.profiling.measure.config import ProfileConfig
+
+CLASSES = {
+    "train": RunConfig,
+    "generate": GenerateConfig,
+    "profile": ProfileConfig,
+    "plan": PlanConfig,
+    "simulate": SimulateConfig,
+}

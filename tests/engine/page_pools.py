@@ -1,0 +1,56 @@
+"""Pools of pages made in NumPy, put onto the shards of any layout, and looked at there."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.sequences.state import LayerPages
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.planning.types import Split
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=61,
+    embed_dim=48,
+    mlp_dim=48,
+    num_layers=1,
+    num_heads=24,
+    num_kv_heads=6,
+    head_dim=2,
+    vocab_multiple=24,
+)
+# Devices, KV heads, query heads: copies of KV heads from TP 1, 2, 4 or never; factors 2 · 3, too.
+CASES = [(8, 8, 8), (8, 6, 24), (8, 3, 24), (8, 1, 8), (8, 2, 8), (6, 3, 6), (6, 2, 12)]
+PAGE_SIZE = 2  # tokens
+
+
+@cache
+def chain(num_devices: int, kv_heads: int, num_heads: int) -> dict[Split, Layout]:
+    config = replace(CONFIG, num_kv_heads=kv_heads, num_heads=num_heads)
+    layouts, dropped = layout_chain(factored_mesh(jax.devices()[:num_devices]), config)
+    assert not dropped and len(layouts) == (4 if num_devices == 8 else 3)
+    return layouts
+
+
+def put(x: np.ndarray, layout: Layout):
+    """A pool of one layer, keys and values told apart."""
+    sharding = layout.sharding(*KV_AXES)
+    return (LayerPages(*(jax.device_put(jnp.asarray(y), sharding) for y in (x, -x))),)
+
+
+def assert_pages_arrived(found, pages: np.ndarray, expected: np.ndarray, target: Layout) -> None:
+    """On every device that holds a copy of some of `pages`, numbered over all groups."""
+    is_due = np.zeros(len(found[0].keys), bool)
+    is_due[pages] = True
+    for array, reference in zip(found[0], put(expected, target)[0], strict=True):
+        for shard, other in zip(
+            array.addressable_shards, reference.addressable_shards, strict=True
+        ):
+            assert (shard.device, shard.index) == (other.device, other.index)
+            due = is_due[shard.index[0]]
+            np.testing.assert_array_equal(np.asarray(shard.data)[due], np.asarray(other.data)[due])
