@@ -42,6 +42,7 @@ def train(config: RunConfig) -> list[float]:
     trainer.compile()
     engine.compile()
     state = trainer["init_state"](setup.initial_params(config))
+    reference = trainer["copy"](state.params) if trainer.has_reference else None
     shapes = micro_shapes(config, trainer.layout.split.dp)
 
     # The warm-up runs each program of the rollout. Its times are what the planner decides by.
@@ -79,7 +80,7 @@ def train(config: RunConfig) -> list[float]:
             truncated=config.algorithm.truncated,
             max_completion_length=config.rollout.max_completion_length,
         )
-        state, result = trainer.update(state, batch, None)
+        state, result = trainer.update(state, batch, reference)
 
         means.append(float(rewards.mean()))
         path = " -> ".join(report.trace().path)

@@ -6,7 +6,7 @@ hidden state at t predicts. Hence a response of n tokens after a prompt of p occ
 p - 1 … p + n - 2, and the last column is always empty. Everything here runs on the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Literal
@@ -22,6 +22,9 @@ from pat_jax.rl.types import FinishReason, RolloutGroup
 Aggregation = Literal["token", "sequence", "constant"]
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
+# Of a batch. Others are computed from it, as a loss needs them (`losses.Loss.needs`).
+COLUMNS = ("advantages", "behavior_logprobs")
+
 
 @pytree_dataclass
 class MicroBatch:
@@ -30,10 +33,7 @@ class MicroBatch:
     tokens: Int[AnyArray, "rows length"]  # prompt + response, int32
     mask: Bool[AnyArray, "rows length"]  # the target is a token of the response
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
-    advantages: Float[AnyArray, " rows"]
-    behavior_logprobs: Float[AnyArray, "rows length"]  # nats, the rollout's: `policy_logprobs`
-    old_logprobs: Float[AnyArray, "rows length"] | None = None  # None: those of the policy itself
-    reference_logprobs: Float[AnyArray, "rows length"] | None = None  # None: no reference
+    columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
 
     @property
     def targets(self) -> Int[Array, "rows length"]:
@@ -52,8 +52,8 @@ class Example:
 
     prompt: Sequence[int] | np.ndarray
     response: np.ndarray  # int[n]
-    behavior_logprobs: np.ndarray  # float[n], nats, as in `MicroBatch`
-    advantage: float
+    behavior_logprobs: np.ndarray  # float[n], nats, the rollout's: `policy_logprobs`
+    advantage: float  # of each of its tokens
     in_loss: bool  # False: its tokens have weight 0
 
     def __post_init__(self):
@@ -85,21 +85,18 @@ def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[tuple
     ]
 
 
-def abstract_micro_batch(
-    rows: int, length: int, *, has_old: bool, has_reference: bool
-) -> MicroBatch:
-    """A micro-batch of `jax.ShapeDtypeStruct`, to lower a program with."""
-    per_token = np.zeros((rows, length), np.float32)
-    micro = MicroBatch(
-        tokens=per_token.astype(np.int32),
-        mask=per_token.astype(bool),
-        weights=per_token,
-        advantages=per_token[:, 0],
-        behavior_logprobs=per_token,
-        old_logprobs=per_token if has_old else None,
-        reference_logprobs=per_token if has_reference else None,
+def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> MicroBatch:
+    """A micro-batch of `jax.ShapeDtypeStruct` with these columns, to lower a program with."""
+
+    def per_token(dtype: type) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, length), dtype)
+
+    return MicroBatch(
+        tokens=per_token(np.int32),
+        mask=per_token(np.bool_),
+        weights=per_token(np.float32),
+        columns={name: per_token(np.float32) for name in columns},
     )
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), micro)
 
 
 def to_train_batch(
@@ -263,8 +260,7 @@ def _fill(
     tokens = np.zeros((rows, length), np.int32)
     mask = np.zeros((rows, length), bool)
     token_weights = np.zeros((rows, length), np.float32)
-    advantages = np.zeros(rows, np.float32)
-    behavior_logprobs = np.zeros((rows, length), np.float32)
+    columns = {name: np.zeros((rows, length), np.float32) for name in COLUMNS}
     for row, (example, weight) in enumerate(zip(examples, weights, strict=True)):
         num_prompt, total = len(example.prompt), len(example)
         targets = slice(num_prompt - 1, total - 1)
@@ -272,9 +268,9 @@ def _fill(
         tokens[row, num_prompt:total] = example.response
         mask[row, targets] = True
         token_weights[row, targets] = weight
-        advantages[row] = example.advantage
-        behavior_logprobs[row, targets] = example.behavior_logprobs
-    return MicroBatch(tokens, mask, token_weights, advantages, behavior_logprobs)
+        columns["advantages"][row, targets] = example.advantage
+        columns["behavior_logprobs"][row, targets] = example.behavior_logprobs
+    return MicroBatch(tokens, mask, token_weights, columns)
 
 
 def _padding_efficiency(num_tokens: int, mini_batches: Sequence[Sequence[MicroBatch]]) -> float:

@@ -5,7 +5,7 @@ and the caller compiles the steps ahead of time, with shardings and donation.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -17,10 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.batches import MicroBatch
 from pat_jax.rl.logprobs import next_tokens, token_logprobs
-from pat_jax.rl.losses import LossSums, grpo_loss, supervised_loss
+from pat_jax.rl.losses import Loss, PerToken, Sums
 
 Params = Any  # a pytree of float32 arrays, the master weights
-PerToken = Float[Array, "rows length"]
 
 
 @pytree_dataclass
@@ -36,73 +35,53 @@ class TrainState:
 class PolicyUpdate:
     """The model, the loss and the optimizer of an update; its methods are the programs.
 
-    A mini-batch is: `grad_step` (or `sft_grad_step`) for each of its micro-batches, starting from
-    `zero_gradients` and `zero_sums`, then `apply_step`. To be donated: grads and sums where they
-    are added to, the state where it is replaced.
+    A mini-batch is: `grad_step` for each of its micro-batches, starting from `zero_gradients` and
+    `loss.zero_sums`, then `apply_step`. To be donated: grads and sums where they are added to, the
+    state where it is replaced.
     """
 
     forward: Callable[[Params, Array], Array]  # params, tokens[rows, length] -> hidden states
     logits: Callable[[Params, Array], Array]  # params, hidden states -> logits, padding included
     optimizer: optax.GradientTransformation
     vocab_size: int  # without padding
+    loss: Loss
     temperature: float = 1.0  # the rollout's, so that both mean the same distribution
-    epsilon: float = 0.2
-    epsilon_high: float = 0.2
-    dual_clip: float = 3.0
-    beta: float = 0.0
     logit_tokens: int = 4096  # tokens, all devices together, whose logits exist at a time
+
+    def has_passes_of(self, other: "PolicyUpdate") -> bool:
+        """Whether all but the optimizers is equal: `grad_step` and `loss.zero_sums` are then the
+        same programs."""
+        return self == replace(other, optimizer=self.optimizer)
 
     def init(self, params: Params) -> TrainState:
         return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
     def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
         """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
-        logprobs, entropy = self._logprobs(params, micro, self.temperature)
+        logprobs, entropy = self._logprobs(params, micro.tokens, micro.targets, self.temperature)
         return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
 
     def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
         """log π(next token) in nats at each position but the last, by the model alone."""
-        targets = next_tokens(tokens)
-        logprobs, _ = self._logprobs_of(params, tokens, targets, 1.0)
-        return logprobs
+        return self._logprobs(params, tokens, next_tokens(tokens), 1.0)[0]
 
     def grad_step(
-        self, params: Params, micro: MicroBatch, grads: Params, sums: LossSums
-    ) -> tuple[Params, LossSums]:
-        """Adds the micro-batch's GRPO gradient to `grads` and its metrics to `sums`.
+        self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
+    ) -> tuple[Params, Sums]:
+        """Adds the micro-batch's gradient to `grads` and its metrics to `sums`.
 
-        Without `micro.old_logprobs` the old policy is `params` itself: right for the first update
-        after a rollout, and one forward pass cheaper.
+        Raises:
+          ValueError: it lacks a column that the loss needs.
         """
 
-        def loss(params):
-            logprobs, entropy = self._logprobs(params, micro, self.temperature)
-            return grpo_loss(
-                logprobs,
-                logprobs if micro.old_logprobs is None else micro.old_logprobs,
-                micro.advantages,
-                micro.weights,
-                epsilon=self.epsilon,
-                epsilon_high=self.epsilon_high,
-                dual_clip=self.dual_clip,
-                beta=self.beta,
-                reference_logprobs=micro.reference_logprobs,
-                behavior_logprobs=micro.behavior_logprobs,
-                entropy=entropy,
+        def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
+            logprobs, entropy = self._logprobs(
+                params, micro.tokens, micro.targets, self.temperature
             )
+            return self.loss(logprobs, entropy, micro.columns, micro.weights)
 
-        return _accumulate(loss, params, grads, sums)
-
-    def sft_grad_step(
-        self, params: Params, micro: MicroBatch, grads: Params, sums: LossSums
-    ) -> tuple[Params, LossSums]:
-        """The same for the cross-entropy of the responses, at temperature 1."""
-
-        def loss(params):
-            logprobs, entropy = self._logprobs(params, micro, 1.0)
-            return supervised_loss(logprobs, micro.weights, entropy=entropy)
-
-        return _accumulate(loss, params, grads, sums)
+        micro_grads, micro_sums = jax.grad(loss, has_aux=True)(params)
+        return jax.tree.map(jnp.add, grads, micro_grads), self.loss.add(sums, micro_sums)
 
     def apply_step(
         self, state: TrainState, grads: Params
@@ -121,11 +100,6 @@ class PolicyUpdate:
         return state, grad_norm, is_applied
 
     def _logprobs(
-        self, params: Params, micro: MicroBatch, temperature: float
-    ) -> tuple[PerToken, PerToken]:
-        return self._logprobs_of(params, micro.tokens, micro.targets, temperature)
-
-    def _logprobs_of(
         self, params: Params, tokens: Array, targets: Array, temperature: float
     ) -> tuple[PerToken, PerToken]:
         hidden = self.forward(params, tokens)
@@ -141,16 +115,6 @@ class PolicyUpdate:
 
 def zero_gradients(params: Params) -> Params:
     return jax.tree.map(jnp.zeros_like, params)
-
-
-def _accumulate(
-    loss: Callable[[Params], tuple[Array, LossSums]],
-    params: Params,
-    grads: Params,
-    sums: LossSums,
-) -> tuple[Params, LossSums]:
-    micro_grads, micro_sums = jax.grad(loss, has_aux=True)(params)
-    return jax.tree.map(jnp.add, grads, micro_grads), sums.add(micro_sums)
 
 
 def make_schedule(

@@ -12,6 +12,7 @@ from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.rl.losses import GRPOLoss, Loss
 from pat_jax.rl.update import PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions
 
@@ -19,6 +20,7 @@ CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 ROWS, LENGTH = 8, 16
+ON_POLICY = GRPOLoss(is_on_policy=True)
 
 
 def make_trainer(
@@ -27,11 +29,12 @@ def make_trainer(
     dtype: jnp.dtype = jnp.float32,
     weights: WeightFormat = "auto",
     micro_shapes: Sequence[tuple[int, int]] = ((ROWS, LENGTH),),
+    loss: Loss = ON_POLICY,
     has_supervised: bool = False,
 ) -> Trainer:
     """With only the named programs compiled."""
     forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
-    update = PolicyUpdate(forward, logits, optax.adam(1e-3), CONFIG.vocab_size)
+    update = PolicyUpdate(forward, logits, optax.adam(1e-3), CONFIG.vocab_size, loss)
     trainer = Trainer(
         POLICY,
         layout,
@@ -39,7 +42,6 @@ def make_trainer(
         micro_shapes=micro_shapes,
         rollout_layouts={layout.split: layout for layout in CHAIN.values()},
         rollout_dtype=dtype,
-        is_on_policy=True,
         supervised=update if has_supervised else None,
         rollout_policy=POLICY.with_weights(weights),
     )

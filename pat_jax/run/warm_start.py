@@ -32,7 +32,8 @@ def warm_start(
     shapes = micro_shapes(config, trainer.layout.split.dp)
     for step, shown in zip(range(steps), _batches(config, setup.task, shapes), strict=False):
         state, result = trainer.supervised_step(state, shown)
-        progress.stage(f"warm start {step + 1}/{steps} loss {result.metrics['train/loss']:.3f}")
+        loss = result.metrics["train/cross_entropy"]
+        progress.stage(f"warm start {step + 1}/{steps} loss {loss:.3f}")
     seconds = time.perf_counter() - start
     progress.print(f"warm start: {steps} supervised steps in {seconds:.1f} s")
     return trainer["init_state"](state.params)

@@ -3,7 +3,7 @@
 Knows options. Does not know data, checkpoints or which devices there are.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax.numpy as jnp
 
@@ -13,6 +13,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
+from pat_jax.rl.losses import GRPOLoss
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
 from pat_jax.training.trainer import Trainer, model_functions
 
@@ -26,49 +27,53 @@ def build_trainer(
     rollout_layouts: dict[Split, Layout],
 ) -> Trainer:
     """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`."""
-    algorithm, rollout, dtype = config.algorithm, config.rollout, DTYPES[config.compute_dtype]
-    forward, logits = model_functions(policy, layout, dtype, remat=config.remat)
-
-    def functions(optimizer) -> PolicyUpdate:
-        return PolicyUpdate(
-            forward,
-            logits,
-            optimizer,
-            policy.config.vocab_size,
-            temperature=rollout.temperature,
-            epsilon=algorithm.epsilon,
-            epsilon_high=algorithm.epsilon_high,
-            dual_clip=algorithm.dual_clip,
-            beta=algorithm.beta,
-        )
-
-    update = functions(
-        make_optimizer(
-            total_steps=config.steps * config.updates_per_step, **asdict(config.optimizer)
-        )
+    dtype, is_warm = DTYPES[config.compute_dtype], config.warm_start.steps > 0
+    update, supervised = _updates(config, policy, layout)
+    return Trainer(
+        policy,
+        layout,
+        update,
+        # A rollout-only run compiles no forward and backward passes.
+        micro_shapes=micro_shapes(config, layout.split.dp) if config.train or is_warm else (),
+        rollout_layouts=rollout_layouts,
+        rollout_dtype=dtype,
+        num_iterations=config.algorithm.num_iterations,
+        supervised=supervised if is_warm else None,
+        rollout_policy=policy.with_weights(config.rollout.weights),
     )
-    warm_start = config.warm_start
+
+
+def _updates(
+    config: RunConfig, policy: Policy, layout: Layout
+) -> tuple[PolicyUpdate, PolicyUpdate]:
+    """Of the reinforcement stage, and of the supervised stage before."""
+    algorithm, warm_start = config.algorithm, config.warm_start
+    dtype, num_updates = DTYPES[config.compute_dtype], config.steps * config.updates_per_step
+    loss = GRPOLoss(
+        epsilon=algorithm.epsilon,
+        epsilon_high=algorithm.epsilon_high,
+        dual_clip=algorithm.dual_clip,
+        beta=algorithm.beta,
+        is_on_policy=config.updates_per_step == 1,
+    )
+    update = PolicyUpdate(
+        *model_functions(policy, layout, dtype, remat=config.remat),
+        make_optimizer(total_steps=num_updates, **asdict(config.optimizer)),
+        policy.config.vocab_size,
+        loss,
+        temperature=config.rollout.temperature,
+    )
     supervised = make_optimizer(
         learning_rate=warm_start.learning_rate,
         total_steps=warm_start.steps,
         schedule="cosine",
         warmup_steps=10,
     )
-    return Trainer(
-        policy,
-        layout,
-        update,
-        # A rollout-only run compiles no forward and backward passes.
-        micro_shapes=micro_shapes(config, layout.split.dp)
-        if config.train or warm_start.steps
-        else (),
-        rollout_layouts=rollout_layouts,
-        rollout_dtype=dtype,
-        is_on_policy=config.updates_per_step == 1,
-        num_iterations=algorithm.num_iterations,
-        supervised=functions(supervised) if warm_start.steps else None,
-        rollout_policy=policy.with_weights(config.rollout.weights),
-    )
+    # The advantages of demonstrations are 1: at a ratio of 1 the gradient is that of the cross-entropy.
+    # So where the loss above is on-policy and plain, the two updates are equal but for the optimizer,
+    # and the trainer compiles one set of passes.
+    cross_entropy = replace(loss, beta=0.0, is_on_policy=True)
+    return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
 
 
 def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:

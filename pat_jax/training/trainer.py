@@ -5,7 +5,7 @@ the others). Hands the policy to the rollout as one compiled transfer.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -19,9 +19,16 @@ from pat_jax.engine.layout.layout import AutoPartition, Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
-from pat_jax.rl.losses import LossSums, zero_sums
+from pat_jax.rl.losses import Loss, Sums
 from pat_jax.rl.update import PolicyUpdate, TrainState, zero_gradients
 from pat_jax.training.transfer import declare_transfer
+
+# The stages of learning, by what the names of their programs begin with.
+REINFORCED, SUPERVISED = "", "supervised_"
+# The columns that are log-probabilities under a policy: the one before the update, and the reference.
+OLD, REFERENCE = "old_logprobs", "reference_logprobs"
+
+Record = tuple[Sums, Array, Array]  # of an optimizer step: metrics, norm, whether it was applied
 
 
 def model_functions(
@@ -59,7 +66,6 @@ class Trainer:
         micro_shapes: Sequence[tuple[int, int]],
         rollout_layouts: dict[Split, Layout],
         rollout_dtype: jnp.dtype,
-        is_on_policy: bool,
         num_iterations: int = 1,
         supervised: PolicyUpdate | None = None,
         rollout_policy: Policy | None = None,
@@ -67,13 +73,16 @@ class Trainer:
         """
         Args:
           rollout_policy: as the rollout keeps it; `policy` where not given.
-          is_on_policy: every batch is used for one optimizer step, so the old policy is the policy.
           supervised: the update of a supervised stage before, with its own optimizer.
         """
-        self.supervised_functions = supervised
-        self.policy, self.layout, self.update_functions = policy, layout, update
-        self.is_on_policy, self.num_iterations = is_on_policy, num_iterations
-        self.has_reference = update.beta > 0
+        self.policy, self.layout, self.num_iterations = policy, layout, num_iterations
+        self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
+        # Whose passes each stage runs: those of the first stage that is equal but for the optimizer.
+        self._passes = {
+            stage: next(s for s, first in self.updates.items() if update.has_passes_of(first))
+            for stage, update in self.updates.items()
+        }
+        self.has_reference = REFERENCE in update.loss.needs
         self.programs = ProgramTable()
         self.shardings = layout.param_shardings(policy, role="train")
         self._declare(micro_shapes)
@@ -97,7 +106,7 @@ class Trainer:
     @property
     def abstract_state(self) -> TrainState:
         return with_sharding(
-            jax.eval_shape(self.update_functions.init, self.abstract_params),
+            jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params),
             self._state_shardings(),
         )
 
@@ -108,7 +117,7 @@ class Trainer:
 
     def _state_shardings(self) -> TrainState:
         """Optimizer moments are split like the parameters they belong to; counters are everywhere."""
-        state = jax.eval_shape(self.update_functions.init, self.abstract_params)
+        state = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
         everywhere = self.layout.sharding()
         params_tree = jax.tree.structure(self.abstract_params)
 
@@ -124,75 +133,49 @@ class Trainer:
         )
 
     def _declare(self, micro_shapes: Sequence[tuple[int, int]]) -> None:
-        split, update, declare = self.layout.split, self.update_functions, self.programs.declare
-        params, state, everywhere = (
+        split, everywhere, declare = (
+            self.layout.split,
+            self.layout.sharding(),
+            self.programs.declare,
+        )
+        params, state, shardings = (
             self.abstract_params,
             self.abstract_state,
-            self.layout.sharding(),
+            self._state_shardings(),
         )
-        sums = with_sharding(
-            jax.eval_shape(zero_sums), jax.tree.map(lambda _: everywhere, jax.eval_shape(zero_sums))
-        )
-        state_shardings = self._state_shardings()
-        declare(
-            Key("init_state", split),
-            update.init,
-            params,
-            out_shardings=state_shardings,
-            donate_argnums=0,
-        )
+        init = {"out_shardings": shardings, "donate_argnums": 0}
+        declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
-        declare(Key("zero_sums", split), zero_sums, out_shardings=everywhere)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
-        applied = {"out_shardings": (state_shardings, everywhere, everywhere), "donate_argnums": 0}
-        declare(Key("apply", split), update.apply_step, state, params, **applied)
-        if self.supervised_functions:
-            declare(
-                Key("supervised_apply", split),
-                self.supervised_functions.apply_step,
-                state,
-                params,
-                **applied,
-            )
-        for shape in micro_shapes:
-            self._declare_passes(shape, params, sums)
+        applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
+        for stage, update in self.updates.items():
+            declare(Key(f"{stage}apply", split), update.apply_step, state, params, **applied)
+            if self._passes[stage] == stage:
+                self._declare_passes(stage, micro_shapes)
 
-    def _declare_passes(self, shape: tuple[int, int], params: Params, sums: LossSums) -> None:
-        """Forward and backward for one micro-batch shape."""
-        split, everywhere = self.layout.split, self.layout.sharding()
-        bare = self._abstract_micro(*shape, has_old=False, has_reference=False)
+    def _declare_passes(self, stage: str, micro_shapes: Sequence[tuple[int, int]]) -> None:
+        """Forward and backward for each micro-batch shape."""
+        split, everywhere, params = self.layout.split, self.layout.sharding(), self.abstract_params
+        update, declare = self.updates[stage], self.programs.declare
+        needs, zeros = update.loss.needs, update.loss.zero_sums
+        declare(Key(f"{stage}zero_sums", split), zeros, out_shardings=everywhere)
+        sums = jax.eval_shape(zeros)
+        sums = with_sharding(sums, jax.tree.map(lambda _: everywhere, sums))
         accumulated = {"out_shardings": (self.shardings, everywhere), "donate_argnums": (2, 3)}
-        if self.supervised_functions and not self.shares_passes:
-            run = self.supervised_functions.sft_grad_step
-            self.programs.declare(
-                Key("supervised_grad", split, *shape),
-                run,
-                params,
-                bare,
-                params,
-                sums,
-                **accumulated,
-            )
-        if self.has_reference or not self.is_on_policy:
-            self.programs.declare(
-                Key("logprobs", split, *shape),
-                lambda params, micro: self.update_functions.logprob_step(params, micro)[0],
-                params,
-                bare,
-                out_shardings=self.layout.sharding("batch", role="train"),
-            )
-        full = self._abstract_micro(
-            *shape, has_old=not self.is_on_policy, has_reference=self.has_reference
-        )
-        run = self.update_functions.grad_step
-        self.programs.declare(
-            Key("grad", split, *shape), run, params, full, params, sums, **accumulated
-        )
+        for shape in micro_shapes:
+            args = params, self._abstract_micro(shape, needs), params, sums
+            declare(Key(f"{stage}grad", split, *shape), update.grad_step, *args, **accumulated)
+            if {OLD, REFERENCE} & set(needs):
+                declare(
+                    Key(f"{stage}logprobs", split, *shape),
+                    lambda params, micro: update.logprob_step(params, micro)[0],
+                    params,
+                    self._abstract_micro(shape, ()),
+                    out_shardings=self.layout.sharding("batch", role="train"),
+                )
 
-    def _abstract_micro(
-        self, rows: int, length: int, *, has_old: bool, has_reference: bool
-    ) -> MicroBatch:
-        micro = abstract_micro_batch(rows, length, has_old=has_old, has_reference=has_reference)
+    def _abstract_micro(self, shape: tuple[int, int], columns: Sequence[str]) -> MicroBatch:
+        micro = abstract_micro_batch(*shape, columns)
         by_rows = self.layout.sharding("batch", role="train")
         return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
 
@@ -222,65 +205,58 @@ class Trainer:
     def update(
         self, state: TrainState, batch: TrainBatch, reference: Params | None
     ) -> tuple[TrainState, UpdateResult]:
-        """Every optimizer step of one iteration's batch."""
+        """Every optimizer step of one iteration's batch.
+
+        Args:
+          reference: parameters of the frozen reference policy, where the loss looks at it.
+
+        Raises:
+          ValueError: a column that the loss needs is neither in the batch nor computed.
+        """
+        policies = {OLD: state.params} | ({REFERENCE: reference} if reference is not None else {})
         mini_batches = [
-            [self._with_logprobs(micro, state.params, reference) for micro in mini]
+            [self._with_columns(REINFORCED, micro, policies) for micro in mini]
             for mini in batch.mini_batches
         ]
         records = []
         for _ in range(self.num_iterations):
             for mini in mini_batches:
-                state, record = self._step(state, mini)
+                state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        return state, _summary(records)
+        return state, _summary(self.updates[REINFORCED].loss, records)
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
-        """One optimizer step on demonstrations, whose advantages are 1.
+        """One optimizer step on demonstrations; `train/cross_entropy` is that of their responses."""
+        mini = [self._with_columns(SUPERVISED, micro, {}) for micro in micro_batches]
+        state, record = self._step(SUPERVISED, state, mini)
+        return state, _summary(self.updates[SUPERVISED].loss, [record])
 
-        Returns:
-          The state and, as `train/loss`, the cross-entropy of the responses in nats.
-        """
-        passes = "grad" if self.shares_passes else "supervised_grad"
-        state, record = self._step(state, micro_batches, passes, "supervised_apply")
-        result = _summary([record])
-        if self.shares_passes:  # |log π(token) - 0|, as demonstrations have no log-probabilities
-            result.metrics["train/loss"] = result.metrics["train/behavior_gap"]
-        return state, result
-
-    @property
-    def shares_passes(self) -> bool:
-        """Whether GRPO's passes are those of the supervised stage as well, which then need no
-        programs of their own: at a ratio of 1 its gradient with an advantage of 1 is that of the
-        cross-entropy, at temperature 1 and without a penalty."""
-        is_plain = self.is_on_policy and not self.has_reference
-        return is_plain and self.update_functions.temperature == 1.0
-
-    def _with_logprobs(
-        self, micro: MicroBatch, params: Params, reference: Params | None
+    def _with_columns(
+        self, stage: str, micro: MicroBatch, policies: Mapping[str, Params]
     ) -> MicroBatch:
-        if self.is_on_policy and reference is None:
-            return micro
-        program = self.programs[Key("logprobs", self.layout.split, *micro.tokens.shape)]
-        return replace(
-            micro,
-            old_logprobs=None if self.is_on_policy else program(params, micro),
-            reference_logprobs=None if reference is None else program(reference, micro),
-        )
+        """With the columns that the stage's loss needs: of the batch, or computed by policies."""
+        loss, rows = self.updates[stage].loss, replace(micro, columns={})
+        computed = {
+            name: self._pass(stage, "logprobs", micro)(params, rows)
+            for name, params in policies.items()
+            if name in loss.needs
+        }
+        return replace(micro, columns=loss.read(micro.columns | computed))
+
+    def _pass(self, stage: str, name: str, micro: MicroBatch) -> Callable:
+        key = Key(f"{self._passes[stage]}{name}", self.layout.split, *micro.tokens.shape)
+        return self.programs[key]
 
     def _step(
-        self,
-        state: TrainState,
-        micro_batches: Sequence[MicroBatch],
-        passes: str = "grad",
-        apply: str = "apply",
-    ) -> tuple[TrainState, tuple[LossSums, Array, Array]]:
-        grads, sums = self["zero_gradients"](state.params), self["zero_sums"]()
+        self, stage: str, state: TrainState, micro_batches: Sequence[MicroBatch]
+    ) -> tuple[TrainState, Record]:
+        grads = self["zero_gradients"](state.params)
+        sums = self[f"{self._passes[stage]}zero_sums"]()
         for micro in micro_batches:
-            program = self.programs[Key(passes, self.layout.split, *micro.tokens.shape)]
-            grads, sums = program(state.params, micro, grads, sums)
-        state, grad_norm, is_applied = self[apply](state, grads)
+            grads, sums = self._pass(stage, "grad", micro)(state.params, micro, grads, sums)
+        state, grad_norm, is_applied = self[f"{stage}apply"](state, grads)
         return state, (sums, grad_norm, is_applied)
 
 
@@ -288,12 +264,10 @@ def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
 
 
-def _summary(records: Sequence[tuple[LossSums, Array, Array]]) -> UpdateResult:
-    """Means over the optimizer steps, fetched from the devices once."""
-    records = jax.device_get(list(records))
-    each = [sums.metrics() for sums, _, _ in records]
-    metrics = {f"train/{name}": float(np.mean([one[name] for one in each])) for name in each[0]}
-    metrics["train/behavior_gap_max"] = max(one["behavior_gap_max"] for one in each)
-    metrics["train/grad_norm"] = float(np.mean([norm for _, norm, _ in records]))
-    metrics["train/skipped_updates"] = float(sum(not applied for _, _, applied in records))
+def _summary(loss: Loss, records: Sequence[Record]) -> UpdateResult:
+    """Over the optimizer steps, fetched from the devices once."""
+    sums, norms, applied = zip(*jax.device_get(list(records)), strict=True)
+    metrics = {f"train/{name}": value for name, value in loss.summary(sums).items()}
+    metrics["train/grad_norm"] = float(np.mean(norms))
+    metrics["train/skipped_updates"] = float(len(applied) - sum(applied))
     return UpdateResult(metrics, len(records))

@@ -17,6 +17,7 @@ from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Plan
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
+from pat_jax.rl.losses import GRPOLoss
 from pat_jax.rl.types import Prompt
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
 from pat_jax.run.generation import Generator
@@ -78,7 +79,7 @@ class Iterations:
             logits,
             make_optimizer(learning_rate=1e-3, total_steps=10),
             self.policy.config.vocab_size,
-            beta=0.01,
+            GRPOLoss(beta=0.01),
         )
         return Trainer(
             self.policy,
@@ -87,7 +88,6 @@ class Iterations:
             micro_shapes=[(8, 64)],
             rollout_layouts=self.engine.layouts,
             rollout_dtype=jnp.float32,
-            is_on_policy=False,
         )
 
     def iterate(self, step: int, planner: Planner, **options: float) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pat_jax.rl.batches import Aggregation, to_train_batch
-from pat_jax.rl.losses import grpo_loss, zero_sums
+from pat_jax.rl.losses import GRPOLoss
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 STOP, CUT = FinishReason.STOP, FinishReason.LENGTH
@@ -55,25 +55,27 @@ def test_the_loss_is_the_papers_and_the_metrics_are_means(
         max_completion_length=LONGEST,
     )
     (mini,) = batch.mini_batches
-    sums, terms, gaps = zero_sums(), {}, []
+    loss, terms, gaps = GRPOLoss(), {}, []
+    sums = loss.zero_sums()
     for micro in mini:
         new = -rng.random(micro.tokens.shape, np.float32)
         old = (new + rng.normal(0, 0.3, new.shape)).astype(np.float32)
-        arrays = map(jnp.asarray, (new, old, micro.advantages, micro.weights))
-        behavior = jnp.asarray(micro.behavior_logprobs)
-        sums = sums.add(grpo_loss(*arrays, behavior_logprobs=behavior)[1])
-        for row, advantage in enumerate(micro.advantages.astype(np.float64)):
-            at = micro.mask[row]
+        new32, weights = jnp.asarray(new), jnp.asarray(micro.weights)
+        columns = jax.tree.map(jnp.asarray, micro.columns | {"old_logprobs": old})
+        sums = loss.add(sums, loss(new32, jnp.zeros_like(new32), columns, weights)[1])
+        advantages = micro.columns["advantages"].astype(np.float64)
+        for row, at in enumerate(micro.mask):
             if at.any():
+                (advantage,) = set(advantages[row, at])  # one for the whole response
                 ratio = np.exp(new[row, at].astype(np.float64) - old[row, at])
                 term = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
                 terms[float(advantage)] = term
                 if micro.weights[row].any():
-                    gap = np.abs(old[row, at] - micro.behavior_logprobs[row, at])
+                    gap = np.abs(old[row, at] - micro.columns["behavior_logprobs"][row, at])
                     gaps.append((gap, 1.0 if aggregation != "sequence" else 1 / len(gap)))
     flat = [finish is CUT for responses in RESPONSES for _, finish in responses]
     in_order = [(terms[float(a)], cut) for a, cut in zip(ADVANTAGES.flat, flat, strict=True)]
-    metrics = jax.device_get(sums).metrics()
+    metrics = loss.summary([jax.device_get(sums)])
     assert metrics["loss"] == pytest.approx(expected(aggregation, truncated, in_order), rel=1e-5)
     mean_gap = sum(gap.sum() * w for gap, w in gaps) / sum(len(gap) * w for gap, w in gaps)
     assert metrics["behavior_gap"] == pytest.approx(mean_gap, rel=1e-5)

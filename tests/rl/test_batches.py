@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.rl.batches import (
+    COLUMNS,
     MicroBatch,
     TrainBatch,
     abstract_micro_batch,
@@ -67,8 +68,7 @@ def occurrences(micro_batches: Sequence[MicroBatch]) -> dict[int, tuple[float, f
             assert token not in found
             found[token] = (
                 float(micro.weights[row, t]),
-                float(micro.advantages[row]),
-                float(micro.behavior_logprobs[row, t]),
+                *(float(micro.columns[name][row, t]) for name in COLUMNS),
             )
     return found
 
@@ -168,7 +168,7 @@ def check_shapes_and_padding(batch: TrainBatch, groups: list[RolloutGroup], allo
     assert sum(int((micro.tokens > 0).sum()) for micro in every) == sum(sizes)
     for micro in every:
         assert micro.tokens.shape in allowed
-        for per_token in (micro.mask, micro.weights, micro.behavior_logprobs):
+        for per_token in (micro.mask, micro.weights, *micro.columns.values()):
             assert not per_token[~micro.mask].any()
             assert not per_token[:, -1].any()
 
@@ -187,8 +187,10 @@ def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     np.testing.assert_array_equal(micro.tokens, [[1, 2, 3, 4, 5, 0, 0, 0], [0] * 8])
     np.testing.assert_array_equal(micro.mask, np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8]) > 0)
     np.testing.assert_allclose(micro.weights[0, 1:4], 1 / 3)
-    np.testing.assert_allclose(micro.behavior_logprobs[0, 1:4], np.array([-3, -4, -5]) / 7)
-    np.testing.assert_array_equal(micro.advantages, [1, 0])
+    stored = micro.columns["behavior_logprobs"][0, 1:4]
+    np.testing.assert_allclose(stored, np.array([-3, -4, -5]) / 7)
+    advantages = np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8])
+    np.testing.assert_array_equal(micro.columns["advantages"], advantages)
     targets = jax.jit(lambda micro: micro.targets)(micro)
     np.testing.assert_array_equal(targets[0, micro.mask[0]], [3, 4, 5])
     assert batch.padding_efficiency == 5 / 16
@@ -249,7 +251,7 @@ def test_an_unknown_variant_is_refused(option, value):
 
 def test_the_abstract_micro_batch_is_the_real_one_without_its_values():
     (real,) = to_supervised_batch([([1, 2], [3])], micro_shapes=[(2, 4)])
-    abstract = abstract_micro_batch(2, 4, has_old=False, has_reference=False)
+    abstract = abstract_micro_batch(2, 4, COLUMNS)
     assert_trees_all_equal_shapes_and_dtypes(abstract, real)
-    filled = abstract_micro_batch(2, 4, has_old=True, has_reference=True)
+    filled = abstract_micro_batch(2, 4, (*COLUMNS, "old_logprobs", "reference_logprobs"))
     assert len(jax.tree.leaves(filled)) == len(jax.tree.leaves(real)) + 2

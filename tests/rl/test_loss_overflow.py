@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.rl.losses import grpo_loss, k3_kl
+from pat_jax.rl.losses import GRPOLoss, k3_kl
 
 LENGTH = 6  # tokens of the one row
 EPSILON, DUAL_CLIP, BETA = 0.2, 3.0, 0.05
@@ -25,19 +25,12 @@ row = st.lists(logprob, min_size=LENGTH, max_size=LENGTH)
 
 @jax.jit
 def loss_and_gradient(logprobs, old, reference, advantage):
+    weights = jnp.full((1, LENGTH), 1 / LENGTH)
+    columns = {"advantages": jnp.full_like(weights, advantage), "behavior_logprobs": old}
+    columns |= {"old_logprobs": old, "reference_logprobs": reference}
+
     def loss(x):
-        weights = jnp.full((1, LENGTH), 1 / LENGTH)
-        return grpo_loss(
-            x,
-            old,
-            advantage[None],
-            weights,
-            epsilon=EPSILON,
-            epsilon_high=EPSILON,
-            dual_clip=DUAL_CLIP,
-            beta=BETA,
-            reference_logprobs=reference,
-        )
+        return GRPOLoss(EPSILON, EPSILON, DUAL_CLIP, BETA)(x, old, columns, weights)
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
     return value, sums, gradient
@@ -116,7 +109,8 @@ def test_a_token_that_should_not_have_become_likelier_counts_for_so_much(dual_cl
 
     def loss(new, advantage):
         one = jnp.ones_like(new)
-        return grpo_loss(new, old, jnp.array([advantage]), one, dual_clip=dual_clip)
+        columns = {"advantages": advantage * one, "behavior_logprobs": old, "old_logprobs": old}
+        return GRPOLoss(dual_clip=dual_clip)(new, old, columns, one)
 
     new = jnp.array([[1.0, -1.5, -1.0]])  # log-ratios 20, 0.5 and -1
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(new, -1.0)
@@ -124,7 +118,7 @@ def test_a_token_that_should_not_have_become_likelier_counts_for_so_much(dual_cl
     np.testing.assert_allclose(value, ratios.sum(), rtol=1e-6)
     np.testing.assert_allclose(gradient[0, 1:], [np.exp(0.5), 0], rtol=1e-6)
     assert (gradient[0, 0] == 0) == (dual_clip > 0)
-    assert sums.clip_fraction == 1 + (dual_clip > 0)
+    assert sums["clip_fraction"] == 1 + (dual_clip > 0)
     (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(new, 1.0)
     np.testing.assert_allclose(value, -(1.2 + 1.2 + np.exp(-1.0)), rtol=1e-6)
     np.testing.assert_allclose(gradient[0], [0, 0, -np.exp(-1.0)], rtol=1e-6)

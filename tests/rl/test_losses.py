@@ -1,5 +1,7 @@
 """The losses against the papers' formulas in float64, and what they must reduce to."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from chex import assert_trees_all_close
 
 from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.losses import LossSums, grpo_loss, k3_kl, supervised_loss, zero_sums
+from pat_jax.rl.losses import GRPOLoss, Loss, PerToken, Reduction, Sums, k3_kl
 
 LENGTHS = (9, 1, 14, 6)  # tokens of each sequence; row 1 has one, no row starts at position 0
 ROWS, LENGTH = len(LENGTHS), 16
@@ -23,12 +25,14 @@ def token_weights(aggregation: str) -> np.ndarray:
 
 
 def arrays(seed: int = 3) -> tuple[np.ndarray, ...]:
-    """logprobs, old, reference and advantages; the ratios lie on both sides of both clips."""
+    """logprobs, old, reference and advantages; the ratios lie on both sides of both clips.
+
+    Advantages differ within a row, as those of a critic do."""
     rng = np.random.default_rng(seed)
     logprobs = -rng.exponential(1.5, (ROWS, LENGTH))
     old = logprobs + 0.4 * rng.normal(size=(ROWS, LENGTH))
     reference = logprobs + 0.4 * rng.normal(size=(ROWS, LENGTH))
-    return logprobs, old, reference, rng.normal(size=ROWS)
+    return logprobs, old, reference, rng.normal(size=(ROWS, LENGTH))
 
 
 def paper_loss(logprobs, old, reference, advantages, epsilon, epsilon_high, beta, aggregation):
@@ -41,7 +45,8 @@ def paper_loss(logprobs, old, reference, advantages, epsilon, epsilon_high, beta
             clipped = min(max(ratio, 1 - epsilon), 1 + epsilon_high)
             to_reference = np.exp(reference[i, t]) / np.exp(logprobs[i, t])
             kl = to_reference - np.log(to_reference) - 1
-            terms.append(min(ratio * advantages[i], clipped * advantages[i]) - beta * kl)
+            advantage = advantages[i, t]
+            terms.append(min(ratio * advantage, clipped * advantage) - beta * kl)
         sequences.append(terms)
     if aggregation == "token":
         return -np.mean(np.concatenate(sequences))
@@ -60,7 +65,7 @@ def numeric_gradient(function, x, step=1e-6):
 
 def assert_every_clip_acts(ratio, advantages, epsilon, epsilon_high):
     """The data can tell the upper clip from the lower, and each from none."""
-    rises = np.broadcast_to(advantages[:, None] > 0, MASK.shape)
+    rises = advantages > 0
     assert np.any(MASK & rises & (ratio > 1 + epsilon_high))
     assert np.any(MASK & ~rises & (ratio < 1 - epsilon))
     if epsilon != epsilon_high:
@@ -70,6 +75,15 @@ def assert_every_clip_acts(ratio, advantages, epsilon, epsilon_high):
 
 def jax_arrays(*values):
     return tuple(jnp.asarray(value, jnp.float32) for value in values)
+
+
+def lossfun(
+    loss: Loss, weights: PerToken, entropy: PerToken | None = None, **columns: PerToken
+) -> Callable[[PerToken], tuple[jax.Array, Sums]]:
+    """Of the log-probabilities alone; a column that is not given is 0."""
+    zeros = jnp.zeros_like(weights)
+    filled = dict.fromkeys(loss.needs, zeros) | columns
+    return lambda logprobs: loss(logprobs, zeros if entropy is None else entropy, filled, weights)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
@@ -87,20 +101,15 @@ def test_loss_and_gradient_are_the_papers(aggregation, epsilon, epsilon_high, be
         logprobs, old, reference, advantages, token_weights(aggregation)
     )
 
-    def loss(x):
-        return grpo_loss(
-            x,
-            old32,
-            adv32,
-            w32,
-            epsilon=epsilon,
-            epsilon_high=epsilon_high,
-            beta=beta,
-            reference_logprobs=ref32,
-        )[0]
-
+    loss = lossfun(
+        GRPOLoss(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta),
+        w32,
+        advantages=adv32,
+        old_logprobs=old32,
+        reference_logprobs=ref32,
+    )
     with jax.numpy_dtype_promotion("strict"):
-        value, gradient = jax.value_and_grad(loss)(lp)
+        (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(lp)
     np.testing.assert_allclose(value, expected(logprobs), rtol=1e-5)
     np.testing.assert_allclose(gradient, numeric_gradient(expected, logprobs), atol=1e-6)
     assert np.all(np.asarray(gradient)[~MASK] == 0)
@@ -112,21 +121,18 @@ def test_metrics_are_the_weighted_means_of_their_definitions():
     lp, old32, ref32, adv32, w32, ent32, beh32 = jax_arrays(
         logprobs, old, reference, advantages, token_weights("token"), entropy, behavior
     )
-    _, sums = grpo_loss(
-        lp,
-        old32,
-        adv32,
+    loss = GRPOLoss(epsilon=0.1, epsilon_high=0.3, beta=0.1)
+    _, sums = lossfun(
+        loss,
         w32,
-        epsilon=0.1,
-        epsilon_high=0.3,
-        beta=0.1,
+        ent32,
+        advantages=adv32,
+        old_logprobs=old32,
         reference_logprobs=ref32,
         behavior_logprobs=beh32,
-        entropy=ent32,
-    )
+    )(lp)
     ratio = np.exp(logprobs - old)
-    advantage = np.broadcast_to(advantages[:, None], MASK.shape)
-    clipped = ((ratio > 1.3) & (advantage > 0)) | ((ratio < 0.9) & (advantage < 0))
+    clipped = ((ratio > 1.3) & (advantages > 0)) | ((ratio < 0.9) & (advantages < 0))
     to_reference = np.exp(reference - logprobs)
     assert 0 < clipped[MASK].mean() < 1
     expected = {
@@ -134,18 +140,42 @@ def test_metrics_are_the_weighted_means_of_their_definitions():
         "approx_kl": (ratio - np.log(ratio) - 1)[MASK].mean(),
         "reference_kl": (to_reference - np.log(to_reference) - 1)[MASK].mean(),
         "entropy": entropy[MASK].mean(),
+        "cross_entropy": -logprobs[MASK].mean(),
         "behavior_gap": np.abs(old - behavior)[MASK].mean(),
         "behavior_gap_max": np.abs(old - behavior)[MASK].max(),
     }
+    metrics = loss.summary([jax.device_get(sums)])
+    assert metrics.keys() == {"loss", *expected} == set(loss.metrics)
     for name, value in expected.items():
-        np.testing.assert_allclose(getattr(sums, name), value, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_at_ratio_one_the_gradient_is_the_policy_gradient():
+def test_of_several_steps_the_metrics_are_means_and_the_largest():
+    loss = GRPOLoss()
+    first, second = (
+        {name: np.array(value, np.float32) for name in loss.zero_sums()}
+        | {"weight": np.array(weight, np.float32)}
+        for value, weight in ((1.0, 2.0), (4.0, 0.5))
+    )
+    for name, value in loss.summary([first, second]).items():
+        sums, means = (1.0 + 4.0) / 2, (1.0 / 2.0 + 4.0 / 0.5) / 2
+        wanted = {Reduction.SUM: sums, Reduction.MEAN: means, Reduction.MAX: 4.0}
+        assert value == wanted[loss.metrics[name]], name
+    nothing = jax.device_get(loss.zero_sums())
+    assert set(loss.summary([nothing]).values()) == {0.0}
+
+
+@pytest.mark.parametrize("is_on_policy", [True, False])
+def test_at_ratio_one_the_gradient_is_the_policy_gradient(is_on_policy):
     logprobs, _, _, advantages = arrays()
     lp, adv, w = jax_arrays(logprobs, advantages, token_weights("sequence"))
-    gradient = jax.grad(lambda x: grpo_loss(x, x, adv, w)[0])(lp)
-    np.testing.assert_allclose(gradient, -w * adv[:, None], rtol=1e-6)
+    loss = GRPOLoss(is_on_policy=is_on_policy)
+    assert ("old_logprobs" in loss.needs) != is_on_policy
+    function = lossfun(loss, w, advantages=adv, old_logprobs=lp)
+    gradient, sums = jax.grad(function, has_aux=True)(lp)
+    np.testing.assert_allclose(gradient, -w * adv, rtol=1e-6)
+    np.testing.assert_allclose(sums["loss"], -(w * adv).sum(), rtol=1e-5)
+    assert sums["approx_kl"] == sums["clip_fraction"] == 0
 
 
 @pytest.mark.parametrize(
@@ -157,19 +187,18 @@ def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction(
 ):
     one = jnp.ones((1, 1))
 
-    def loss(x):
-        return grpo_loss(x, x * 0 - 1.0, jnp.array([advantage]), one)
-
+    loss = lossfun(GRPOLoss(), one, advantages=advantage * one, old_logprobs=-one)
     gradient, sums = jax.grad(loss, has_aux=True)(one * (log_ratio - 1.0))
     assert (gradient[0, 0] == 0) == is_cut
-    assert sums.clip_fraction == is_cut
+    assert sums["clip_fraction"] == is_cut
 
 
 def test_equal_rewards_give_zero_gradient():
     logprobs, old, *_ = arrays(4)
-    advantages = group_advantages(np.full((1, ROWS), 0.3))[0]
+    advantages = np.broadcast_to(group_advantages(np.full((1, ROWS), 0.3)).T, MASK.shape)
     lp, old32, adv, w = jax_arrays(logprobs, old, advantages, token_weights("token"))
-    gradient = jax.grad(lambda x: grpo_loss(x, old32, adv, w)[0])(lp)
+    loss = lossfun(GRPOLoss(), w, advantages=adv, old_logprobs=old32)
+    gradient, _ = jax.grad(loss, has_aux=True)(lp)
     np.testing.assert_array_equal(gradient, 0)
 
 
@@ -179,11 +208,15 @@ def test_only_the_policy_has_a_gradient():
         logprobs, old, reference, advantages, token_weights("token")
     )
 
-    def loss(old, reference):
-        return grpo_loss(lp, old, adv, w, beta=0.1, reference_logprobs=reference)[0]
+    columns = {"advantages": adv, "behavior_logprobs": old32}
+    columns |= {"old_logprobs": old32, "reference_logprobs": ref}
 
-    for gradient in jax.grad(loss, argnums=(0, 1))(old32, ref):
-        np.testing.assert_array_equal(gradient, 0)
+    def loss(columns, entropy):
+        return GRPOLoss(beta=0.1)(lp, entropy, columns, w)[0]
+
+    gradients = jax.grad(loss, argnums=(0, 1))(columns, lp)
+    assert len(jax.tree.leaves(gradients)) == 5
+    jax.tree.map(lambda gradient: np.testing.assert_array_equal(gradient, 0), gradients)
 
 
 def test_k3_of_a_policy_with_itself_is_zero_and_flat():
@@ -207,32 +240,25 @@ def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
     np.testing.assert_allclose(estimate, delta**2 / 2, rtol=1e-2)
 
 
-def run(logprobs, old, reference, advantages, weights) -> tuple[np.ndarray, LossSums]:
+LOSS = GRPOLoss(beta=0.1)
+
+
+def run(logprobs, old, reference, advantages, weights) -> tuple[np.ndarray, Sums]:
     """Gradient and sums, with every option on."""
-
-    def loss(x):
-        return grpo_loss(
-            x,
-            old,
-            advantages,
-            weights,
-            beta=0.1,
-            reference_logprobs=reference,
-            behavior_logprobs=reference,
-            entropy=old,
-        )
-
-    return jax.grad(loss, has_aux=True)(logprobs)
+    columns = {"advantages": advantages, "old_logprobs": old, "reference_logprobs": reference}
+    function = lossfun(LOSS, weights, old, behavior_logprobs=reference, **columns)
+    return jax.grad(function, has_aux=True)(logprobs)
 
 
 def test_masked_equals_sliced_whatever_the_masked_positions_hold():
     logprobs, old, reference, advantages = arrays(7)
     weights = token_weights("sequence")
     kept = np.where(np.arange(LENGTH) < 4, weights, 0.0)
-    sliced = jax_arrays(logprobs[:, :4], old[:, :4], reference[:, :4], advantages, kept[:, :4])
-    poisoned = [np.where(kept > 0, x, bad) for x, bad in
-                ((logprobs, np.nan), (old, -np.inf), (reference, 1e30))]  # fmt: skip
-    gradient, sums = run(*jax_arrays(*poisoned, advantages, kept))
+    every = logprobs, old, reference, advantages
+    sliced = jax_arrays(*(x[:, :4] for x in (*every, kept)))
+    poisons = np.nan, -np.inf, 1e30, np.nan
+    poisoned = [np.where(kept > 0, x, bad) for x, bad in zip(every, poisons, strict=True)]
+    gradient, sums = run(*jax_arrays(*poisoned, kept))
     expected_gradient, expected = run(*sliced)
     np.testing.assert_allclose(gradient[:, :4], expected_gradient, rtol=1e-6)
     np.testing.assert_array_equal(gradient[:, 4:], 0)
@@ -250,27 +276,37 @@ def test_micro_batches_add_up_to_the_mini_batch():
     logprobs, old, reference, advantages = arrays(9)
     whole = jax_arrays(logprobs, old, reference, advantages, token_weights("token"))
     expected_gradient, expected = run(*whole)
-    total, gradients = zero_sums(), []
+    total, gradients = LOSS.zero_sums(), []
     for rows in (slice(0, 1), slice(1, 4)):
         gradient, sums = run(*(x[rows] for x in whole))
         gradients.append(gradient)
-        total = total.add(sums)
+        total = LOSS.add(total, sums)
     np.testing.assert_allclose(np.concatenate(gradients), expected_gradient, rtol=1e-6)
     assert_trees_all_close(total, expected, rtol=1e-5)
 
 
-def test_a_penalty_without_a_reference_is_refused():
-    lp, w = jnp.zeros((1, 2)), jnp.ones((1, 2))
-    with pytest.raises(ValueError, match=r"beta=0.1 needs reference_logprobs"):
-        grpo_loss(lp, lp, jnp.zeros(1), w, beta=0.1)
+def test_a_loss_without_a_column_that_it_needs_is_refused():
+    one = jnp.ones((1, 2))
+    columns = {"advantages": one, "behavior_logprobs": one, "old_logprobs": one}
+    GRPOLoss()(one, one, columns, one)
+    with pytest.raises(ValueError, match=r"GRPOLoss needs .*; reference_logprobs is missing\.$"):
+        GRPOLoss(beta=0.1)(one, one, columns, one)
 
 
-def test_supervised_loss_is_the_cross_entropy():
+def test_losses_are_equal_by_value():
+    assert GRPOLoss(beta=0.1) == GRPOLoss(beta=0.1) != GRPOLoss(beta=0.2)
+    assert GRPOLoss() != GRPOLoss(is_on_policy=True)
+
+
+def test_on_policy_with_an_advantage_of_one_it_is_the_cross_entropy():
     logprobs, entropy, *_ = arrays(10)
     poisoned = np.where(MASK, logprobs, np.nan)
     lp, ent, w = jax_arrays(poisoned, entropy, token_weights("token"))
+    loss = GRPOLoss(is_on_policy=True)
     with jax.numpy_dtype_promotion("strict"):
-        gradient, sums = jax.grad(supervised_loss, has_aux=True)(lp, w, entropy=ent)
-    np.testing.assert_allclose(sums.loss, -logprobs[MASK].mean(), rtol=1e-6)
-    np.testing.assert_allclose(sums.entropy, entropy[MASK].mean(), rtol=1e-6)
-    np.testing.assert_array_equal(gradient, -w)
+        function = lossfun(loss, w, ent, advantages=jnp.ones_like(w))
+        gradient, sums = jax.grad(function, has_aux=True)(lp)
+    metrics = loss.summary([jax.device_get(sums)])
+    np.testing.assert_allclose(metrics["cross_entropy"], -logprobs[MASK].mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["entropy"], entropy[MASK].mean(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, -w, rtol=1e-6)

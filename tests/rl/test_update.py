@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,12 @@ from chex import assert_trees_all_close, assert_trees_all_equal
 
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, shapes, to_supervised_batch, to_train_batch
-from pat_jax.rl.losses import LossSums, zero_sums
+from pat_jax.rl.losses import GRPOLoss, Loss, Reduction, Sums
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.update import PolicyUpdate, make_optimizer, zero_gradients
 
 VOCAB, PADDED, EMBED = 11, 16, 6
+ON_POLICY = GRPOLoss(is_on_policy=True)
 WHOLE, SPLIT = [(16, 16)], shapes((8, 16), budget=32, row_multiple=2)
 
 
@@ -39,9 +41,11 @@ def init_params(seed: int = 0):
 
 
 @functools.cache
-def make_update(learning_rate: float = 1e-2, **options) -> PolicyUpdate:
+def make_update(
+    loss: Loss = ON_POLICY, learning_rate: float = 1e-2, temperature: float = 1.0
+) -> PolicyUpdate:
     optimizer = make_optimizer(learning_rate=learning_rate, total_steps=10, weight_decay=0.1)
-    return PolicyUpdate(forward, logits, optimizer, VOCAB, logit_tokens=16, **options)
+    return PolicyUpdate(forward, logits, optimizer, VOCAB, loss, temperature, logit_tokens=16)
 
 
 compiled = functools.cache(jax.jit)
@@ -77,12 +81,16 @@ def make_batch(micro_shapes, rewards=None) -> list[MicroBatch]:
     return list(batch.mini_batches[0])
 
 
-def gradient(step, params, micro_batches) -> tuple[dict[str, jax.Array], LossSums]:
-    step = compiled(step)
-    grads, sums = zero_gradients(params), zero_sums()
+def gradient(update, params, micro_batches) -> tuple[dict[str, jax.Array], Sums]:
+    step = compiled(update.grad_step)
+    grads, sums = zero_gradients(params), update.loss.zero_sums()
     for micro in micro_batches:
         grads, sums = step(params, micro, grads, sums)
     return grads, sums
+
+
+def filled(micro: MicroBatch, **columns) -> MicroBatch:
+    return dataclasses.replace(micro, columns=micro.columns | columns)
 
 
 def with_policies(update, params, micro_batches) -> list[MicroBatch]:
@@ -91,7 +99,7 @@ def with_policies(update, params, micro_batches) -> list[MicroBatch]:
     near = jax.tree.map(lambda x, y: x + 0.2 * y, params, init_params(7))
     far = jax.tree.map(lambda x, y: x + 0.5 * y, params, init_params(8))
     return [
-        dataclasses.replace(
+        filled(
             micro,
             old_logprobs=logprob_step(near, micro)[0],
             reference_logprobs=logprob_step(far, micro)[0],
@@ -101,15 +109,15 @@ def with_policies(update, params, micro_batches) -> list[MicroBatch]:
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    params, update = init_params(), make_update(beta=0.1, temperature=0.8)
+    params, update = init_params(), make_update(GRPOLoss(beta=0.1), temperature=0.8)
     whole = with_policies(update, params, make_batch(WHOLE))
     split = with_policies(update, params, make_batch(SPLIT))
     assert len(whole) == 1 and len(split) > 2
-    grads, sums = gradient(update.grad_step, params, split)
-    expected_grads, expected_sums = gradient(update.grad_step, params, whole)
+    grads, sums = gradient(update, params, split)
+    expected_grads, expected_sums = gradient(update, params, whole)
     assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
     assert_trees_all_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
-    assert 0 < sums.clip_fraction < 1 and sums.reference_kl > 0 and sums.behavior_gap > 0
+    assert 0 < sums["clip_fraction"] < 1 and sums["reference_kl"] > 0 and sums["behavior_gap"] > 0
 
 
 def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
@@ -131,24 +139,22 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
                 total -= float(advantage) * picked.sum() / num_tokens
         return total
 
-    grads, _ = gradient(update.grad_step, params, make_batch(SPLIT, rewards))
+    grads, _ = gradient(update, params, make_batch(SPLIT, rewards))
     assert_trees_all_close(
         grads, jax.jit(jax.grad(policy_gradient_loss))(params), rtol=1e-4, atol=1e-6
     )
 
 
-def test_without_old_logprobs_the_policy_is_its_own_old_policy():
-    params, update = init_params(), make_update()
+def test_on_policy_the_policy_is_its_own_old_policy():
+    params, on_policy, update = init_params(), make_update(), make_update(GRPOLoss())
     batch = make_batch(SPLIT)
     logprob_step = compiled(update.logprob_step)
-    filled = [
-        dataclasses.replace(micro, old_logprobs=logprob_step(params, micro)[0]) for micro in batch
-    ]
-    grads, sums = gradient(update.grad_step, params, batch)
-    expected_grads, expected_sums = gradient(update.grad_step, params, filled)
+    known = [filled(micro, old_logprobs=logprob_step(params, micro)[0]) for micro in batch]
+    grads, sums = gradient(on_policy, params, batch)
+    expected_grads, expected_sums = gradient(update, params, known)
     assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-6)
     assert_trees_all_close(sums, expected_sums, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(sums.approx_kl, 0)
+    np.testing.assert_array_equal(sums["approx_kl"], 0)
 
 
 def test_the_behavior_gap_is_the_distance_to_what_the_rollout_stored():
@@ -158,11 +164,11 @@ def test_the_behavior_gap_is_the_distance_to_what_the_rollout_stored():
     for micro in make_batch(SPLIT):
         stored = logprob_step(params, micro)[0] - 0.25
         stored = stored.at[0].add(jnp.where(jnp.asarray(micro.mask[0]), -0.5, 0.0))
-        shifted.append(dataclasses.replace(micro, behavior_logprobs=stored))
-    _, sums = gradient(update.grad_step, params, shifted)
+        shifted.append(filled(micro, behavior_logprobs=stored))
+    _, sums = gradient(update, params, shifted)
     moved = sum(micro.weights[0].sum() for micro in shifted)
-    np.testing.assert_allclose(sums.behavior_gap, 0.25 + 0.5 * moved, rtol=1e-4)
-    np.testing.assert_allclose(sums.behavior_gap_max, 0.75, rtol=1e-4)
+    np.testing.assert_allclose(sums["behavior_gap"], 0.25 + 0.5 * moved, rtol=1e-4)
+    np.testing.assert_allclose(sums["behavior_gap_max"], 0.75, rtol=1e-4)
 
 
 def test_logprobs_and_entropies_are_zero_outside_the_responses():
@@ -175,20 +181,20 @@ def test_logprobs_and_entropies_are_zero_outside_the_responses():
 
 def test_equal_rewards_leave_no_gradient():
     params, update = init_params(), make_update()
-    grads, _ = gradient(update.grad_step, params, make_batch(SPLIT, np.full((3, 2), 0.1)))
+    grads, _ = gradient(update, params, make_batch(SPLIT, np.full((3, 2), 0.1)))
     assert_trees_all_equal(grads, zero_gradients(params))
 
 
 def test_the_penalty_pulls_towards_the_reference():
-    params, update = init_params(), make_update(beta=0.1)
+    params, update = init_params(), make_update(GRPOLoss(is_on_policy=True, beta=0.1))
     batch = with_policies(update, params, make_batch(SPLIT, np.zeros((3, 2))))
-    grads, before = gradient(update.grad_step, params, batch)
+    grads, before = gradient(update, params, batch)
     moved = jax.tree.map(lambda x, g: x - 0.1 * g, params, grads)
-    _, after = gradient(update.grad_step, moved, batch)
-    np.testing.assert_allclose(before.loss, 0.1 * before.reference_kl, rtol=1e-5)
-    assert after.reference_kl < before.reference_kl
+    _, after = gradient(update, moved, batch)
+    np.testing.assert_allclose(before["loss"], 0.1 * before["reference_kl"], rtol=1e-5)
+    assert after["reference_kl"] < before["reference_kl"]
     np.testing.assert_allclose(
-        before.reference_kl - after.reference_kl,
+        before["reference_kl"] - after["reference_kl"],
         sum(jnp.vdot(g, g) for g in grads.values()),
         rtol=0.1,
     )
@@ -196,12 +202,12 @@ def test_the_penalty_pulls_towards_the_reference():
 
 def test_each_clip_is_that_of_the_update():
     params, batch = init_params(), make_batch(SPLIT)
-    filled = with_policies(make_update(), params, batch)
+    known = with_policies(make_update(), params, batch)
     fractions = [
-        gradient(make_update(epsilon=low, epsilon_high=high).grad_step, params, filled)[1]
+        gradient(make_update(GRPOLoss(low, high)), params, known)[1]
         for low, high in ((0.1, 0.1), (0.1, 1e6), (0.999, 0.1), (0.999, 1e6))
     ]
-    both, lower, upper, neither = (float(sums.clip_fraction) for sums in fractions)
+    both, lower, upper, neither = (float(sums["clip_fraction"]) for sums in fractions)
     assert lower > 0 and upper > 0 and neither == 0
     np.testing.assert_allclose(both, lower + upper, rtol=1e-5)
 
@@ -213,12 +219,12 @@ def test_an_update_raises_the_probability_of_the_better_responses():
     def objective(params):
         logprob_step = compiled(update.logprob_step)
         return sum(
-            float((m.weights * m.advantages[:, None] * logprob_step(params, m)[0]).sum())
+            float((m.weights * m.columns["advantages"] * logprob_step(params, m)[0]).sum())
             for m in batch
         )
 
     before = objective(state.params)
-    grads, _ = gradient(update.grad_step, state.params, batch)
+    grads, _ = gradient(update, state.params, batch)
     state, _, is_applied = compiled(update.apply_step)(state, grads)
     assert is_applied and int(state.step) == 1
     assert objective(state.params) > before
@@ -242,7 +248,7 @@ def test_a_learning_rate_of_zero_leaves_the_parameters_as_they_are():
     update, batch = make_update(learning_rate=0.0), make_batch(SPLIT)
     state = update.init(init_params())
     for _ in range(3):
-        grads, _ = gradient(update.grad_step, state.params, batch)
+        grads, _ = gradient(update, state.params, batch)
         state, grad_norm, is_applied = compiled(update.apply_step)(state, grads)
         assert grad_norm > 0 and is_applied
     assert_trees_all_equal(state.params, init_params())
@@ -268,36 +274,61 @@ def test_the_state_and_the_accumulators_can_be_donated():
     """A buffer that could not be reused would be a warning, and warnings are errors."""
     update, (micro, *_) = make_update(), make_batch(SPLIT)
     state = update.init(init_params())
-    grads, sums = zero_gradients(state.params), zero_sums()
+    grads, sums = zero_gradients(state.params), update.loss.zero_sums()
     step = jax.jit(update.grad_step, donate_argnums=(2, 3))
     new_grads, _ = step(state.params, micro, grads, sums)
     jax.jit(update.apply_step, donate_argnums=0)(state, new_grads)
     assert all(x.is_deleted() for x in jax.tree.leaves((grads, sums, state)))
 
 
-def test_supervised_steps_learn_the_responses_at_temperature_one():
-    update = make_update(learning_rate=0.1, temperature=0.3)
-    demonstrations = [([1, 2], [3, 4, 5]), ([6], [7, 8]), ([9, 9, 9], [10])]
-    batch = to_supervised_batch(demonstrations, micro_shapes=SPLIT)
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """The plainest loss: it reads no column, and gives metrics of its own."""
+
+    metrics: ClassVar = {"loss": Reduction.SUM, "surprise": Reduction.MAX}
+
+    @property
+    def needs(self):
+        return ()
+
+    def values(self, logprobs, entropy, columns):
+        del entropy, columns
+        return {"loss": -logprobs, "surprise": -logprobs}
+
+
+DEMONSTRATIONS = [([1, 2], [3, 4, 5]), ([6], [7, 8]), ([9, 9, 9], [10])]
+
+
+def test_supervised_steps_learn_the_responses():
+    update = make_update(learning_rate=0.1)
+    batch = to_supervised_batch(DEMONSTRATIONS, micro_shapes=SPLIT)
     state, losses = update.init(init_params()), []
     for _ in range(20):
-        grads, sums = gradient(update.sft_grad_step, state.params, batch)
+        grads, sums = gradient(update, state.params, batch)
         state, _, _ = compiled(update.apply_step)(state, grads)
-        losses.append(float(sums.loss))
+        losses.append(float(sums["cross_entropy"]))
     assert losses[-1] < 0.1 * losses[0]
-    at_one = dataclasses.replace(update, temperature=1.0)
-    logprobs, _ = compiled(at_one.logprob_step)(init_params(), batch[0])
+    logprobs, _ = compiled(update.logprob_step)(init_params(), batch[0])
     np.testing.assert_allclose(losses[0], -(logprobs * batch[0].weights).sum(), rtol=1e-5)
 
 
-def test_grpo_on_demonstrations_is_the_supervised_step():
-    """What the trainer relies on where it shares the programs of the two."""
-    update = make_update(temperature=1.0)
-    demonstrations = [([1, 2], [3, 4, 5]), ([6], [7, 8]), ([9, 9, 9], [10])]
-    batch = to_supervised_batch(demonstrations, micro_shapes=SPLIT)
-    wanted, wanted_sums = gradient(update.sft_grad_step, init_params(), batch)
-    got, sums = gradient(update.grad_step, init_params(), batch)
+def test_grpo_on_demonstrations_is_the_cross_entropy_and_any_loss_can_be_minimised():
+    """The supervised stage takes the one for the other."""
+    batch = to_supervised_batch(DEMONSTRATIONS, micro_shapes=SPLIT)
+    wanted, wanted_sums = gradient(make_update(CrossEntropy()), init_params(), batch)
+    assert wanted_sums.keys() == {"loss", "surprise", "weight"}
+    got, sums = gradient(make_update(), init_params(), batch)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
         assert np.abs(b).max() > 1e-3
-    np.testing.assert_allclose(sums.behavior_gap, wanted_sums.loss, rtol=1e-5)
+    np.testing.assert_allclose(sums["cross_entropy"], wanted_sums["loss"], rtol=1e-5)
+    logprobs = [compiled(make_update().logprob_step)(init_params(), micro)[0] for micro in batch]
+    np.testing.assert_allclose(wanted_sums["surprise"], -min(x.min() for x in logprobs), rtol=1e-5)
+
+
+def test_updates_share_their_passes_where_all_but_the_optimizer_is_equal():
+    update = make_update()
+    other = make_update(GRPOLoss(is_on_policy=True), learning_rate=0.5)
+    assert update != other and update.has_passes_of(other) and other.has_passes_of(update)
+    for change in ({"temperature": 0.5}, {"loss": GRPOLoss()}, {"logit_tokens": 8}):
+        assert not update.has_passes_of(dataclasses.replace(other, **change))

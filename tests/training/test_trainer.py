@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
@@ -14,7 +15,9 @@ from pat_jax.engine.device.programs import Key
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params
 from pat_jax.rl.batches import MicroBatch, TrainBatch, to_supervised_batch
+from pat_jax.rl.losses import GRPOLoss
 from pat_jax.run.setup import build
+from pat_jax.training.trainer import SUPERVISED, Trainer
 
 
 def micro_batches() -> Iterator[MicroBatch]:
@@ -25,8 +28,10 @@ def micro_batches() -> Iterator[MicroBatch]:
             tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
             mask=mask,
             weights=np.where(mask, 1 / 100, 0).astype(np.float32),
-            advantages=rng.normal(size=ROWS).astype(np.float32),
-            behavior_logprobs=np.where(mask, -4, 0).astype(np.float32),
+            columns={
+                "advantages": np.where(mask, rng.normal(size=(ROWS, 1)), 0).astype(np.float32),
+                "behavior_logprobs": np.where(mask, -4, 0).astype(np.float32),
+            },
         )
 
 
@@ -68,10 +73,14 @@ def test_an_update_is_that_of_a_single_device(name: str, single):
     assert min(moved) > 0.97
 
 
-def declared(*options: str) -> set[str]:
-    """The programs of a run with a supervised stage, by name."""
+def built(*options: str) -> Trainer:
+    """Of a run with a supervised stage."""
     config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *options])
-    return {key.name for key in build(config, jax.devices()[:2]).trainer.programs.missing()}
+    return build(config, jax.devices()[:2]).trainer
+
+
+def declared(trainer: Trainer) -> set[str]:
+    return {key.name for key in trainer.programs.missing()}
 
 
 @pytest.mark.parametrize(
@@ -83,8 +92,12 @@ def declared(*options: str) -> set[str]:
     ],
 )
 def test_the_supervised_stage_has_passes_of_its_own_only_where_they_differ(options):
-    assert {"grad", "supervised_apply"} <= declared() and "supervised_grad" not in declared()
-    assert "supervised_grad" in declared(*options)
+    plain, other = built(), built(*options)
+    assert {"grad", "supervised_apply"} <= declared(plain)
+    assert "supervised_grad" not in declared(plain) and "supervised_grad" in declared(other)
+    for trainer in (plain, other):
+        supervised = trainer.updates[SUPERVISED]
+        assert supervised.temperature == 1 and supervised.loss == GRPOLoss(is_on_policy=True)
 
 
 def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
@@ -95,6 +108,21 @@ def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
     losses = []
     for _ in range(3):
         state, result = trainer.supervised_step(state, shown)
-        losses.append(result.metrics["train/loss"])
+        losses.append(result.metrics["train/cross_entropy"])
     assert losses[0] == pytest.approx(np.log(CONFIG.vocab_size), rel=0.5)
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_the_columns_that_the_loss_needs_are_computed_and_a_missing_reference_is_said():
+    layout, names = CHAIN["dp8tp1"], ("init_state", "zero_gradients", "zero_sums", "grad", "apply")
+    trainer = make_trainer(layout, *names, "logprobs", loss=GRPOLoss(beta=0.5))
+    batch = TrainBatch([list(micro_batches())], 1.0)
+    params = jax.device_put(host_weights(), trainer.shardings)
+    state = trainer["init_state"](jax.tree.map(jnp.copy, params))
+    with pytest.raises(ValueError, match="reference_logprobs is missing"):
+        trainer.update(state, batch, None)
+    reference = jax.tree.map(lambda x: 1.1 * x, params)
+    state, result = trainer.update(state, batch, reference)
+    # One update: the old policy is the policy, and the reference is another.
+    assert result.metrics["train/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert result.metrics["train/reference_kl"] > 0.01
