@@ -30,7 +30,6 @@ _MULTIPLY_SHARE = 1 / 3
 # facts for the policy to learn by heart, which is what the warm start's time goes into.
 _OPERANDS = (2, 5)
 _PROMPT_TOKENS_PER_TERM = 3
-_RESPONSE_TOKENS_PER_TERM = 7
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,6 @@ class TermCounts:
     @property
     def max_prompt_length(self) -> int:
         return _PROMPT_TOKENS_PER_TERM * self.maximum
-
-    @property
-    def max_response_length(self) -> int:
-        return _RESPONSE_TOKENS_PER_TERM * (self.maximum - 1) + len("#0") + 1  # end of sequence
 
     def draw(self, rng: np.random.Generator) -> int:
         beyond = ((self.maximum + 1) / self.minimum) ** -self.tail
@@ -141,13 +136,6 @@ def solve(text: str) -> str:
     for step in steps:
         value = step.apply(value)
     return str(value)
-
-
-def worked_response(text: str) -> str:
-    """The full response to the prompt `text`, without a mistake."""
-    value, steps = _parse(text)
-    working, answer = _work(value, steps)
-    return f"{working}#{answer}"
 
 
 def demonstration(

@@ -7,7 +7,6 @@ built-in task (`arithmetic.py`) has the same `batch` and `first`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,19 +18,6 @@ from pat_jax.rl.tokenizer import Tokenizer, flatten_messages, has_more_tokens
 from pat_jax.rl.types import Prompt
 
 HELDOUT_SHARE = 0.1
-
-
-@runtime_checkable  # for the type checks of the tests
-class PromptSource(Protocol):
-    """Where an iteration's prompts come from; the position in the data is the iteration's index."""
-
-    def batch(self, step: int, size: int) -> list[Prompt]:
-        """The `size` different prompts of iteration `step`: a pure function."""
-        ...
-
-    def first(self, count: int) -> list[Prompt]:
-        """Up to `count` prompts, always the same ones: what evaluations use."""
-        ...
 
 
 class Problems:
@@ -53,6 +39,11 @@ class Problems:
         return self._prompts[index]
 
     def batch(self, step: int, size: int) -> list[Prompt]:
+        """The `size` different prompts of iteration `step`: a pure function.
+
+        Raises:
+          UserError: there are fewer than `size`.
+        """
         if size > len(self):
             raise UserError(
                 f"{self.name} has {len(self)} prompts, fewer than one batch of {size}: expected at "
@@ -64,6 +55,7 @@ class Problems:
         return [self._prompts[index] for index in order[position * size : (position + 1) * size]]
 
     def first(self, count: int) -> list[Prompt]:
+        """Up to `count` prompts, always the same ones: what evaluations use."""
         return [self._prompts[index] for index in self._order(0)[:count]]
 
     def _order(self, epoch: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """What one sum over the tensor-parallel devices costs, by the bytes that each of them holds."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +9,22 @@ import jax.numpy as jnp
 from pat_jax.engine.layout.layout import Layout
 
 SIZES = tuple(2**k for k in range(12, 25, 2))  # bytes a device: 4 KiB to 16 MiB
+RUNS = 3  # of which the fastest counts
 IN_A_ROW = 8  # sums of one program: one alone would be a measurement of its launch
 
 
 def all_reduce_seconds(
-    layouts: Iterable[Layout], dtype: jnp.dtype, sizes: Sequence[int] = SIZES, runs: int = 3
+    layouts: Iterable[Layout], dtype: jnp.dtype
 ) -> dict[tuple[str, int, int], float]:
     """Seconds of one all-reduce, by ("all-reduce", devices, bytes a device)."""
     seconds = {}
     for layout in layouts:
-        for size in sizes if layout.tp_axes else ():
-            seconds[("all-reduce", layout.split.tp, size)] = _time(layout, dtype, size, runs)
+        for size in SIZES if layout.tp_axes else ():
+            seconds[("all-reduce", layout.split.tp, size)] = _time(layout, dtype, size)
     return seconds
 
 
-def _time(layout: Layout, dtype: jnp.dtype, size: int, runs: int) -> float:
+def _time(layout: Layout, dtype: jnp.dtype, size: int) -> float:
     def several(x: jax.Array) -> jax.Array:
         for _ in range(IN_A_ROW):
             x = jax.lax.psum(x, layout.tp_axes) * 0.5
@@ -36,7 +37,7 @@ def _time(layout: Layout, dtype: jnp.dtype, size: int, runs: int) -> float:
     ones = jnp.ones(size // jnp.dtype(dtype).itemsize, dtype)
     x = jax.block_until_ready(several(jax.device_put(ones, layout.sharding())))
     fastest = float("inf")
-    for _ in range(runs):
+    for _ in range(RUNS):
         start = time.perf_counter()
         x = jax.block_until_ready(several(x))
         fastest = min(fastest, time.perf_counter() - start)

@@ -15,7 +15,6 @@ from pat_jax.rl.arithmetic import (
     demonstration,
     problems,
     solve,
-    worked_response,
 )
 from pat_jax.rl.built_in_rewards import exact_reward
 from pat_jax.rl.types import FinishReason, Prompt
@@ -47,9 +46,14 @@ def answered_right(prompts: list[Prompt], mix: DemonstrationMix, seed: int = 0) 
     return float(np.mean([reward(p, text) for p, text in zip(prompts, texts, strict=True)]))
 
 
+def careful(prompt: Prompt) -> str:
+    """The response that works without a mistake; its last token, the end of sequence, has no text."""
+    return TOKENIZER.decode(demonstration(prompt, np.random.default_rng(0), CAREFUL))
+
+
 def test_the_example_of_the_module():
     assert solve("a3b+8c*5d+9=") == "4"
-    assert worked_response("a3b+8c*5d+9=") == "b3+8=1;c1*5=5;d5+9=4;#4"
+    assert careful(Prompt(0, (), "a3b+8c*5d+9=", {})) == "b3+8=1;c1*5=5;d5+9=4;#4"
 
 
 @given(seeds, splits, indices)
@@ -67,15 +71,14 @@ def test_a_careful_demonstration_scores_one_and_no_other_answer_does(seed, split
     *tokens, last = demonstration(prompt, np.random.default_rng(seed), CAREFUL)
     text = TOKENIZER.decode(tokens)
     assert last in TOKENIZER.eos_ids and not set(tokens) & set(TOKENIZER.eos_ids)
-    assert text == worked_response(prompt.text)
     assert reward(prompt, text) == 1
     assert sum(reward(prompt, f"{text[:-1]}{digit}") for digit in range(10)) == 1
 
 
-@given(seeds, indices)
-def test_every_step_of_a_careful_response_is_true_and_follows_the_one_before(seed, index):
-    prompt = problems(seed, "train")[index]
-    *steps, answer = worked_response(prompt.text).split(";")
+@given(seeds, splits, indices)
+def test_every_step_of_a_careful_response_is_true_and_follows_the_one_before(seed, split, index):
+    prompt = problems(seed, split)[index]
+    *steps, answer = careful(prompt).split(";")
     value = prompt.text[1]
     for step, term in zip(steps, re.findall(r"[a-z][+*]\d", prompt.text), strict=True):
         letter, before, sign, operand, equals, after = step
@@ -134,9 +137,7 @@ def test_the_longest_problem_fits_the_default_limits_of_a_rollout():
     prompt = problems(0, "train", term_counts=LONGEST)[0]
     response = demonstration(prompt, np.random.default_rng(0), CAREFUL)
     assert len(prompt.tokens) == TermCounts().max_prompt_length <= RolloutConfig().max_prompt_length
-    assert (
-        len(response) == TermCounts().max_response_length <= RolloutConfig().max_completion_length
-    )
+    assert len(response) == 129 <= RolloutConfig().max_completion_length  # as TermCounts says
 
 
 def test_demonstrations_are_of_mixed_quality():
@@ -165,7 +166,7 @@ def test_a_slip_is_carried_on():
     *steps, answer = text.split(";")
     values = [step[-1] for step in steps]
     assert [step[1] for step in steps] == [prompt.text[1], *values[:-1]]
-    assert answer == f"#{values[-1]}" and text != worked_response(prompt.text)
+    assert answer == f"#{values[-1]}" and text != careful(prompt)
 
 
 @pytest.mark.parametrize(

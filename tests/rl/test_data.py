@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from row_writing import write, write_lines
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.arithmetic import problems
 from pat_jax.rl.chat_template import ChatTemplateError
-from pat_jax.rl.data import Problems, ProblemSplits, PromptSource, load_problems
+from pat_jax.rl.data import Problems, ProblemSplits, load_problems
 from pat_jax.rl.problem_files import INSTRUCTION
 from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.rl.types import Prompt
@@ -103,11 +102,6 @@ def test_first_gives_what_there_is():
     source = Problems(prompts(5), seed=0, name="some")
     assert sorted(ids(source.first(9))) == [0, 1, 2, 3, 4]
     assert source.first(3) == source.first(9)[:3]
-
-
-def test_the_built_in_task_and_files_are_used_alike():
-    assert isinstance(problems(0, "train"), PromptSource)
-    assert isinstance(Problems(prompts(1), seed=0, name="some"), PromptSource)
 
 
 # --- splits ----------------------------------------------------------------------------------
