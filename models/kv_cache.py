@@ -1,6 +1,6 @@
 """The KV cache as the model sees it, and the names of the axes of its arrays.
 
-`paged_layer.py` and `burst_layer.py` are the two that there are.
+Its two forms are in `paged_layer.py` and `burst_layer.py`.
 """
 
 from typing import Protocol, Self

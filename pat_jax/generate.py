@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
-    """What a checkpoint's authors recommend, if they do. `do_sample: false` is greedy.
+    """The sampling that a checkpoint's authors recommend, if any. `do_sample: false` is greedy.
 
     Raises:
       UserError: the file is no JSON object, or has a value that cannot be.
@@ -93,7 +93,7 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
 
 
 def gap_words(config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample) -> str:
-    """How far the results are from those of the full weights, which the engine's make room for."""
+    """How far the results are from those of the full weights; the engine's weights are freed for them."""
     limit = memory_limit(run.rollout, list(engine.mesh.devices.flat))
     gap = measure_gap(engine, sample, partial(load_weights, config, engine.dtype), limit=limit)
     against = f"{config.weights} weights against {config.compute_dtype}"

@@ -1,7 +1,7 @@
 """Scoring the responses of a rollout from the moment they end, while others are still generated.
 
 One response may send a reward function into an endless loop; it must cost that response its
-reward, and nobody else the run. Knows whose turn it is and who is scored again. Does not know
+reward, and not end the run. Knows which response is scored next, and which again. Does not know
 processes (`reward_workers.py`), what a reward means, nor jax.
 """
 
@@ -220,7 +220,7 @@ class Scoring(Generic[Ended]):
             return
         try:
             step(*args)
-        except Exception as error:  # to whoever asks for the rewards
+        except Exception as error:  # raised where the rewards are asked for
             self._end.set_exception(error)
 
     def _take(self, row: int, ended: Ended) -> None:

@@ -123,7 +123,7 @@ class _Worker:
         )
 
     def close(self) -> None:
-        """From any thread; whoever waits for the process sees that it has ended."""
+        """Callable from any thread; the thread that waits for the process sees that it has ended."""
         with self._lock:
             self._is_closed = True
             if self._running is not None:
@@ -140,7 +140,7 @@ class _Worker:
 class _Running:
     process: subprocess.Popen
     calls: Connection
-    lifeline: int  # a file: the process ends when nobody has it open
+    lifeline: int  # a file: the process ends when no other has it open
 
     @classmethod
     def start(cls, spec: str, memory: float) -> "_Running":

@@ -21,8 +21,14 @@ def assert_same_bits(got: Any, expected: Any) -> None:
     )
 
 
-def assert_same_shards(one: jax.Array, other: jax.Array) -> None:
-    assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
-    for a, b in zip(one.addressable_shards, other.addressable_shards, strict=True):
-        assert a.device == b.device
-        np.testing.assert_array_equal(a.data, b.data)
+def assert_same_shards(got: Any, expected: Any) -> None:
+    """Two trees of one structure, with the same numbers in every shard, on the same devices."""
+
+    def check(one: jax.Array, other: jax.Array) -> None:
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
+        for a, b in zip(one.addressable_shards, other.addressable_shards, strict=True):
+            assert a.device == b.device
+            np.testing.assert_array_equal(a.data, b.data)
+
+    chex.assert_trees_all_equal_structs(got, expected)
+    jax.tree.map(check, got, expected)

@@ -1,4 +1,4 @@
-"""Options of `python -m pat_jax.generate`, and what they are of a run's."""
+"""Options of `python -m pat_jax.generate`, and how they become those of a run."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -57,7 +57,7 @@ class GenerateConfig:
     """Variables of the chat template, a JSON object such as '{"enable_thinking": false}'; a line's
     own win."""
     temperature: float | None = None
-    """Softmax temperature; 0 is greedy. 1 where nobody says otherwise."""
+    """Softmax temperature; 0 is greedy. 1 unless given."""
     top_k: int | None = None
     """Sample among the k likeliest tokens; 0 turns it off."""
     top_p: float | None = None
@@ -71,8 +71,8 @@ class GenerateConfig:
     min_completion_length: int | None = None
     """Nothing ends a response before it has so many tokens; `min_tokens` in a line."""
     max_completion_length: int | None = None
-    """Longest response in tokens, `max_tokens` in a line; what --max_length leaves where nobody says
-    otherwise. What generation_config.json recommends is cut to that."""
+    """Longest response in tokens, `max_tokens` in a line; unless given, what --max_length leaves.
+    What generation_config.json recommends is cut to that."""
     stop: str | None = None
     """A text that ends a response, itself left out; lines may have a list of them."""
     logprobs: int | None = None

@@ -44,7 +44,7 @@ def configure(num_devices: int) -> Sequence[Device]:
     # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
     # leave a single device all cores.
     os.environ.setdefault("NPROC", str(num_cpu))
-    # Flags only: XLA stops reading at the first word that is none.
+    # Flags only: XLA stops reading at the first word that is no flag.
     flags = "--xla_cpu_multi_thread_eigen=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.

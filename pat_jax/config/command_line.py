@@ -81,8 +81,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def run_command(main: Callable[[], None]) -> None:
     """Run a command; a `UserError` becomes `error: …` on stderr and exit code 2.
 
-    Where nobody reads any more what it prints (`| head`), and where Ctrl-C ends it, it is silent, as
-    other programs are. A disk without room is one sentence as well.
+    It ends without a message when the reader of its output has gone (`| head`) and on Ctrl-C, as other
+    programs do. A disk without room is one sentence as well.
     """
     try:
         try:
@@ -99,11 +99,11 @@ def run_command(main: Callable[[], None]) -> None:
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None
         finally:
-            sys.stdout.flush()  # here, not at the interpreter's end, which would complain
+            sys.stdout.flush()  # the interpreter would complain if this failed at its end
     except BrokenPipeError:
         gone = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
         if not gone:
-            raise  # some other pipe's
+            raise  # another pipe broke
         for stream in gone:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None

@@ -23,7 +23,7 @@ class MemoryModel:
     one data-parallel group's.
     """
 
-    limit: float  # bytes that a device has; infinite where nobody says
+    limit: float  # bytes that a device has; infinite where it is not known
     resident: int  # bytes of what training keeps there during a rollout
     weights: Mapping[Split, int]
     page: Mapping[Split, int]  # of one page
@@ -55,7 +55,7 @@ class MemoryModel:
         return np.ceil(fullest) * np.ceil(tokens / self.page_size)
 
     def has_room(self, splits: Sequence[Split]) -> np.ndarray:
-        """Whether the weights and the pool fit, bool[split]; if none do, of who lacks least."""
+        """Whether the weights and the pool fit, bool[split]; where none fits, True for the one that lacks least."""
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 

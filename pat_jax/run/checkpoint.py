@@ -138,7 +138,7 @@ class Checkpointer:
         if self._pending is None:
             return
         step, writing = self._pending
-        futures.wait([writing])  # whoever is interrupted here has it pending still
+        futures.wait([writing])  # when this is interrupted, the save is still pending
         self._pending = None
         try:
             writing.result()

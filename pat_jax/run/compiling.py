@@ -26,7 +26,7 @@ class Compiled:
 
 
 def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
-    """What a run is of, and what its options mean that nobody may have meant."""
+    """Tells what the run is, and which of its options do more than their names say."""
     for note in filter(None, [setup.task.note, *config.learning_notes]):
         progress.print(note)
     for reason in setup.dropped:

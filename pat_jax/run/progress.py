@@ -119,7 +119,7 @@ def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Those that there are: a mean of nothing, where no response could be scored, is none."""
+    """The numbers alone: where no response could be scored, a mean is NaN."""
     return [row[name] for row in rows if name in row and not math.isnan(row[name])]
 
 

@@ -31,7 +31,7 @@ class Saves:
         return self._has_failed or step % self._every == 0 or step == self._steps
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
-        self._guarded(self._checkpoints.wait)  # what the one before has failed of is not this one's
+        self._guarded(self._checkpoints.wait)  # a failure of the save before does not stop this one
         self._has_failed = False
         self._guarded(lambda: self._checkpoints.save(step, state, meta))
 
@@ -61,7 +61,7 @@ class Saves:
         return f"the policy after step {step} is saved"
 
     def newest(self) -> str:
-        """A clause about what there is where nothing new is to be saved."""
+        """A clause about the checkpoint that exists already, where nothing new is to be saved."""
         step = self._checkpoints.latest_step()
         return "nothing was done yet" if step is None else f"the checkpoint of step {step} stays"
 

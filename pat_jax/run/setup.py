@@ -231,6 +231,6 @@ def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
         return None
     try:
         return load_profile(path, subject)
-    except ProfileError as error:  # nobody has asked for this one
+    except ProfileError as error:  # the user did not ask for this profile
         log.warning("not used: %s", error)
         return None

@@ -64,6 +64,6 @@ class StopSignals:
 def leave(exit_code: int) -> NoReturn:
     """Ends the process without waiting for threads, such as one that compiles for later."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # such as of a pipe that nobody reads any more
+        with suppress(OSError):  # such as a pipe whose reader has gone
             stream.flush()
     os._exit(exit_code)

@@ -37,7 +37,7 @@ def opening(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> str
 
 
 def num_parameters(policy: Policy) -> int:
-    """Those that pad the vocabulary are none."""
+    """Number of parameters, without the rows that pad its vocabulary."""
     config = policy.config
     padding = (config.padded_vocab_size - config.vocab_size) * config.embed_dim
     sizes = [leaf.size for leaf in jax.tree.leaves(policy.abstract_params)]

@@ -227,7 +227,7 @@ def length_plot(report: PlanReport) -> str:
 
 
 def listed(lines: Iterable[str]) -> str:
-    """As a list; nothing where there is none."""
+    """An HTML list; empty where there are no lines."""
     told = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<ul>{told}</ul>" if told else ""
 

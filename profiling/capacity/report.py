@@ -122,14 +122,14 @@ class PlanReport:
     versions: Mapping[str, str]  # of the compilers
     steps: StepTimes
     lengths: LengthSummary
-    comparison: Comparison  # empty of systems never
+    comparison: Comparison  # with at least one system
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
     version: int = field(default=VERSION)
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
-        """Whether all programs of a kind compile that a layout takes part in; None: there is none."""
+        """Whether every program of this kind that uses the layout compiles; None: no program does."""
         found: dict[str, bool | None] = dict.fromkeys(KINDS)
         for kind, names in KINDS.items():
             of_all = kind == "training"

@@ -137,7 +137,7 @@ def _longest_response(order: Order) -> int:
     best = nearest(needs)
     left = needs.usable - needs.resident - needs.weights[best]
     unsplit = max(needs.page.values())  # bytes that pools grow by
-    room = int(left // unsplit) * (unsplit // needs.page[best]) - 1  # but for the page of nobody
+    room = int(left // unsplit) * (unsplit // needs.page[best]) - 1  # without NULL_PAGE
     whole = room * rollout.page_size // rollout.min_length * rollout.min_length
     return whole - rollout.max_prompt_length
 

@@ -196,7 +196,7 @@ def _child(target: Target, content: Mapping[str, Any]) -> Iterator[dict[str, Any
                 yield json.loads(line)
             status = child.wait()
         except BaseException:
-            child.kill()  # nobody takes the rest
+            child.kill()  # its remaining results are not wanted
             raise
         if status:
             log.seek(0)

@@ -162,7 +162,7 @@ def _constant(name: str, around: Mapping[str, Instruction]) -> int | None:
 
 
 def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
-    """What `name` is a copy of; itself where it is none."""
+    """The instruction that `name` copies, itself where it copies none."""
     x = around[name]
     while x.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         x = around[x.operands[0]]

@@ -21,7 +21,7 @@ from pat_jax.profiling.simulate.simulator import replay
 def regret(workload: Workload, machine: Machine, trace: RolloutTrace) -> float:
     """What a rollout's path took over the best path in hindsight, minus 1.
 
-    Both are priced by `machine`, not by the clock: a noisy moment is nobody's wrong decision.
+    Both are priced by `machine`, not by the clock: a noisy moment is no wrong decision.
     """
     splits = {str(split): split for split in machine.splits}
     path = tuple((splits[switch.target], switch) for switch in trace.switches)

@@ -111,7 +111,7 @@ def _build(
 
 
 def _without_none(kind: Any) -> Any:
-    """`float` of `float | None`: None is what such an option is where nobody sets it."""
+    """`float` of `float | None`: such an option is None until it is set."""
     kinds = [each for each in get_args(kind) if each is not type(None)]
     return kinds[0] if type(None) in get_args(kind) else kind
 

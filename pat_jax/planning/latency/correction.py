@@ -1,6 +1,6 @@
 """How far a profile's step times are off, as far as a run has seen it.
 
-Knows measured and profiled seconds of bursts. Does not know what a step does, nor who plans by it.
+Knows measured and profiled seconds of bursts. Knows neither what a step does nor the planner.
 """
 
 import math

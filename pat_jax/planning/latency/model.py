@@ -137,7 +137,7 @@ class LatencyModel:
     def packed(self, split: Split, group: np.ndarray, tokens: np.ndarray) -> float:
         """Prefill of sequences of so many `tokens`, int[sequences], in their data-parallel groups.
 
-        Their pages fill calls whoever they are of, lower positions first, in all groups at once
+        A call is filled with pages of any sequences, lower positions first, in all groups at once
         (`engine/sequences/prefill_calls.py`); smaller calls for what is left are priced as whole ones.
         """
         pages = -(-tokens // self.page_size)

@@ -1,6 +1,6 @@
 """What the requests of a stream say of response lengths while others of them still run.
 
-Knows how far each has come. Does not know what they say, nor who runs them.
+Knows how far each has come. Knows neither their tokens nor the engine.
 """
 
 import numpy as np
