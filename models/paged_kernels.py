@@ -49,7 +49,7 @@ def attend_on_tpu(
     table: Int[Array, "rows width"],
     lengths: Int[Array, " rows"],
 ) -> Float[Array, "rows kv_heads queries_per_kv head_dim"]:
-    """As `attend_on_gpu`, for a TPU; the head dimension is to be a multiple of 128."""
+    """Does what `attend_on_gpu` does, on a TPU; the head dimension is to be a multiple of 128."""
     rows, heads, group, dim = queries.shape
     pages, _, page_size, _ = keys.shape
     pool = 1, pages * heads, page_size, dim

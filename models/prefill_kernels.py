@@ -137,7 +137,7 @@ def attend_blocks_on_tpu(
     table: Int[Array, "rows width"],
     start: Int[Array, " rows"],
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """As `attend_blocks_on_gpu`; one program for each row, which fetches pages with all their heads."""
+    """Does what `attend_blocks_on_gpu` does; one program for each row fetches pages with all their heads."""
     rows, length, heads, group, dim = queries.shape
     page_size = keys.shape[2]
     flat = _by_head(queries, LEAST_SIDE)

@@ -108,7 +108,7 @@ def gap_words(config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sam
 def load_weights(
     config: GenerateConfig, dtype: jnp.dtype, policy: Policy, layout: Layout
 ) -> Params:
-    """As `policy` keeps them: from the checkpoint, or random ones."""
+    """Weights as `policy` keeps them: from the checkpoint, or random ones."""
     shardings = layout.param_shardings(policy)
     if Path(config.model).is_dir():
         return load_params(config.model, policy, shardings, dtype)

@@ -184,7 +184,7 @@ def _answer(
 
 
 def _as_text(value: object) -> str | None:
-    """Of a number as well; None of what is neither, and of nothing."""
+    """A text that is not blank, or a finite number as text; None for anything else."""
     if isinstance(value, str):
         return value.strip() or None
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):

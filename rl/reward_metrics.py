@@ -23,6 +23,6 @@ def describe_rewards(
 
 
 def mean_reward(rewards: Float[np.ndarray, "*shape"]) -> float:
-    """Of the scored responses; NaN if there are none."""
+    """Mean over the scored responses; NaN if there are none."""
     scored = rewards[~np.isnan(rewards)]
     return float(scored.mean(dtype=np.float64)) if scored.size else float("nan")

@@ -48,7 +48,7 @@ class Batch:
 
     @classmethod
     def of(cls, responses: Sequence[Response]) -> "Batch":
-        """Of at least one response; all have the same columns."""
+        """The batch of at least one response; all have the same columns."""
         return cls(
             [response.prompt for response in responses],
             [response.completion for response in responses],

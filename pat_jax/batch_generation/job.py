@@ -94,7 +94,7 @@ class BatchJob:
         )
 
     def _requests(self) -> Iterator[Request]:
-        """Of the lines whose results are not written yet; what is wrong with a line is its result."""
+        """Requests of the lines whose results are not written yet; a wrong line has its error as result."""
         place = 0
         for number, line in read_lines(self.path):
             for entry, error in self._entries(number, line):

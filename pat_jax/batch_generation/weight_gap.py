@@ -115,7 +115,7 @@ class _Scorer:
     def logprobs(
         self, params: Params, sample: Sample, tick: Callable[[], object]
     ) -> Float[np.ndarray, " tokens"]:
-        """Of every token of every response, one response after the other."""
+        """Log-probabilities of every token of every response, one response after the other."""
         found: dict[int, np.ndarray] = {}
         for places, tokens in self.calls(sample):
             rows = np.asarray(self._program(params, tokens))

@@ -93,7 +93,7 @@ def _keep_freed_memory() -> None:
 
 
 def num_cores() -> int:
-    """Of those that this process may use."""
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

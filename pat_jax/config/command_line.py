@@ -110,7 +110,7 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Of a pipe: its other end is closed."""
+    """Whether it is a pipe whose other end is closed."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -29,7 +29,7 @@ def most_held(
         return np.bincount(at, weights, groups * windows).reshape(groups, windows)
 
     def going_on(weights: np.ndarray) -> np.ndarray:
-        """Of those that end in a later window."""
+        """The sum of `weights` over the sequences that end in a later window."""
         table = summed(weights)
         return table[:, ::-1].cumsum(axis=1)[:, ::-1] - table
 

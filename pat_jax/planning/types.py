@@ -15,7 +15,7 @@ WAYS: dict[int, Carry] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
 
 
 def recompute_below(way: OneWay) -> int:
-    """As `Plan` has it, when all sequences go the same way."""
+    """`Plan.recompute_below` when all sequences go the same way."""
     return MIGRATE_ALL if way == "migrate" else RECOMPUTE_ALL
 
 

@@ -207,7 +207,7 @@ class Run:
         return {"rollout/regret": regret}
 
     def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:
-        """Of as many responses to each prompt; each is scored from the moment it ends."""
+        """Scores `num_samples` responses to each prompt, each from the moment it ends."""
         texts = [prompt.text for prompt in prompts for _ in range(num_samples)]
         return self.scorer.begin(texts, response_reader(self.task.columns, self.task.tokenizer))
 

@@ -37,7 +37,7 @@ def try_out(scorer: RewardScorer, config: RunConfig, task: Task, progress: Progr
 
 
 def wait_for_rewards(scoring: Scoring[Any], progress: Progress) -> Float[np.ndarray, " responses"]:
-    """As soon as the last one is there; NaN for responses that are left out, which is said."""
+    """All rewards, once the last one is there; NaN for responses that are left out, which it reports."""
     progress.stage("waiting for rewards")
     rewards, failures = scoring.rewards(), scoring.failures.values()
     if failures:

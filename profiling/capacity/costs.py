@@ -30,7 +30,7 @@ class SourcedLatency:
 
 
 def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
-    """Of every load that the run of a plant may come to.
+    """What every load that the run of a plant may come to takes.
 
     Args:
       profile: measured by the user; None: composed from kernels.

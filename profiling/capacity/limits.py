@@ -46,7 +46,7 @@ def _decoding(comparison: Comparison) -> str:
 
 
 def shares(parts: StepParts) -> dict[str, float]:
-    """Of the time of decoding, by what it grows with."""
+    """Shares of the time of decoding, by what it grows with."""
     return {name: getattr(parts, name) / parts.total_s for name in WORDS}
 
 

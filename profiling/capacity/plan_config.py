@@ -46,7 +46,7 @@ class PlanConfig:
     num_generations: int = 8
     """Responses to one prompt, whose lengths are alike."""
     correlation: float = CORRELATION
-    """Of the normal scores of two responses to one prompt; 0 makes them strangers."""
+    """Correlation of the normal scores of two responses to one prompt; 0 makes them strangers."""
     prompt_tokens: int = 256
     """Length of every prompt, where the file of lengths has none; at most max_prompt_length."""
     rollouts: int = 3

@@ -117,7 +117,7 @@ def _refused(
 
 
 def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
-    """Of some of the layouts."""
+    """The same account, of the `used` layouts alone."""
     maps = {
         field.name: {split: getattr(memory, field.name)[split] for split in used}
         for field in fields(memory)

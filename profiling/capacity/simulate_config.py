@@ -26,7 +26,7 @@ WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
 
 
 def listed(pattern: str, most: int, what: str) -> Rule:
-    """Of a text: numbers of that form, none of them above `most`."""
+    """The rule of a text that lists numbers of the form `pattern`, none of them above `most`."""
     form = re.compile(rf"{pattern}(,{pattern})*")
     expected = f"{what} up to {most:,}, separated by commas"
     return (
@@ -62,7 +62,7 @@ class SimulateConfig:
     num_generations: int = 8
     """Responses to one prompt, whose lengths are alike."""
     correlation: float = CORRELATION
-    """Of the normal scores of two responses to one prompt; 0 makes them strangers."""
+    """Correlation of the normal scores of two responses to one prompt; 0 makes them strangers."""
     prompt_tokens: int = 256
     """Length of every prompt, where the file of lengths has none."""
     length_scale: float = 1.0

@@ -207,7 +207,7 @@ def _config(profile: Profile, what_if: WhatIf) -> RolloutConfig:
 
 
 def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
-    """As many devices as were measured, each with as much memory as was asked."""
+    """The plant of as many devices as were measured, each with the memory that was asked for."""
     subject = profile.subject
     limit = int(what_if.device_memory_gib * GIB)
     unknown = dict.fromkeys(("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s"), 0.0)

@@ -143,7 +143,7 @@ def _longest_response(order: Order) -> int:
 
 
 def roomier(target: Target) -> Iterator[Target]:
-    """As many devices with more memory, those with least of it first."""
+    """Targets of as many devices with more memory, those with least of it first."""
     shape = target.text.partition(":")[2]
     for chip in sorted(chips().values(), key=lambda chip: chip.memory_bytes):
         of_a_kind = chip.platform == target.chip.platform

@@ -143,7 +143,7 @@ def _ptxas() -> Path | None:
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Of the child: one compiler, no device, no search for one."""
+    """The child's environment: one compiler, no device, no search for one."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     roots = [str(Path(pat_jax.__file__).parent.parent), *filter(None, [env.get("PYTHONPATH")])]
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(roots)}
@@ -233,7 +233,7 @@ def _splits(content: Sequence[Sequence[int]]) -> tuple[Split, ...]:
 
 
 def _sources() -> str:
-    """Of everything that a program may come from."""
+    """A hash of every file that a program may come from."""
     digest, root = hashlib.sha256(), Path(pat_jax.__file__).parent
     rooms = [root, *(root / room for room in ("models", "rl", "profiling"))]
     for path in sorted(path for room in rooms for path in room.rglob("*.py")):

@@ -65,7 +65,7 @@ def called(line: str) -> list[tuple[str, str]]:
 
 
 def collectives(text: str, computation: str = "") -> list[Collective]:
-    """Those of an HLO module, in the order of a walk from its entry, or from another computation."""
+    """Collectives of an HLO module, in the order of a walk from its entry, or from another computation."""
     entry, bodies = computations(text)
     return list(_walk(bodies, computation or entry, 0))
 

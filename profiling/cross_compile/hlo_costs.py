@@ -45,7 +45,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one device and one run."""
+    """What one run of a program does on one device."""
 
     flops: int  # of matrix products, two a multiplication
     num_bytes: int  # read and written
@@ -103,7 +103,7 @@ class _Module:
     def _trips(
         self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
     ) -> int:
-        """Of a loop: what the compiler says; where it does not, what its counter says; or 1."""
+        """Trips of a loop, as the compiler says; else as its counter shows; else 1."""
         said = _TRIPS.search(loop.line)
         if said:
             return int(said[1])
@@ -134,7 +134,7 @@ class _Module:
         return self.instructions(next(callee for role, callee in called(x.line) if role == "calls"))
 
     def _fused_flops(self, x: Instruction) -> int:
-        """Of a fusion, and of those inside it."""
+        """Operations of a fusion, and of those inside it."""
         body = self._fused(x)
         return sum(
             self._fused_flops(y) if y.opcode == "fusion" else _flops(y, body) for y in body.values()
@@ -179,7 +179,7 @@ def _step(x: Instruction, place: str, body: Mapping[str, Instruction]) -> int | 
 
 
 def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:
-    """Of a `dot`, a convolution, or a library's matrix product; 0 of anything else."""
+    """Operations of a `dot`, a convolution, or a library's matrix product; 0 for anything else."""
     if x.opcode == "convolution":
         return 2 * _convolved(x, around)
     if x.opcode == "dot":
@@ -242,7 +242,7 @@ def _moved(x: Instruction, around: Mapping[str, Instruction]) -> int:
 
 
 def memory_bytes(shape: str) -> int:
-    """Of the arrays that lie in a device's main memory."""
+    """Bytes of the arrays that lie in a device's main memory."""
     return hlo.shape_bytes(_IN_VECTOR_MEMORY.sub("", shape))
 
 

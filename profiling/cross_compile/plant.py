@@ -124,7 +124,7 @@ class Plant:
 
     @cached_property
     def policy(self) -> Policy:
-        """Of the whole model, as the rollout keeps it."""
+        """The policy of the whole model, as the rollout keeps it."""
         return self.policy_of(self.order.model)
 
     def policy_of(self, model: ModelConfig) -> Policy:
@@ -149,7 +149,7 @@ class Plant:
 
     @cached_property
     def alone(self) -> MemoryModel:
-        """Of the whole model, in every layout as if it were the only one."""
+        """Memory of the whole model, in every layout as if it were the only one."""
         return memory_alone(
             self.policy,
             self.layouts,
@@ -161,7 +161,7 @@ class Plant:
 
     @cached_property
     def memory(self) -> MemoryModel:
-        """Of the whole model: layouts with room have the pool of a run, the others what they need."""
+        """Memory of the whole model: layouts with room have the pool of a run, the others what they need."""
         rollout = self.order.config.rollout
         return memory_model(self.specs, rollout, limit=self.limit, resident=self.resident)
 

@@ -164,7 +164,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 
 def _reading() -> str:
-    """Of what reads programs: what was read otherwise is not found again."""
+    """A hash of the code that reads programs: records that other code read are not found again."""
     files = (Path(module.__file__ or "") for module in (hlo, hlo_costs))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

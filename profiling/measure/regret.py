@@ -71,7 +71,7 @@ class _AsTaken(Planner):
         return sum(load.live <= switch.live and switch.step <= step for _, switch in self.path)
 
     def _moves(self, done: int) -> list[Balanced]:
-        """Those between the last of so many switches and the next one."""
+        """Moves between the last of so many switches and the next one."""
         steps = [0, *(switch.step for _, switch in self.path), math.inf]
         return [move for move in self.moves if steps[done] <= move.step <= steps[done + 1]]
 

@@ -73,7 +73,7 @@ class Composer:
 
     @property
     def round_tokens(self) -> int:
-        """Of a group, that one round of a migration moves."""
+        """Tokens of a group that one round of a migration moves."""
         return SIZES[0] * self.page_size
 
     @property
@@ -92,7 +92,7 @@ class Composer:
         return (heads + 2 * kv_heads) * self.model.head_dim
 
     def _products_ms(self, tokens: int, tp: int) -> float:
-        """Of one layer, on one device."""
+        """Milliseconds of one layer's matrix products on one device."""
         model, gemm = self.model, self.kernels.gemm
         return (
             gemm(tokens, self._query_and_kv(tp), model.embed_dim)
@@ -130,12 +130,12 @@ class Composer:
         return (self.model.num_layers * layer + one + gather) / 1e3
 
     def prefill_links_s(self, tp: int) -> float:
-        """Of a prefill call, whose products are not waiting for memory: its sums come on top."""
+        """Seconds of the sums of a prefill call. Its products do not wait for memory, so they come on top."""
         tokens = self.prefill_blocks * self.page_size
         return 2 * self.model.num_layers * self._sum_ms(tokens, tp) / 1e3 if tp > 1 else 0.0
 
     def sampling_s(self, rows: int, vocab: int) -> float:
-        """Of so many logits of each row, which all devices of a group sample from alike."""
+        """Seconds of sampling from so many logits of each row, which every device of a group does."""
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int) -> float:
@@ -214,7 +214,7 @@ class Composer:
 
 
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
-    """Of the matrices; norms are too small to count."""
+    """Bytes of the matrices; norms are too small to count."""
     query_and_kv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     attention = (query_and_kv + model.num_heads * model.head_dim) * model.embed_dim
     layer = attention + 3 * model.mlp_dim * model.embed_dim

@@ -30,7 +30,7 @@ RELATIVE = "relative"  # the chip whose shares stand for those that are not ther
 
 @dataclass(frozen=True)
 class Shares:
-    """Of one chip: shares of its peaks, microseconds, exponents."""
+    """Coefficients of one chip: shares of its peaks, microseconds, exponents."""
 
     gemm: Mapping[str, float]
     decode_attention: Mapping[str, float]
@@ -44,7 +44,7 @@ def _file() -> dict[str, Any]:
 
 
 def measured_chips() -> tuple[str, ...]:
-    """Those whose coefficients were fitted to measurements of their own."""
+    """Chips whose coefficients were fitted to measurements of their own."""
     return tuple(name for name, shares in _file()["chips"].items() if RELATIVE not in shares)
 
 

@@ -25,31 +25,31 @@ class Kernels(Protocol):
 
     @property
     def weight_bytes(self) -> float:
-        """Of one number of a weight matrix."""
+        """Bytes of one number of a weight matrix."""
         ...
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """Of [m, k] times [k, n]."""
+        """Milliseconds of [m, k] times [k, n]."""
         ...
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Of one layer, `rows` sequences of `length` tokens, with the heads of one device."""
+        """Milliseconds of one layer, `rows` sequences of `length` tokens, with the heads of one device."""
         ...
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
-        """Of one layer, `rows` prompts of `length` tokens each."""
+        """Milliseconds of one layer, `rows` prompts of `length` tokens each."""
         ...
 
     def elementwise(self, num_bytes: float) -> float:
-        """Of one fused kernel that reads and writes so many bytes: a norm, an activation."""
+        """Milliseconds of one fused kernel that reads and writes so many bytes: a norm, an activation."""
         ...
 
     def all_reduce(self, devices: int, elements: int) -> float:
-        """Of the sum of `elements` bfloat16 numbers over the devices of a tensor-parallel group."""
+        """Milliseconds of summing `elements` bfloat16 numbers over a tensor-parallel group."""
         ...
 
     def all_gather(self, devices: int, elements: int) -> float:
-        """Of `elements` bfloat16 numbers in all, of which each device has its share."""
+        """Milliseconds of gathering `elements` bfloat16 numbers, of which each device has its share."""
         ...
 
     def exchange_bytes_s(self, devices: int) -> float:

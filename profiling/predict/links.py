@@ -24,15 +24,15 @@ FILE = Path(__file__).parent / "link_coefficients.yaml"
 
 class Links(Protocol):
     def all_reduce_s(self, devices: int, num_bytes: float) -> float:
-        """Of `num_bytes` that each device holds."""
+        """Seconds of a sum of `num_bytes` that each device holds."""
         ...
 
     def all_gather_s(self, devices: int, num_bytes: float) -> float:
-        """Of `num_bytes` in all."""
+        """Seconds of a gather of `num_bytes` in all."""
         ...
 
     def exchange_bytes_s(self, devices: int) -> float:
-        """Of one device, one way, to the others of its block of `devices`."""
+        """Bytes a second that one device sends, one way, to the others of its block of `devices`."""
         ...
 
 
@@ -48,7 +48,7 @@ def links_of(target: Target, sums: Sums = "one-shot") -> Links:
 
 
 def launch_s(sums: Sums) -> float:
-    """Of a sum that is no part of a CUDA graph."""
+    """Seconds that launching a sum takes where it is no part of a CUDA graph."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 
@@ -123,7 +123,7 @@ class HostLinks:
         return 1e-6 * min(one, two)
 
     def _nccl(self, devices: int, num_bytes: float, passes: int) -> float:
-        """Of a gather (one pass) or a sum (two)."""
+        """Seconds of a gather (one pass) or a sum (two)."""
         if not self._has_nvlink:
             return self._ring(devices, num_bytes, "pcie", passes)
         known, others = coefficients()[("nccl_gather", "nccl_sum")[passes - 1]], devices - 1

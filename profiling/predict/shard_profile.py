@@ -196,7 +196,7 @@ class ShardProfiler:
 
     @cached_property
     def buckets(self) -> Buckets:
-        """Of the target's layouts that are measured."""
+        """Buckets of the target's layouts that are measured."""
         return self._buckets(tuple(self.engines))
 
     def _buckets(self, splits: Sequence[Split]) -> Buckets:
@@ -226,7 +226,7 @@ class ShardProfiler:
         )
 
     def _besides_s(self, tp: int, rows: int) -> float:
-        """Of a step, what the shard alone does not do."""
+        """Seconds of a step that the shard alone does not take."""
         vocab = self.model.padded_vocab_size
         left_out = self.composer.sampling_s(rows, vocab - vocab // tp) if tp > 1 else 0.0
         return left_out + self.composer.decode_links_s(rows, tp)

@@ -50,7 +50,7 @@ class Correction:
 
     @cached_property
     def factors(self) -> dict[Split, float]:
-        """Of the layouts seen."""
+        """The factor of each layout seen."""
         return dict(zip(self.splits, self.mean[1:].tolist(), strict=True))
 
     def factor(self, split: Split) -> float:
@@ -66,7 +66,7 @@ class Correction:
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
 
     def observed(self, split: Split, live: int, profiled_s: float, seconds: float) -> "Correction":
-        """With one more burst: of its steps, the seconds that the profile gives them and the true ones."""
+        """The correction after a burst whose steps take `profiled_s` by the profile and took `seconds`."""
         load = live / profiled_s
         splits, mean, covariance = self._with(split)
         at = 1 + splits.index(split)

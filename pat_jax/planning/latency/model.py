@@ -100,7 +100,7 @@ class LatencyModel:
         return surface.reading(bucket, length, rows * length if held is None else held)
 
     def tokens_read(self, burst: Ran) -> float:
-        """Of the KV cache, in a step of a burst, by the group that reads most."""
+        """Tokens of the KV cache that the group which reads most reads in a step of the burst."""
         return burst.rows * burst.length if self.reads == "bucket" else burst.held
 
     def reslice(self, source: Split, target: Split) -> float:

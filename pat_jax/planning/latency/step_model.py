@@ -96,14 +96,14 @@ class Surface:
         return max(seconds, self._read(1, min(longest, tokens)))
 
     def _read(self, rows: int, tokens: float) -> float:
-        """With so many in each row: below the smallest length as well, if others tell how it goes."""
+        """Seconds with so many tokens in each row; below the smallest of several lengths by the physics."""
         if tokens >= self.lengths[0] or len(self.lengths) == 1:
             return self(rows, tokens)
         known = self(rows, self.lengths[0])
         return known * self.physics(rows, tokens) / self.physics(rows, self.lengths[0])
 
     def _line(self, rows: int, length: float) -> float:
-        """With `rows` that have been measured, if not with this length."""
+        """Seconds with `rows` that were measured, at a length that may not have been."""
         return _between(
             length,
             self._lines[rows],

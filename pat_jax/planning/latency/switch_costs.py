@@ -99,12 +99,12 @@ class SwitchCosts:
 
     @property
     def _size(self) -> float:
-        """Of `extra`, before anything is seen: a switch's own, seconds."""
+        """Prior standard deviation of `extra`: what a switch costs by the profile in the mean, seconds."""
         return float(self._profile_s.mean())
 
     @property
     def _extra(self) -> float:
-        """Of every switch, seconds."""
+        """What every switch takes besides its bytes, seconds."""
         return float(self._size**2 * self._weights.sum())
 
     @property

@@ -59,7 +59,7 @@ class Baseline:
         return replace(self, ended=keep * self.ended, cut=keep * self.cut)
 
     def plus(self, lengths: np.ndarray, is_cut: np.ndarray, level: float) -> "Baseline":
-        """With more responses: int[responses] tokens, bool[responses], and their level."""
+        """The counts with more responses: int[responses] tokens, bool[responses], and their level."""
         bins, size = self.bins(lengths, level), len(self.ended)
         return replace(
             self,

@@ -55,14 +55,14 @@ class LengthModel:
 
     @property
     def shift_variance(self) -> float:
-        """Of the next rollout's scores as a whole."""
+        """Variance of the shift that the next rollout's scores have in common."""
         scale = max(self.baseline.scale, 0.01)
         return self.trend.level_variance / scale**2 + SHIFT_DOUBT**2
 
     def updated(
         self, lengths: np.ndarray, is_cut: np.ndarray, prompt: np.ndarray | None = None
     ) -> "LengthModel":
-        """With one more rollout's responses.
+        """The model after one more rollout's responses.
 
         Args:
           lengths: int[responses], tokens.

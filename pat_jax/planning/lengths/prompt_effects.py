@@ -108,7 +108,7 @@ class PromptEffects:
     def updated(
         self, prompt: np.ndarray, evidence: Evidence, shift_variance: float, keep: float
     ) -> "PromptEffects":
-        """With a whole rollout's scores, those of cut responses open.
+        """The effects after a whole rollout's scores, those of cut responses open.
 
         A new prompt is remembered while there is room. The oldest is not dropped for it: where
         prompts come round in turn, each would be dropped shortly before it is needed.
@@ -285,7 +285,7 @@ def _prompt_posterior(
 def _moments(
     evidence: Evidence, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each prompt: mean score, mean product of two siblings', mean square, has it siblings.
+    """For each prompt: mean score, mean product of two siblings, mean square, whether it has siblings.
 
     An open score counts as the mean of the standard normal beyond it.
     """

@@ -25,7 +25,7 @@ class LengthTrend:
     slope_variance: float = FIRST_SLOPE**2
 
     def observed(self, level: float, variance: float) -> "LengthTrend":
-        """With one iteration's measured level and its variance: what is now known of it."""
+        """The trend after one iteration's measured level, whose variance is `variance`."""
         surprise, level_variance = level - self.level, self.level_variance
         if surprise**2 > JUMP**2 * (level_variance + variance):
             level_variance += surprise**2
