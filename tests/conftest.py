@@ -57,6 +57,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndEngi
     return FilesAndEngines(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported stays: without it, each collection of garbage looks through it all."""
+    gc.freeze()
+
+
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Function | None) -> None:
     """Frees what a file has compiled for itself.
 
