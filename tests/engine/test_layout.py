@@ -123,6 +123,20 @@ def test_an_unknown_axis_name_is_refused():
         layouts()[SPLITS[0]].spec("width")
 
 
+def test_two_axes_of_one_array_do_not_share_a_mesh_axis():
+    layout = layouts()[Split(4, 2)]
+    experts = layout.spec("expert", None, "embed", role="train")
+    assert list(experts) == ["axis2", None, ("axis1", "axis0")]
+    with pytest.raises(
+        ValueError, match=r"^layout dp4tp2 splits 'expert' and 'mlp' .* axis2; give"
+    ):
+        layout.spec("expert", "mlp", "embed")
+    with pytest.raises(ValueError, match="'batch' and 'embed'"):
+        layout.spec("batch", "embed", role="train")
+    layout.spec("batch", "embed")  # the rollout does not split the embedding
+    layouts()[Split(8, 1)].spec("expert", "mlp")  # TP of one splits nothing
+
+
 @pytest.mark.parametrize(
     "changes, kept, reason",
     [

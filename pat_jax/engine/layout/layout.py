@@ -17,7 +17,6 @@ KV cache from any layout to any other.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import jax
 import numpy as np
@@ -27,12 +26,12 @@ from jaxtyping import Array, Int
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
+from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.partition import Partition
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 
-Role = Literal["rollout", "train"]
 Axes = tuple[str, ...]
 
 
@@ -113,25 +112,35 @@ class Layout:
     def size(self, axes: Axes) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
+    @property
+    def query_axes(self) -> Axes:
+        """What the KV heads leave of TP: the queries that share one are split over it."""
+        return self.tp_axes[len(self.kv_axes) :]
+
     def mesh_axes(self, name: str | None, role: Role = "rollout") -> Axes:
-        """The table. Every axis name that a model uses has its row here."""
-        match name:
-            case None:
-                return ()
-            case "batch" | "pages":
-                return self.dp_axes
-            case "vocab" | "mlp":
-                return self.tp_axes
-            case "kv_heads":
-                return self.kv_axes
-            case "queries_per_kv":
-                return self.tp_axes[len(self.kv_axes) :]
-            case "embed":
-                return self.fsdp_axes if role == "train" else ()
-        raise ValueError(f"axis name {name!r} has no row in the layout table of {__name__}.")
+        """Those that split an array's axis of this name, by the table of `rules.py`."""
+        if name is None:
+            return ()
+        if name not in RULES[role]:
+            raise ValueError(f"axis name {name!r} has no row in engine/layout/rules.py.")
+        field = RULES[role][name]
+        return getattr(self, field) if field else ()
 
     def spec(self, *names: str | None, role: Role = "rollout") -> PartitionSpec:
-        return PartitionSpec(*(self.mesh_axes(name, role) or None for name in names))
+        """How an array with these axes is split.
+
+        Raises:
+          ValueError: two of them are split over one mesh axis, or one has no row in the table.
+        """
+        parts, taken = [self.mesh_axes(name, role) for name in names], dict[str, str | None]()
+        for name, part in zip(names, parts, strict=True):
+            if shared := [axis for axis in part if axis in taken]:
+                raise ValueError(
+                    f"layout {self} splits {taken[shared[0]]!r} and {name!r} of one array over the "
+                    f"same mesh axis, {shared[0]}; give one another row in engine/layout/rules.py."
+                )
+            taken |= dict.fromkeys(part, name)
+        return PartitionSpec(*(part or None for part in parts))
 
     def sharding(self, *names: str | None, role: Role = "rollout") -> NamedSharding:
         return NamedSharding(self.mesh, self.spec(*names, role=role))

@@ -1,0 +1,25 @@
+"""The table from the axis names of models to the mesh axes of a layout, by role.
+
+Knows names alone: which mesh axes a layout has under them is its own (`layout.py`).
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+Role = Literal["rollout", "train"]
+MeshAxes = Literal["dp_axes", "tp_axes", "kv_axes", "query_axes", "fsdp_axes"]  # of a `Layout`
+
+_ROLLOUT: Mapping[str, MeshAxes | None] = {
+    "batch": "dp_axes",
+    "pages": "dp_axes",
+    "vocab": "tp_axes",
+    "mlp": "tp_axes",
+    "expert": "tp_axes",  # a device has whole experts: their arrays name no `mlp` beside
+    "kv_heads": "kv_axes",
+    "queries_per_kv": "query_axes",
+    "embed": None,  # not split
+}
+RULES: Mapping[Role, Mapping[str, MeshAxes | None]] = {
+    "rollout": _ROLLOUT,
+    "train": {**_ROLLOUT, "embed": "fsdp_axes"},
+}
