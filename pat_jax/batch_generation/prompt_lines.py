@@ -31,7 +31,7 @@ MOST_SAMPLES = 2**16  # of one line
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """How to sample, under the names of the command's options; None where nobody has said."""
+    """How to sample, under the names of the command's options; None: not given."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -48,7 +48,7 @@ class SamplingOverrides:
     seed: int | None = None
 
     def over(self, other: "SamplingOverrides") -> "SamplingOverrides":
-        """These, and where nothing is said `other`."""
+        """These fields; one that is None is taken from `other`."""
         return replace(other, **_given(self))
 
     @property
@@ -169,10 +169,10 @@ def parse_ask(
     Args:
       defaults: what the command says, where the line does not.
       recommended: what the checkpoint says, where the command does not either. Its `max_tokens` is
-        cut to what fits: nobody has asked for it.
+        cut to what fits, because the user did not ask for it.
       tokenizer: None allows token ids only.
       max_length: tokens of prompt and response that can be; what is left of it is `max_tokens`
-        where nobody has said.
+        where none is given.
 
     Raises:
       ValueError: one sentence that names the field.
@@ -228,7 +228,7 @@ def _tokens(
 
 
 def is_token_id(value: object) -> bool:
-    """Of some model: of this one is for the engine to say."""
+    """Whether some model could have such a token; the engine checks its own vocabulary."""
     return type(value) is int and -(2**31) <= value < 2**31
 
 
