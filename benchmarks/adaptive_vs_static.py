@@ -36,9 +36,9 @@ from benchmarks.workloads import LengthData, read
 from pat_jax.common.devices import Device, configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel

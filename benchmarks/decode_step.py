@@ -34,12 +34,15 @@ import numpy as np
 
 from benchmarks.adaptive_vs_static import describe_machine
 from pat_jax.common.devices import configure
+from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.flight import Flight
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.device.weights import Weights
+from pat_jax.engine.device_executor import DeviceExecutor
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sequences.responses import Request, Responses
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
@@ -142,17 +145,22 @@ class Decoder:
 
     def __call__(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Seconds of all decode steps: from each burst's dispatch to its end."""
-        engine, seconds = self.engine, 0.0
-        flight = Flight(engine.specs, engine.programs, self.layout, self.requests)
-        flight.admit(self.weights)
-        while flight.table.has_work:
-            flight.fit()
+        specs, programs, split = self.engine.specs, self.engine.programs, self.layout.split
+        rows, seconds = specs.buckets.rows[split][-1], 0.0
+        responses = Responses.of(self.requests, num_groups=split.dp, rows_per_group=rows)
+        controller = Controller(responses, specs.shapes, split, runs_ahead=False)
+        weights = Weights(specs, programs, self.weights, self.layout)
+        tables = controller.scheduler.tables
+        executor = DeviceExecutor(specs, programs, weights, responses, tables, Stopwatch())
+        executor.prefill(controller.admit())
+        while controller.has_work:
+            controller.fit()
             start = clock()
-            burst = flight.bursts.launch(self.weights, threshold=0)
-            jax.block_until_ready(burst.output)
+            executor.launch(controller.burst(threshold=0))
+            jax.block_until_ready(executor.pool.pages)
             seconds += clock() - start
-            flight.bursts.collect(burst)
-        flight.release()
+            controller.collect(executor.collect()[0])
+        executor.release()
         return seconds
 
     @property

@@ -32,8 +32,8 @@ from benchmarks.decode_step import SMALL
 from pat_jax.common.devices import configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.models.hf_export import export
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset

@@ -42,8 +42,8 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.program_specs import page_bytes
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.state import DecodeState, ReservedPages, RowState, Until, seen_shape
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import to_hf_config

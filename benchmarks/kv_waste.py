@@ -3,7 +3,7 @@
     python -m benchmarks.kv_waste --data ../shared/data --out benchmarks/results/kv_waste.json
 
 A rollout of `--sequences` responses, eight to a prompt, in eight data-parallel groups. Who holds which
-page is decided by the engine's own scheduler, and rows draw pages by the function that devices run
+page is decided by the engine's own controller, and rows draw pages by the function that devices run
 (`engine/device/page_append.py`). Two ways, in pools that hold everything at once and in pools that hold a tenth:
 
   drawn    pages for the steps up to the device's next test, as in the engine
@@ -26,26 +26,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.workloads import LengthData, read
+from benchmarks.workloads import LengthData, free_of_charge, read
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.controller import Burst, Controller
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
-from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.layout.buckets import Shapes
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import rollout
+from pat_jax.engine.sequences.block_tables import BlockTables
+from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import num_pages_for
-from pat_jax.engine.sequences.page_reserve import PageReserve, steps_with_room
-from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
+from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.sequences.state import RowState
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.machine import Machine
+from pat_jax.profiling.simulate.simulated_executor import SimulatedExecutor, SimulatedOutput
 
 SAMPLES, GROUPS = 8, 8
+SPLIT = Split(GROUPS, 1)
 CONFIG = RolloutConfig()
 PAGE, CHECK, BURST = CONFIG.page_size, CONFIG.check_every, CONFIG.burst_steps
 WAYS = {"drawn": CHECK, "whole": BURST}  # tokens to have pages for when a burst begins
 POOLS = {"all": 1.0, "tenth": 0.1}  # parts of the pages that all sequences have at their ends
-
-
-def requests(prompts: np.ndarray, cap: int) -> list[Request]:
-    rng = np.random.default_rng(0)
-    texts = [tuple(rng.integers(0, 10**6, n).tolist()) for n in prompts.tolist()]
-    none = np.zeros(2, np.uint32)
-    return [Request(text, none, cap) for text in texts for _ in range(SAMPLES)]
 
 
 def _by_group(function: Callable) -> Callable:
@@ -72,83 +75,91 @@ def take(rows, tables, ring, drawn):
     return tables, drawn, jnp.sum(unused)
 
 
-class Rollout:
-    """Bursts of sequences whose lengths are known."""
+class Draws(SimulatedExecutor):
+    """Responses are as long as is known; rows draw their pages as those of devices do."""
 
-    def __init__(self, prompts: np.ndarray, responses: np.ndarray, cap: int, share: float):
-        self.responses, self.longest = responses, num_pages_for(int(prompts.max()) + cap, PAGE)
-        self.table = SequenceTable(requests(prompts, cap), num_groups=GROUPS, rows_per_group=1)
-        needed = -(-(np.repeat(prompts, SAMPLES) + responses) // PAGE)
-        pages = max(int(share * needed.sum() / GROUPS), self.longest) + 1
-        self.scheduler = Scheduler(self.table, num_pages=pages, page_size=PAGE)
+    def __init__(self, responses: np.ndarray, machine: Machine, tables: BlockTables):
+        super().__init__(responses, machine, tables, SPLIT)
         self.held: dict[str, int] = dict.fromkeys(("begin", "within", "end"), 0)
         self.unused: dict[str, float] = dict.fromkeys(self.held, 0.0)
-        self.ended = 0
-        self.num_preempted = self.prefilled = self.bursts = 0
+        self.num_ended = 0  # pages, of the sequences that a burst ends
+        self._num_held = 0
 
-    def run(self, at_once: int) -> dict:
-        table, scheduler = self.table, self.scheduler
-        while table.has_work:
-            room = max(at_once, steps_with_room(BURST, CHECK))
-            self.num_preempted += scheduler.grow(room, at_once=at_once)
-            if len(table.waiting):
-                most = len(self.responses) // GROUPS
-                spans = scheduler.admit(most, BURST, at_once=at_once).spans
-                self.prefilled += int((spans.stop - spans.start).sum())
-            self._note("begin", scheduler.pages_held, scheduler.unused)
-            self._burst()
-            self.bursts += 1
-        parts = {f"unused_{when}": self.unused[when] / (n * PAGE) for when, n in self.held.items()}
-        return parts | {
-            "ended_end": self.ended / self.held["end"],
-            "steps": table.num_steps,
-            "bursts": self.bursts,
-            "preempted": self.num_preempted,
-            "prefilled": self.prefilled,
-        }
-
-    def _note(self, when: str, pages: int, unused: float) -> None:
-        self.held[when] += pages
+    def _note(self, when: str, unused: float) -> None:
+        self.held[when] += self._num_held
         self.unused[when] += unused
 
-    def _burst(self) -> None:
-        table, scheduler = self.table, self.scheduler
-        reserve = PageReserve(scheduler.pools, table.rows_per_group * num_pages_for(BURST, PAGE))
-        reserve.fill(scheduler.lacking(BURST))
-        live, reserved = table.live, reserve.laid_out()
-        left = self.responses[live] - (table.length - table.prompt_length)[live]
-        rows = table.row_state()
+    def launch(self, burst: Burst) -> None:
+        super().launch(burst)
+        self._num_held = self.tables.num_held - int(np.sum(burst.reserved.filled))
+        self._note("begin", self.tables.unused)
+
+    def collect(self) -> tuple[SimulatedOutput, bool]:
+        burst, table = self._running.popleft(), self.table
+        live, reserved = table.live, burst.reserved
+        at, left = table.row[live], (self.responses + table.prompt_length - table.length)[live]
+        rows = RowState.empty(table.num_groups * table.rows_per_group)
+        rows.position[at], rows.end[at] = table.length[live] - 1, table.end[live]
         start, says = rows.position.copy(), np.zeros(len(rows.position), int)
-        says[table.row[live]] = left
-        tables = before = scheduler.block_tables(table.occupants, self.longest)
-        drawn, steps, live_at = np.zeros(GROUPS, np.int32), 0, table.group(live)
-        held = scheduler.pages_held - int(reserve.left.sum())
-        threshold = table.refill_at
-        while steps < BURST and np.bincount(live_at[left > steps], minlength=1).max() > threshold:
+        says[at] = left
+        longest, most = self.tables.pages.shape[1], num_pages_for(BURST, PAGE)
+        tables = before = self.tables.rows(table.occupants, longest)
+        drawn, steps, group, begun = (
+            np.zeros(GROUPS, np.int32),
+            0,
+            table.group(live),
+            self._num_held,
+        )
+        while steps < BURST and np.bincount(group[left > steps]).max(initial=0) > burst.threshold:
             rows.position[:], rows.live[:] = start + np.minimum(steps, says), says > steps
             after, now, unused = take(rows, tables, reserved.pages, drawn)
             if (np.asarray(now) > reserved.filled).any():
                 break
             tables, drawn, steps = after, now, steps + CHECK
-            self._note("within", held + int(np.sum(drawn)), float(np.sum(unused)))
-        most = num_pages_for(BURST, PAGE)
-        new = added(jnp.asarray(tables), num_held(jnp.asarray(before)), most=most)
-        reserve.note_drawn(scheduler.add(np.asarray(new)))
-        reserve.take_back()
-        table.advance(np.minimum(left, steps), left > steps, steps)
-        held = scheduler.pages_held
-        scheduler.release_ended()
-        self._note("end", held, scheduler.unused)
-        self.ended += held - scheduler.pages_held
+            self._num_held = begun + int(np.sum(drawn))
+            self._note("within", float(np.sum(unused)))
+        pages = added(jnp.asarray(tables), num_held(jnp.asarray(before)), most=most)
+        said = np.minimum(says, steps)
+        return SimulatedOutput(said, says > steps, steps, np.asarray(pages)), True
+
+    def note_end(self) -> None:
+        """When the pages of those that a burst has ended are free again."""
+        self._note("end", self.tables.unused)
+        self.num_ended += self._num_held - self.tables.num_held
 
 
-def rollout(lengths: LengthData, size: int, seed: int, share: float, at_once: int) -> dict:
+def run(prompts: np.ndarray, responses: np.ndarray, cap: int, share: float, at_once: int) -> dict:
+    """One rollout; the host gives pages for `at_once` tokens when a burst begins."""
+    of, known = np.repeat(np.arange(len(prompts)), SAMPLES), np.repeat(prompts, SAMPLES)
+    caps = np.full(len(responses), cap)
+    table = SequenceTable(known, caps, prompt_id=of, num_groups=GROUPS, rows_per_group=1)
+    longest = num_pages_for(int(prompts.max()) + cap, PAGE)
+    needed = -(-(known + responses) // PAGE)
+    pages = max(int(share * needed.sum() / GROUPS), longest) + 1
+    machine = free_of_charge(SPLIT, len(responses) // GROUPS, longest * PAGE)
+    shapes = Shapes(machine.buckets, {SPLIT: pages}, PAGE, BURST, check_every=at_once)
+    controller = Controller(Contents(table), shapes, SPLIT, runs_ahead=False)
+    executor, report = Draws(responses, machine, controller.scheduler.tables), RolloutReport()
+    for _ in rollout(controller, executor, FixedLayout(SPLIT), report):
+        executor.note_end()
+    held = executor.held
+    parts = {f"unused_{when}": executor.unused[when] / (n * PAGE) for when, n in held.items()}
+    return parts | {
+        "ended_end": executor.num_ended / held["end"],
+        "steps": report.decode_steps,
+        "bursts": len(report.bursts),
+        "preempted": report.preempted,
+        "prefilled": report.prefill_tokens,
+    }
+
+
+def draw_and_run(lengths: LengthData, size: int, seed: int, share: float, at_once: int) -> dict:
     rng = np.random.default_rng(seed)
     prompts = rng.choice(lengths.prompts, size // SAMPLES)
     chance = lengths.weights / lengths.weights.sum()
     responses = rng.choice(lengths.responses, size, p=chance)
     responses = np.clip(responses, 1, lengths.cap).astype(int)
-    done = Rollout(prompts, responses, lengths.cap, share).run(at_once)
+    done = run(prompts, responses, lengths.cap, share, at_once)
     return done | {"mean_response": responses.mean()}
 
 
@@ -165,9 +176,10 @@ def main() -> None:
         for pool, share in POOLS.items():
             for way, at_once in WAYS.items():
                 runs = [
-                    rollout(lengths, args.sequences, n, share, at_once) for n in range(args.draws)
+                    draw_and_run(lengths, args.sequences, n, share, at_once)
+                    for n in range(args.draws)
                 ]
-                means = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+                means = {key: float(np.mean([one[key] for one in runs])) for key in runs[0]}
                 found[name][f"{pool}, {way}"] = means
                 figures = {key: round(x, 4) for key, x in means.items()}
                 print(name, pool, way, figures, flush=True)

@@ -39,8 +39,8 @@ from benchmarks.kernel_tables import GPUS, MODELS, SPLITS, add_data_option, meas
 from pat_jax.common.devices import Device, configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import LatencyModel

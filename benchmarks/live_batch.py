@@ -24,8 +24,8 @@ from benchmarks.decode_step import SMALL, Case, Decoder, engine_for
 from benchmarks.engine_vs_peers import heavy_lengths
 from pat_jax.common.devices import configure
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.planner.scripts import FixedLayout

@@ -3,7 +3,7 @@
     python -m benchmarks.refill --data ../shared/data --out benchmarks/results/refill.json
 
 `--sequences` real response lengths, cut at 2,048 tokens, through `--rows` rows of one group, in bursts of
-64 steps tested every 8. Counted by the engine's own accounts; no device. A burst costs `--gap` decode
+64 steps tested every 8. Decided by the engine's own controller; no device. A burst costs `--gap` decode
 steps besides its own: the host's work and the prefill of few sequences, while the devices wait.
 """
 
@@ -14,35 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.workloads import read
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.sequences import accounts
-from pat_jax.engine.sequences.accounts import Accounts
+from benchmarks.workloads import free_of_charge, read
+from pat_jax.engine import controller
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.profiling.simulate.simulator import replay
 
 CAP = 2048
 PARTS = (0, 2, 4, 8, 16)  # one of so many rows is free when a burst ends; 0: only at its last step
+ALONE = Split(1, 1)
 
 
 def rollout(responses: np.ndarray, rows: int, part: int) -> dict[str, int]:
     """Decode steps and bursts."""
-    config, bursts = RolloutConfig(), 0
-    book = Accounts(
-        np.ones(len(responses)),
-        np.full(len(responses), CAP),
-        num_groups=1,
-        rows_per_group=rows,
-    )
-    while book.has_work:
-        book.deal()
-        live = book.live
-        left = responses[live] - (book.length - book.prompt_length)[live]
-        stop_at = book.refill_at if part else 0
-        ends = np.sort(left)[len(left) - stop_at - 1]  # steps until as few are live
-        check = config.check_every
-        steps = int(min(config.burst_steps, -(-ends // check) * check))
-        book.advance(np.minimum(left, steps), left > steps, steps)
-        bursts += 1
-    return {"steps": book.num_steps, "bursts": bursts}
+    controller.REFILL_PART = part or 1  # all rows: as if nobody waited
+    workload = Workload(np.ones(len(responses), int), responses, CAP)
+    done = replay(workload, FixedLayout(ALONE), free_of_charge(ALONE, rows, CAP + 1))
+    return {"steps": done.trace.total_steps, "bursts": len(done.bursts)}
 
 
 def main() -> None:
@@ -53,14 +42,13 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=2.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found, engines = {}, accounts.REFILL_PART
+    found, engines = {}, controller.REFILL_PART
     for name, lengths in read(args.data).items():
         chance = lengths.weights / lengths.weights.sum()
         drawn = np.random.default_rng(0).choice(lengths.responses, args.sequences, p=chance)
         responses = np.clip(drawn, 1, min(lengths.cap, CAP)).astype(int)
         found[name] = {"least_steps": int(responses.sum()) // args.rows}
         for part in PARTS:
-            accounts.REFILL_PART = part
             done = rollout(responses, args.rows, part)
             found[name][part] = done | {"cost": done["steps"] + args.gap * done["bursts"]}
             print(name, f"1/{part}" if part else "never", found[name][part], flush=True)

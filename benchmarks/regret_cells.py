@@ -16,7 +16,7 @@ from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.planning.types import Balance, Load, Plan, Split
+from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split
 from pat_jax.profiling.measure.recheck import rescaled
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.simulate.hindsight import clairvoyant
@@ -231,8 +231,10 @@ class Pinned(CostModelPlanner):
         del load
         return Plan(current, threshold=0, reason="pinned")
 
-    def observe_balance(self, balance: Balance, seconds: float) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Moves take what the right beliefs say."""
+        if isinstance(outcome, Ran):
+            super().observe(outcome)
 
 
 def baselines(cell: Cell, truth: LatencyModel, seed: int) -> dict[str, Planner]:
@@ -247,4 +249,5 @@ def baselines(cell: Cell, truth: LatencyModel, seed: int) -> dict[str, Planner]:
 def learn(planner: Planner, seen: Workload) -> None:
     """The lengths of a rollout that is over."""
     if isinstance(planner, CostModelPlanner):
-        planner.lengths = planner.lengths.updated(seen.responses, seen.responses >= seen.cap)
+        is_cut = seen.responses >= seen.cap
+        planner.observe_rollout(planner.lengths.updated(seen.responses, is_cut))

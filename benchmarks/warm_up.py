@@ -21,7 +21,7 @@ from benchmarks.adaptive_vs_static import describe_machine
 from benchmarks.decode_step import SMALL
 from pat_jax.common.devices import configure
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 

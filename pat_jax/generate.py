@@ -21,9 +21,9 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import engine_memory, memory_limit
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.session import Session
 from pat_jax.models.hf_config import read_json_object
 from pat_jax.models.hf_load import load_params

@@ -20,8 +20,8 @@ from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout_choice import check_lengths
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig

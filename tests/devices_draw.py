@@ -55,13 +55,13 @@ def draw_in_a_burst(
     Args:
       said: int[live], tokens that each sequence would say.
     """
-    table = scheduler.table
+    table, tables = scheduler.table, scheduler.tables
     live, rows = table.live, table.num_groups * table.rows_per_group
     held, tokens, end, says = (np.zeros(rows, int) for _ in range(4))
     at = table.row[live]
-    held[at], tokens[at] = scheduler._num_pages[live], table.length[live] - 1
+    held[at], tokens[at] = tables.count[live], table.length[live] - 1
     end[at], says[at] = table.end[live], said
-    size = scheduler.page_size
+    size = tables.page_size
     new, done = drawn_in_a_burst(
         held,
         tokens,

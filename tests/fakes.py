@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.planner.planner import Planner

@@ -14,10 +14,10 @@ import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
@@ -92,6 +92,7 @@ class Settings:
             min_length=self.min_length,
             max_logprobs=self.max_logprobs,
             weights=self.weights,
+            check_integrity=True,
         )
 
 

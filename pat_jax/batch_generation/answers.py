@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.rl.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"  # what a tokenizer makes of a part of a character

@@ -23,7 +23,7 @@ from pat_jax.batch_generation.prompt_lines import (
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.common.errors import UserError
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session, failed
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 

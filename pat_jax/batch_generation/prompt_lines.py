@@ -99,8 +99,8 @@ class SamplingOverrides:
 
 
 _SAMPLING = {field.name for field in fields(Sampling)}
-_WISHES = {field.name for field in fields(SamplingOverrides)}
-_KNOWN = (*PROMPT_FIELDS, VARIABLES, "id", "metadata", *_WISHES)
+_OVERRIDES = {field.name for field in fields(SamplingOverrides)}
+_KNOWN = (*PROMPT_FIELDS, VARIABLES, "id", "metadata", *_OVERRIDES)
 
 
 def _given(overrides: SamplingOverrides) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def parse_ask(
             near = meant(name, _KNOWN)
             hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {shown(name)}: {hint}")
-    own = SamplingOverrides(**{name: value for name, value in given.items() if name in _WISHES})
+    own = SamplingOverrides(**{name: value for name, value in given.items() if name in _OVERRIDES})
     asked = own.over(defaults)
     overrides = asked.over(recommended)
     sampling, tokens = overrides.sampling, tuple(_tokens(given, tokenizer, max_length))

@@ -17,9 +17,9 @@ from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
 from pat_jax.common.pytree import with_sharding
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, ManualPartition, layout_chain
 from pat_jax.engine.memory import shard_bytes
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.memory import GIB, USABLE
 from pat_jax.rl.logprobs import next_tokens, token_logprobs

@@ -1,7 +1,7 @@
 """Seconds by stage, under one set of names for logs, metrics and profiler traces."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -10,24 +10,28 @@ import jax
 class Stopwatch:
     """Adds up the seconds of each stage since the last reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """
+        Args:
+          now: seconds, since whenever.
+        """
         self.seconds: dict[str, float] = {}
-        self._begin = time.perf_counter()
+        self._now, self._begin = now, now()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = self._now()
         with jax.profiler.TraceAnnotation(stage):
             yield
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + self._now() - start
 
     @property
     def elapsed(self) -> float:
-        return time.perf_counter() - self._begin
+        return self._now() - self._begin
 
     def metrics(self, prefix: str) -> dict[str, float]:
         return {f"{prefix}{stage}": seconds for stage, seconds in self.seconds.items()}
 
     def reset(self) -> None:
         self.seconds.clear()
-        self._begin = time.perf_counter()
+        self._begin = self._now()

@@ -62,6 +62,8 @@ class RolloutConfig:
     compile: Literal["all", "lazy"] = "all"
     """Layouts compiled before the first iteration: all, or lazy: the one it starts in; others
     follow in the background once the planner finds that they would pay."""
+    check_integrity: bool = False
+    """Check the accounts of rows and pages of the KV cache after each burst; for debugging."""
     device_memory_gib: float = 0.0
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
 

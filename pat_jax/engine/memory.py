@@ -24,10 +24,10 @@ from pat_jax.engine.device.program_specs import (
     page_bytes,
     unsplit_pages,
 )
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SIZES
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel
 from pat_jax.planning.types import Split

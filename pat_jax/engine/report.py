@@ -5,6 +5,11 @@ Knows numbers and names. Does not know who measured them.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.engine.controller import Controller
+from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.types import Ran
 
@@ -20,7 +25,7 @@ class RolloutReport:
     busy_rows: int = 0  # rows x steps that sampled a token
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
-    prefill_padding: float = 0.0  # part of the computed tokens that were none
+    prefill_room: int = 0  # tokens that the calls had room for
     # Room without a token, as part of what live sequences' pages have room for, averaged over the
     # beginnings and ends of bursts. Pages laid out to be drawn are free.
     kv_waste: float = 0.0
@@ -47,6 +52,23 @@ class RolloutReport:
         self.decode_steps += burst.steps
         self.busy_rows += tokens
         self.total_rows += burst.steps * burst.rows * burst.split.dp
+
+    @property
+    def prefill_padding(self) -> float:
+        """Part of the computed tokens that were none."""
+        return 1 - self.prefill_tokens / max(1, self.prefill_room)
+
+    def add_prefill(self, work: PrefillWork, room: int) -> None:
+        """A prefill whose calls had room for so many tokens."""
+        self.prefill_tokens += int((work.spans.stop - work.spans.start).sum())
+        self.prefill_room += room
+
+    def finish(self, controller: Controller, clock: Stopwatch) -> None:
+        """When the last sequence has ended."""
+        self.preempted = controller.num_preempted
+        self.kv_waste = controller.kv_unused / max(1, controller.kv_slots)
+        self.total_s, self.seconds = clock.elapsed, clock.seconds
+        self.done_after = np.sort(controller.table.done_after).tolist()
 
     def trace(self) -> RolloutTrace:
         return RolloutTrace(

@@ -1,41 +1,30 @@
 """The scheduler: which sequences get a row and pages, which wait, and which give them back.
 
-Before each burst: `grow`, then `admit`; after it `add`, for what rows drew during the burst, and
-`release_ended`. In a switch: `carry`; in between `balance`. All on the host. The devices do what a
-`PrefillWork` says before they decode.
+Before each burst: `grow`, then `admit`; after it `release_ended`. In a switch: `leave`, then `arrive`;
+in between `balance`. All on the host.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.relocation.order import Pools, placed
-from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.sequences.balance import options
 from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables, Moved
-from pat_jax.engine.sequences.page_allocator import NO_PAGES, NULL_PAGE, Admitted, num_pages_for
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, Spans
-from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.sequences.contents import Contents
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE, Admitted, num_pages_for
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork, Spans
 
 
-class PrefillWork(NamedTuple):
-    """What is to be computed before the next burst: all spans, then the copies."""
-
-    spans: Spans
-    copies: Copies
-
-
-class Scheduler(BlockTables):
+class Scheduler:
     """Decides which sequences of a table have a row and pages.
 
-    Of those that wait, who had to make room comes first, then who is expected to run longest.
+    Of those that wait, the ones that had to make room come first, then those expected to run longest.
     """
 
     def __init__(
         self,
-        table: SequenceTable,
+        contents: Contents,
         *,
         num_pages: int,
         page_size: int,
@@ -46,12 +35,18 @@ class Scheduler(BlockTables):
           num_pages: of each group's pool; enough for the longest sequence alone.
           expected: float[sequences], tokens of the response; in order of submission where not given.
         """
-        super().__init__(table, num_pages=num_pages, page_size=page_size)
-        count = len(table.requests)
+        self.contents, self.table = contents, contents.table
+        self.tables = BlockTables(self.table, num_pages=num_pages, page_size=page_size)
+        count = len(self.table)
         order = np.arange(count) if expected is None else np.argsort(-expected, kind="stable")
         self._queue = deque(order.tolist())
-        self._turn = np.zeros(count, np.int64)  # largest for who was admitted last
+        self._turn = np.zeros(count, np.int64)  # largest for the one admitted last
         self._num_admitted = 0
+        self._forget_homes()
+
+    def _forget_homes(self) -> None:
+        # The group in which a sample of each prompt got pages last.
+        self._home = np.full(int(self.contents.prompt.max(initial=-1)) + 1, NO_GROUP)
 
     def grow(self, steps: int, *, at_once: int) -> int:
         """Room for the next `steps` tokens of every live sequence, and pages for those `at_once`.
@@ -59,26 +54,26 @@ class Scheduler(BlockTables):
         Where pages are too few, the youngest of the group give up their own and their rows, and wait.
         Returns how many.
         """
-        num_preempted, lacking = 0, self.lacking(steps)
-        for group, pool in enumerate(self.pools):
+        tables, num_preempted = self.tables, 0
+        lacking = tables.lacking(steps)
+        for group, pool in enumerate(tables.pools):
             while lacking[group] > pool.num_free:
                 self._preempt(self._youngest(group))
-                num_preempted, lacking = num_preempted + 1, self.lacking(steps)
-        live, tokens, pages = self._wanted(at_once)
-        is_short = pages > self._num_pages[live]
-        for i, num_tokens in zip(live[is_short].tolist(), tokens[is_short].tolist(), strict=True):
-            more = self.pools[self._group[i]].extend(self._pages[i], num_tokens)
-            assert more is not None, "there is room for more"
-            self._pages[i], self._num_pages[i] = more, len(more)
+                num_preempted, lacking = num_preempted + 1, tables.lacking(steps)
+        tables.extend(at_once)
         return num_preempted
 
     def _youngest(self, group: int) -> int:
         live = self.table.live
-        members = live[self._group[live] == group]
+        members = live[self.tables.group[live] == group]
         return int(members[self._turn[members].argmax()])
 
     def _preempt(self, sequence: int) -> None:
-        self._release(sequence)
+        """Its pages can be found again as long as nobody else needs them."""
+        tables, known = self.tables, self.contents.known(sequence)
+        if known is not None:
+            tables.pools[tables.group[sequence]].index(known, tables.of(sequence))
+        tables.release(np.array([sequence]))
         self.table.leave(np.array([sequence]))
         self._queue.appendleft(sequence)
 
@@ -86,11 +81,11 @@ class Scheduler(BlockTables):
         """Fills free rows from the queue as long as all that are live then have pages for `steps`.
 
         Given are those for the next tokens, `at_once`. Groups are kept even, and samples of a prompt
-        together as far as that allows. If anybody waits, all rows are dealt out anew,
+        together as far as that allows. If any sequence waits, all rows are dealt out anew,
         `rows_per_group` to each group.
         """
         if not self._queue:
-            return self._round([])
+            return self._work([])
         table = self.table
         table.compact(rows_per_group)
         even = -(-int((~table.is_done).sum()) // table.num_groups)
@@ -98,17 +93,15 @@ class Scheduler(BlockTables):
         late = []
         while self._queue and filling.open:
             i = self._queue.popleft()
-            if table.is_done[i]:
-                continue  # what it had said before it gave way turned out to be the end
-            home = self._home[self._prompt[i]]
+            home = int(self._home[self.contents.prompt[i]])
             if not filling.take(i, filling.open if home == NO_GROUP else filling.open & {home}):
                 late.append(i)
-        # A row that nobody else wants is not left empty for the sake of a shared prefix.
+        # A row that no other sequence wants is not left empty for the sake of a shared prefix.
         late = [i for i in late if not filling.take(i, filling.open)]
         self._queue.extendleft(reversed(late))
         sequences = np.array([i for i, _ in filling.admitted], np.int64)
-        table.enter(sequences, self._group[sequences])
-        return self._round(filling.admitted)
+        table.enter(sequences, self.tables.group[sequences])
+        return self._work(filling.admitted)
 
     def admit_one(
         self, sequence: int, group: int, steps: int, *, leaving: int = 0
@@ -118,19 +111,28 @@ class Scheduler(BlockTables):
         Args:
           leaving: pages that are to be free then.
         """
-        table, i = self.table, sequence
-        known, room = table.tokens[i, : table.length[i]], self._room(i, steps)
-        admitted = self.pools[group].admit(known, room, leaving=leaving)
+        pool, room = self.tables.pools[group], self._room(sequence, steps)
+        known = self.contents.known(sequence)
+        if known is None:
+            cached = int(self.table.length[sequence]) - 1
+            pages = pool.take(num_pages_for(cached + room, pool.page_size), leaving=leaving)
+            admitted = None if pages is None else Admitted(pages, 0, None)
+        else:
+            admitted = pool.admit(known, room, leaving=leaving)
         if admitted is not None:
-            self._take(i, group, admitted.pages)
-            self._turn[i] = self._num_admitted = self._num_admitted + 1
+            self._give(sequence, group, admitted.pages)
+            self._turn[sequence] = self._num_admitted = self._num_admitted + 1
         return admitted
+
+    def _give(self, sequence: int, group: int, pages: np.ndarray) -> None:
+        self.tables.give(sequence, group, pages)
+        self._home[self.contents.prompt[sequence]] = group
 
     def more_pages(self, sequence: int, steps: int, *, after: int) -> int:
         """Pages that a sequence needs for `steps` tokens and not yet for those `after` which they end."""
-        cached = int(self.table.length[sequence]) - 1
+        cached, size = int(self.table.length[sequence]) - 1, self.tables.page_size
         now, then = (cached + self._room(sequence, n) for n in (after, steps))
-        return num_pages_for(then, self.page_size) - num_pages_for(now, self.page_size)
+        return num_pages_for(then, size) - num_pages_for(now, size)
 
     def _room(self, sequence: int, steps: int) -> int:
         return min(steps, int(self.table.end[sequence] - self.table.length[sequence]))
@@ -141,70 +143,89 @@ class Scheduler(BlockTables):
         Those with a NaN are to be written over, as the copies say: attention multiplies what it does
         not see by zero, and a NaN stays one.
         """
-        spoilt = []
-        for i in np.flatnonzero(self.table.is_done & (self._num_pages > 0)).tolist():
-            if self.table.has_failed(i):
-                group = int(self._group[i])
-                freed = self.pools[group].discard(self._pages[i])
-                spoilt += [(group, NULL_PAGE, page) for page in freed.tolist()]
-                self._pages[i], self._num_pages[i] = NO_PAGES, 0
-            else:
-                self._release(i)
+        tables, spoilt = self.tables, []
+        ended = np.flatnonzero(self.table.is_done & (tables.count > 0))
+        has_failed = np.array([self.contents.has_failed(i) for i in ended.tolist()], bool)
+        tables.release(ended[~has_failed])
+        for i in ended[has_failed].tolist():
+            group = int(tables.group[i])
+            freed = tables.pools[group].discard(tables.of(i))
+            spoilt += [(group, NULL_PAGE, page) for page in freed.tolist()]
+        tables.forget(ended[has_failed])
         return Copies(*np.array(spoilt, np.int32).reshape(-1, 3).T)
 
     def wipe(self, group: int) -> Copies:
         """All free pages of a group are to be written over: there may be a NaN in any of them."""
-        self.pools[group].forget_prefixes()
-        pages = self.pools[group].blank
+        pool = self.tables.pools[group]
+        pool.forget_prefixes()
+        pages = pool.blank
         return Copies(np.full_like(pages, group), np.full_like(pages, NULL_PAGE), pages)
 
-    def carry(
-        self, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
-    ) -> tuple[Copies, list[Shipment], PrefillWork]:
-        """Rows and pages of the live sequences in the groups, and the pools, of another layout.
+    def leave(
+        self, group: np.ndarray, *, num_groups: int, num_pages: int, is_recomputed: np.ndarray
+    ) -> tuple[PageMoves, np.ndarray]:
+        """The first half of a switch: pages for what migrates, in the pools of another layout.
 
-        The new pools take the memory of the old ones: see `relocation/order.py`. Rows are dealt out anew, as few
-        as hold the fullest group. A sequence that finds too few pages waits.
+        The oldest come first. `arrive` must follow.
 
         Args:
+          group: int[live], of each sequence there.
           num_pages: of each new pool.
           is_recomputed: bool[live], whose pages are left behind.
-          steps: who is computed anew has pages for so many tokens more.
 
         Returns:
-          What is to be copied in the old pools, then moved, in this order, then computed.
+          Where pages go, and bool[live], the sequences whose pages are left behind: those that found
+          too few as well.
         """
-        table = self.table
-        live, old_pools = table.live, self.pools
-        for i in live[is_recomputed].tolist():
-            self._release(i)
-        group = table.regroup(num_groups, is_recomputed)
-        self.pools = self._new_pools(num_groups, num_pages)
-        self._home = [NO_GROUP] * len(self._home)
-        moved: Moved = defaultdict(dict)
-        moves, admitted, is_left = [], [], is_recomputed.copy()
+        live, tables = self.table.live, self.tables
+        tables.release(live[is_recomputed])
+        old_pools = tables.pools
+        tables.pools = tables.new_pools(num_groups, num_pages)
+        self._forget_homes()
+        moved, moves = Moved(old_pools[0].num_pages), []
+        is_left = is_recomputed.copy()
         by_age = np.argsort(self._turn[live])
         for k in by_age[~is_recomputed[by_age]].tolist():
-            adopted = self._adopt(int(live[k]), int(group[k]), old_pools, moved)
-            is_left[k] = adopted is None
-            moves += adopted or []
-        old, new = (Pools(len(pools), pools[0].num_pages) for pools in (old_pools, self.pools))
-        arrivals = placed(PageMoves.of(moves), old, new)
-        self._renumber(live[~is_left], PageMoves.of(moves), arrivals.new_page)
-        # A sequence that found too few is recomputed as well, if it shares enough with others, or waits.
+            i = int(live[k])
+            adopted = tables.adopt(i, int(group[k]), old_pools, moved)
+            if adopted is None:
+                is_left[k] = True
+            else:
+                moves.append(adopted)
+                self._home[self.contents.prompt[i]] = group[k]
+        tables.forget(live[is_left])
+        return PageMoves.of(moves), is_left
+
+    def arrive(
+        self, group: np.ndarray, is_left: np.ndarray, steps: int
+    ) -> tuple[PrefillWork, np.ndarray]:
+        """The second half: what was left behind is computed anew, with pages for `steps` tokens more.
+
+        The oldest come first; a sequence that finds too few waits. Rows are dealt out anew, as few as
+        hold the fullest group.
+
+        Args:
+          group: int[live], of each sequence.
+          is_left: bool[live], as `leave` has it.
+
+        Returns:
+          What is to be computed, and bool[live], the sequences that wait.
+        """
+        table, live = self.table, self.table.live
+        waits, admitted = is_left.copy(), []
+        by_age = np.argsort(self._turn[live])
         for k in by_age[is_left[by_age]].tolist():
             i, new = int(live[k]), int(group[k])
             if (given := self.admit_one(i, new, steps)) is not None:
                 admitted.append((i, given))
-                is_left[k] = False
-        left = live[is_left]
-        for i in left[np.argsort(-self._turn[left])].tolist():
-            self._pages[i], self._num_pages[i] = NO_PAGES, 0
-            self._queue.appendleft(i)
+                waits[k] = False
+        left = live[waits]
+        self._queue.extendleft(left[np.argsort(-self._turn[left])].tolist())
         table.leave(left)
-        rows = int(np.bincount(group[~is_left], minlength=1).max())
-        table.seat(group[~is_left], num_groups=num_groups, rows_per_group=rows)
-        return arrivals.copies, arrivals.shipments, self._round(admitted)
+        num_groups = len(self.tables.pools)
+        rows = int(np.bincount(group[~waits], minlength=1).max())
+        table.seat(group[~waits], num_groups=num_groups, rows_per_group=rows)
+        return self._work(admitted), waits
 
     def balance_options(
         self, row_buckets: Sequence[int], laid_out: np.ndarray | int
@@ -214,67 +235,84 @@ class Scheduler(BlockTables):
         Args:
           laid_out: pages of each group that will be free as well, int[groups].
         """
-        free = np.array([pool.num_free for pool in self.pools]) + laid_out
-        pages = self._num_pages[self.table.live]
-        return options(self.table, pages, free, row_buckets)
+        tables = self.tables
+        pages = tables.count[self.table.live]
+        return options(self.table, pages, tables.free + laid_out, row_buckets)
 
     def balance(self, group: np.ndarray) -> PageMoves:
         """Live sequences to their `group` of the same layout, int[live]; rows are dealt out anew.
 
-        A sequence that finds too few pages there for all that it has stays. No group may both give sequences away
-        and get some: what arrives would lie in what has not left yet.
+        A sequence that finds too few pages there for all that it has stays. No group may both give
+        sequences away and get some: what arrives would lie in what has not left yet.
         """
-        table, group = self.table, group.copy()
-        live, moved, moves = table.live, defaultdict(dict), []
-        old = self._group[live]
+        table, tables, group = self.table, self.tables, group.copy()
+        live, pools = table.live, tables.pools
+        moved, moves = Moved(pools[0].num_pages), []
+        old = tables.group[live]
         assert not set(old[old != group]) & set(group[old != group])
         for k in np.flatnonzero(old != group).tolist():
-            i, pool, held = int(live[k]), self.pools[group[k]], self._pages[live[k]]
+            i, pool = int(live[k]), pools[group[k]]
+            held = tables.of(i).copy()
             if pool.num_free < len(held):
                 group[k] = old[k]
                 continue
-            adopted = self._adopt(i, int(group[k]), self.pools, moved)
-            pages = pool.extend(self._pages[i], len(held) * self.page_size)
-            assert adopted is not None and pages is not None
-            self._take(i, int(group[k]), pages)
-            self.pools[old[k]].release(held)
-            moves += adopted
+            adopted = tables.adopt(i, int(group[k]), pools, moved)
+            more = pool.take(len(held) - int(tables.count[i]))
+            assert adopted is not None and more is not None, "counted"
+            self._give(i, int(group[k]), np.concatenate([tables.of(i), more]))
+            pools[old[k]].release(held)
+            moves.append(adopted)
         rows = int(np.bincount(group).max())
-        table.seat(group, num_groups=len(self.pools), rows_per_group=rows)
+        table.seat(group, num_groups=len(pools), rows_per_group=rows)
         return PageMoves.of(moves)
 
-    def _round(self, admitted: list[tuple[int, Admitted]]) -> PrefillWork:
+    def _work(self, admitted: list[tuple[int, Admitted]]) -> PrefillWork:
         i = np.array([i for i, _ in admitted], np.int64)
         start = np.array([given.num_cached for _, given in admitted], np.int64)
         stop = self.table.length[i] - 1
-        is_new = start < stop
-        spans = Spans(i[is_new], self._group[i][is_new], start[is_new], stop[is_new])
-        copies = [(self._group[i], *given.copy) for i, given in admitted if given.copy is not None]
+        group, is_new = self.tables.group[i], start < stop
+        spans = Spans(i[is_new], group[is_new], start[is_new], stop[is_new])
+        copies = [
+            (g, *given.copy)
+            for g, (_, given) in zip(group.tolist(), admitted, strict=True)
+            if given.copy is not None
+        ]
         return PrefillWork(spans, Copies(*np.array(copies, np.int32).reshape(-1, 3).T))
+
+    def check_integrity(self) -> None:
+        """To be called when no burst is on its way.
+
+        Raises:
+          AssertionError: rows, pages and the queue contradict each other.
+        """
+        self.table.check_integrity()
+        self.tables.check_integrity()
+        assert sorted(self._queue) == self.table.waiting.tolist(), "the queue is those that wait"
 
 
 class _Filling:
-    """One round of admissions: which groups have room left, and who was admitted."""
+    """One round of admissions: which groups have room left, and which sequences were admitted."""
 
     def __init__(self, scheduler: Scheduler, most: int, steps: int, at_once: int):
         """At most `most` live sequences to a group; `steps` and `at_once` as in `Scheduler.admit`."""
         table = scheduler.table
         live = table.group(table.live)
         self.scheduler, self.most, self.steps, self.at_once = scheduler, most, steps, at_once
-        self.needed = scheduler.lacking(steps)  # of each group, pages that are to be free
+        # Of each group, pages that are to be free.
+        self.needed = scheduler.tables.lacking(steps).tolist()
         self.count = np.bincount(live, minlength=table.num_groups).tolist()
         self.open = {g for g, count in enumerate(self.count) if count < most}
         self.admitted: list[tuple[int, Admitted]] = []
 
     def take(self, sequence: int, groups: set[int]) -> bool:
         """Admits it to the one of some open groups that has most pages left, if it has enough."""
-        pools, needed = self.scheduler.pools, self.needed
+        pools, needed = self.scheduler.tables.pools, self.needed
         later = self.scheduler.more_pages(sequence, self.steps, after=self.at_once)
         for group in sorted(groups, key=lambda g: needed[g] - pools[g].num_free):
-            leaving = int(needed[group]) + later
+            leaving = needed[group] + later
             given = self.scheduler.admit_one(sequence, group, self.at_once, leaving=leaving)
             if given is None:
-                # Nobody overtakes who needs more pages.
+                # A sequence that needs more pages is not overtaken.
                 self.open.discard(group)
                 continue
             self.admitted.append((sequence, given))

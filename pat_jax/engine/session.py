@@ -12,13 +12,13 @@ import numpy as np
 
 from pat_jax.engine.device.nan_search import where_nans_start
 from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import PLAIN, Sampling
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.lengths.streamed import StreamedLengths
-from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 
 WINDOW = 32  # times the engine's capacity: requests that it is handed at once
@@ -35,18 +35,21 @@ class Session:
         planner: Planner,
         *,
         max_length: int | None = None,
+        lengths: LengthModel | None = None,
         debug_nans: bool = False,
     ):
         """
         Args:
           max_length: tokens of the longest sequence, prompt and response; None allows what the
             engine's largest bucket and the model's context hold.
+          lengths: what is known of responses before the first; nothing where not given.
           debug_nans: look for the layer in which NaN logits start; compiles a program each time.
         """
         self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
+        self.lengths = lengths or LengthModel.empty(engine.specs.buckets.lengths[-1])
 
     def generate(
         self,
@@ -144,11 +147,11 @@ class Session:
     ) -> Iterator[tuple[int, Completion]]:
         index, requests = list(batch), list(batch.values())
         self._to_first_layout(requests)
-        seen = StreamedLengths(self._lengths, len(requests))
+        seen = StreamedLengths(self.lengths, len(requests))
 
         def has_enough(i: int, tokens: np.ndarray) -> bool:
             if seen.has_news():  # of all bursts before this one
-                self._lengths = seen.model()
+                self.planner.observe_rollout(seen.model())
             has_ended = watch is not None and watch(index[i], tokens)
             seen.note(i, len(tokens), has_ended=has_ended)
             return has_ended
@@ -160,19 +163,8 @@ class Session:
                     done, error=f"{name(index[i])}: {done.error}{self._where(requests[i], done)}."
                 )
             yield index[i], done
-        self._lengths = seen.model()
-
-    @property
-    def _lengths(self) -> LengthModel:
-        """What the planner expects of responses; nothing where it does not ask."""
-        if isinstance(self.planner, CostModelPlanner):
-            return self.planner.lengths
-        return LengthModel.empty(self.max_length)
-
-    @_lengths.setter
-    def _lengths(self, lengths: LengthModel) -> None:
-        if isinstance(self.planner, CostModelPlanner):
-            self.planner.lengths = lengths
+        self.lengths = seen.model()
+        self.planner.observe_rollout(self.lengths)
 
     def _to_first_layout(self, requests: Sequence[Request]) -> None:
         begin = requests[: self.engine.capacity]

@@ -86,6 +86,18 @@ class Ran:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What the profile says of taking sequences to another layout, or to other groups of one. Seconds."""
+
+    source: Split
+    target: Split
+    carry: Carry
+    reslice_s: float  # of the weights
+    kv_s: float  # of the KV cache
+    step_s: np.ndarray | None = None  # float[layouts], a decode step afterwards; of a switch None
+
+
+@dataclass(frozen=True)
 class Plan:
     split: Split  # the layout of the next burst
     threshold: int  # end the burst when the fullest group has this many live sequences or fewer
@@ -95,6 +107,7 @@ class Plan:
     predicted_cost_s: float = 0.0  # of the switch to `split`, if it is one
     predicted_remaining_s: float = 0.0  # of the whole plan
     reason: str = ""
+    prediction: Prediction | None = None  # where the planner learns from what comes of a switch
 
 
 @dataclass(frozen=True)
@@ -105,3 +118,17 @@ class Balance:
     predicted_saving_s: float = 0.0  # to the end, before the cost
     predicted_cost_s: float = 0.0
     reason: str = ""
+    prediction: Prediction | None = None  # where the planner learns from what comes of it
+
+
+@dataclass(frozen=True)
+class Relocated:
+    """A switch, or a move between the groups of a layout, as it went."""
+
+    decision: Plan | Balance
+    seconds: float
+    carry: Carry = "migrate"
+
+
+# What came of a decision: a burst that ran, or sequences that moved.
+Outcome = Ran | Relocated

@@ -9,14 +9,14 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.training.trainer import Trainer
@@ -142,8 +142,7 @@ class Generator:
 
     def set_lengths(self, lengths: LengthModel) -> None:
         self.lengths = lengths
-        if isinstance(self.planner, CostModelPlanner):
-            self.planner.lengths = lengths
+        self.planner.observe_rollout(lengths)
 
 
 def full_load(config: RolloutConfig, count: int) -> Load:

@@ -12,8 +12,8 @@ from typing import Self
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.background import BackgroundCompiler
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.lengths.model import LengthModel

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pat_jax.common.devices import PROFILE_DIR, Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
     check_batch,
@@ -31,7 +32,6 @@ from pat_jax.engine.memory import (
     memory_limit,
     memory_model,
 )
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Params, Policy

@@ -15,9 +15,9 @@ from jaxtyping import Array, Int
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import FixedLayout

@@ -18,9 +18,9 @@ from pat_jax.engine.device.migration import Migration, Shifting, Traffic
 from pat_jax.engine.device.pages import Exchange
 from pat_jax.engine.device.program_specs import COPIES
 from pat_jax.engine.device.programs import Key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import (

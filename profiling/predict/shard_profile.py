@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain, prime_factors
 from pat_jax.engine.memory import engine_memory, kv_bytes, memory_limit
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.model import LatencyModel

@@ -16,7 +16,7 @@ weights have room: where sequences have to wait for pages it is out of reach.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -25,6 +25,7 @@ from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import waiting
 
 CHUNK = 256  # moments at which all sequences are looked at together
 
@@ -108,11 +109,18 @@ class _World:
         self.least_context = self._of_live(np.minimum, ahead) + self.moments
         self.mean_context = self._of_live(np.add, ahead) / self.live + self.moments
         self.length = self._lengths(every)
+        self.dealt = {split: self._dealt(split) for split in machine.splits}
         self.recompute = {split: self._recompute(split) for split in machine.splits}
 
     @property
     def has_queue(self) -> bool:
         return self.num_rows < self.workload.size
+
+    def _dealt(self, split: Split) -> np.ndarray:
+        """The groups of those that begin first, as the scheduler deals them out; int[rows]."""
+        controller = waiting(self.workload, replace(self.machine, has_pools=False), split)
+        controller.admit()
+        return controller.table.group(controller.table.live)
 
     def _of_live(self, which: np.ufunc, value: np.ndarray) -> np.ndarray:
         """Largest, smallest or sum of `value`, int[sequences], of those live at each moment."""
@@ -135,7 +143,7 @@ class _World:
         """int[sequences]; one group where they are even."""
         if state.dealt is None:
             return np.zeros(self.workload.size, int)
-        return self.row // -(-self.num_rows // state.dealt.dp) % state.split.dp
+        return self.dealt[state.dealt][self.row] % state.split.dp
 
     def _held(self, state: _State) -> np.ndarray:
         """Tokens in the caches of the group that holds most, until the next moment."""

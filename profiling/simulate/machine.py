@@ -1,12 +1,13 @@
 """What is replayed, where, and what comes of it: the types of `simulator.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.buckets import Buckets, Shapes
+from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
@@ -118,6 +119,17 @@ class Machine:
         if self.memory is None:
             return True
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
+
+    def shapes(self, longest: int) -> Shapes:
+        """What the programs of a rollout are compiled for whose longest sequence has so many tokens."""
+        size, rows = self.truth.page_size, self.buckets.rows
+        pages: Mapping[Split, int] = {
+            split: rows[split][-1] * num_pages_for(longest, size) + 1 for split in self.splits
+        }
+        if self.has_pools:
+            assert self.memory is not None, "pools need a size"
+            pages, size = self.memory.pages, self.memory.page_size
+        return Shapes(self.buckets, pages, size, self.burst_steps, self.check_every)
 
     @property
     def capacity(self) -> int:

@@ -13,7 +13,7 @@ from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides
 from pat_jax.batch_generation.result_file import ResultFile
-from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
 BURST, MOST, LINES = 7, 60, 40

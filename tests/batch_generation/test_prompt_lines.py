@@ -11,7 +11,7 @@ from runs import write_checkpoint
 
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask, parse_object
-from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 

@@ -22,8 +22,8 @@ from pat_jax.batch_generation.weight_gap import (
     measure_gap,
 )
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
 

@@ -14,7 +14,7 @@ from runs import write_checkpoint
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
-from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.rl.chat_template import ChatTemplate
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 

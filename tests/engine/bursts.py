@@ -1,8 +1,13 @@
-"""A burst without devices: what they would have said is given."""
+"""A burst and a switch without devices: what they would have said is given."""
 
 import numpy as np
 
-from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.relocation.order import Pools, placed
+from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.sequences.contents import Contents
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
+from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import BurstOutput
 
 
@@ -26,18 +31,48 @@ def burst_output(
     )
 
 
+def retire(responses: Responses, output: BurstOutput) -> None:
+    """What the controller does with a burst's results; pages are told apart."""
+    table = responses.table
+    rows = table.row[table.live]
+    emitted, goes_on = np.asarray(output.emitted)[rows], np.asarray(output.live)[rows]
+    responses.take(output)
+    table.advance(emitted, goes_on, int(output.steps))
+
+
 def burst(
-    table: SequenceTable,
+    responses: Contents,
     emitted: np.ndarray,
     goes_on: np.ndarray,
     tokens: np.ndarray | int = 1,
     steps: int = 4,
 ) -> None:
     """Each live sequence says one token `emitted` times; int[live], bool[live], int[live]."""
+    assert isinstance(responses, Responses)
+    table = responses.table
     rows, live = table.num_groups * table.rows_per_group, table.row[table.live]
     said, is_live = np.zeros(rows, np.int32), np.zeros(rows, bool)
     all_tokens = np.zeros((rows, steps), np.int32)
     said[live], is_live[live] = emitted, goes_on
     all_tokens[live] = np.broadcast_to(tokens, len(live))[:, None]
-    output = burst_output(all_tokens, -all_tokens.astype(np.float32), said, is_live)
-    table.retire(output)
+    retire(responses, burst_output(all_tokens, -all_tokens.astype(np.float32), said, is_live))
+
+
+def carry(
+    scheduler: Scheduler, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
+) -> tuple[Copies, list[Shipment], PrefillWork]:
+    """A switch, as the controller and the device executor make it.
+
+    Returns:
+      What is to be copied in the old pools, then moved, in this order, then computed.
+    """
+    tables = scheduler.tables
+    group = scheduler.table.regroup(num_groups, is_recomputed)
+    old = Pools(len(tables.pools), tables.pools[0].num_pages)
+    moves, is_left = scheduler.leave(
+        group, num_groups=num_groups, num_pages=num_pages, is_recomputed=is_recomputed
+    )
+    arrivals = placed(moves, old, Pools(num_groups, num_pages))
+    tables.renumber(moves, arrivals.new_page)
+    work, _ = scheduler.arrive(group, is_left, steps)
+    return arrivals.copies, arrivals.shipments, work

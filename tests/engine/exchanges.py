@@ -83,4 +83,4 @@ def drawn(geometry: Geometry, rng: np.random.Generator, fill: float, skew: float
                     if room[other]:
                         room[other] -= 1
                         moves.append((group, page, other, NULL_PAGE))
-    return PageMoves.of(moves)
+    return PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from fakes import SETTINGS, made_up_latency, static_run, subject
 
-from pat_jax.engine.bursts import Bursts
+from pat_jax.engine.controller import Burst, Collected, Controller, Shape
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.flight import Flight
+from pat_jax.engine.device_executor import DeviceExecutor
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.rollout import RolloutEngine
-from pat_jax.engine.sequences.sequence_table import Completion, Request
-from pat_jax.engine.sequences.state import Burst
+from pat_jax.engine.sequences.contents import RowsOutput
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params
 from pat_jax.planning.memory import MemoryModel
@@ -49,34 +49,42 @@ def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
 @pytest.fixture
 def ahead(monkeypatch) -> list[str]:
     """What the host did in which order: bursts dispatched, results taken in."""
-    done, launch_next, collect = [], Bursts.launch_next, Bursts.collect
+    done, burst_behind, launch = [], Controller.burst_behind, DeviceExecutor.launch
+    collect = Controller.collect
 
-    def noted_launch(self, params, running: Burst, threshold: int) -> Burst | None:
-        burst = launch_next(self, params, running, threshold)
-        done.append("no launch" if burst is None else "launch")
+    def noted_burst(self: Controller, running: Burst, threshold: int) -> Burst | None:
+        burst = burst_behind(self, running, threshold)
+        if burst is None:
+            done.append("no launch")
         return burst
 
-    def noted_collect(self, burst: Burst) -> tuple[int, int, float]:
-        steps, tokens, held = collect(self, burst)
-        done.append("collect" if steps else "collect nothing")
-        return steps, tokens, held
+    def noted_launch(self: DeviceExecutor, burst: Burst) -> None:
+        launch(self, burst)
+        if burst.is_ahead:
+            done.append("launch")
 
-    monkeypatch.setattr(Bursts, "launch_next", noted_launch)
-    monkeypatch.setattr(Bursts, "collect", noted_collect)
+    def noted_collect(self: Controller, output: RowsOutput) -> Collected:
+        collected = collect(self, output)
+        done.append("collect" if collected.steps else "collect nothing")
+        return collected
+
+    monkeypatch.setattr(Controller, "burst_behind", noted_burst)
+    monkeypatch.setattr(DeviceExecutor, "launch", noted_launch)
+    monkeypatch.setattr(Controller, "collect", noted_collect)
     return done
 
 
 @pytest.fixture(autouse=True)
 def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    release = Flight.release
+    release = DeviceExecutor.release
 
-    def checked(self: Flight) -> None:
-        if not (self.table.has_work or self.bursts.num_running):
-            assert self.scheduler.pages_held == 0
+    def checked(self: DeviceExecutor) -> None:
+        if not (self.tables.table.has_work or self._running):
+            assert self.tables.num_held == 0
             assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.pool.pages))
         release(self)
 
-    monkeypatch.setattr(Flight, "release", checked)
+    monkeypatch.setattr(DeviceExecutor, "release", checked)
 
 
 @cache
@@ -210,13 +218,13 @@ def test_logits_that_are_no_numbers_end_their_row_alone(make, ahead):
 def test_a_rollout_that_nobody_takes_is_dropped_with_a_burst_on_its_way(ahead, monkeypatch):
     requests, _ = static_run("kv2", seed=0)
     layout, freed = engine().layouts[DP2], []
-    release = Flight.release
+    release = DeviceExecutor.release
 
-    def noted(self: Flight) -> None:
+    def noted(self: DeviceExecutor) -> None:
         release(self)
         freed.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(self.pool.pages)))
 
-    monkeypatch.setattr(Flight, "release", noted)
+    monkeypatch.setattr(DeviceExecutor, "release", noted)
     weights = jax.device_put(subject("kv2").params, layout.param_shardings(engine().policy))
     engine().set_weights(weights, layout)
     with closing(engine().stream(requests, FixedLayout(DP2), RolloutReport())) as stream:
@@ -306,6 +314,38 @@ def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
     check_simulator(engine(), planner, seed, has_pools=False)
 
 
+NEXT = Controller._next
+
+
+def in_short_bursts(self: Controller, steps_before: int) -> tuple[Shape, int]:
+    shape, steps = NEXT(self, steps_before)
+    return shape, min(steps, self.shapes.check_every)
+
+
+def in_the_largest_bucket(self: Controller) -> None:
+    self._grow()
+    self.table.compact(self.shapes.buckets.rows[self.split][-1])
+
+
+@pytest.mark.parametrize(
+    "rule, broken",
+    [
+        ("_stop_at", lambda self, threshold: self.table.fullest - 1),
+        ("_next", in_short_bursts),
+        ("fit", in_the_largest_bucket),
+    ],
+)
+def test_a_rule_is_written_once(rule, broken, monkeypatch):
+    """Broken in one place, it changes what the engine does and what the simulator does, alike."""
+    monkeypatch.setattr(engine(), "runs_ahead", True)
+    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
+    whole = check_simulator(engine(), planner, seed=0, has_pools=False)
+    monkeypatch.setattr(Controller, rule, broken)
+    other = check_simulator(engine(), planner, seed=0, has_pools=False)
+    rows = [[burst.rows for burst in report.bursts] for report in (whole, other)]
+    assert (other.steps, rows[1]) != (whole.steps, rows[0])
+
+
 @pytest.mark.slow  # compiles an engine of its own
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("seed", [0, 2, 4, 5])
@@ -341,6 +381,7 @@ def check_simulator(
         max_rows=16,
         lengths=specs.buckets.lengths,
     )
+    truth = replace(truth, page_size=specs.page_size)
     memory = MemoryModel(
         limit=1e9,
         resident=0,
@@ -366,8 +407,7 @@ def check_simulator(
     assert [(b.split, b.rows) for b in simulated.bursts] == [
         (b.split, b.rows) for b in report.bursts
     ]
-    if has_pools:  # else it deals sequences out without looking at their pages
-        assert [b.held for b in simulated.bursts] == [b.held for b in report.bursts]
+    assert [b.held for b in simulated.bursts] == [b.held for b in report.bursts]
     assert [b.live for b in simulated.bursts] == report.live
     assert simulated.trace.steps == tuple(report.steps)
     assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]

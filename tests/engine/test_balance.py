@@ -16,17 +16,17 @@ from pat_jax.engine.device.migration import Shifting
 from pat_jax.engine.device.pages import pack, shift, unpack
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.sequences.accounts import Accounts
 from pat_jax.engine.sequences.balance import evened, options
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.sequence_table import Completion, Request, SequenceTable
+from pat_jax.engine.sequences.responses import Completion, Request, Responses
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Balance, Load, Plan, Split
@@ -81,14 +81,14 @@ class TestWhoGoesWhere:
         new = evened(group, pages, np.full(4, 100), 5)
         assert new is not None and sorted(np.bincount(new)) == [4, 4, 5, 5]
 
-    def accounts(self, counts: list[int], waiting: int = 0) -> Accounts:
+    def table(self, counts: list[int], waiting: int = 0) -> SequenceTable:
         ones = np.ones(sum(counts) + waiting, int)
-        accounts = Accounts(
+        table = SequenceTable(
             10 * ones, 50 * ones, num_groups=len(counts), rows_per_group=max(counts)
         )
         seated = np.arange(sum(counts))
-        accounts.enter(seated, np.repeat(np.arange(len(counts)), counts))
-        return accounts
+        table.enter(seated, np.repeat(np.arange(len(counts)), counts))
+        return table
 
     @pytest.mark.parametrize(
         "counts, waiting, buckets",
@@ -103,16 +103,14 @@ class TestWhoGoesWhere:
         ],
     )
     def test_each_smaller_bucket_that_could_hold_them_is_an_option(self, counts, waiting, buckets):
-        accounts = self.accounts(counts, waiting)
-        live = accounts.live
-        found = options(
-            accounts, np.ones(len(live), int), np.full(len(counts), 100), (1, 2, 4, 8, 16)
-        )
+        table = self.table(counts, waiting)
+        live = table.live
+        found = options(table, np.ones(len(live), int), np.full(len(counts), 100), (1, 2, 4, 8, 16))
         assert [int(np.bincount(new).max()) for new in found] == buckets
 
     def test_where_pages_lack_there_is_no_option(self):
-        accounts = self.accounts([4, 1, 0, 1])
-        assert options(accounts, np.full(6, 9), np.full(4, 8), (2, 4)) == []
+        table = self.table([4, 1, 0, 1])
+        assert options(table, np.full(6, 9), np.full(4, 8), (2, 4)) == []
 
 
 class TestPages:
@@ -120,14 +118,14 @@ class TestPages:
         """Three in one group, one long in the other, which two fit only when its reserve is back."""
         known = [tuple(range(10, 50)), (1, 2, 3), (4, 5, 6), (7, 8, 9)]
         requests = [Request(text, np.zeros(2, np.uint32), 9) for text in known]
-        table = SequenceTable(requests, num_groups=2, rows_per_group=4)
-        scheduler = Scheduler(table, num_pages=16, page_size=4)
+        responses = Responses.of(requests, num_groups=2, rows_per_group=4)
+        scheduler = Scheduler(responses, num_pages=16, page_size=4)
         for i, group in enumerate([0, 1, 1, 1]):
             assert scheduler.admit_one(i, group, 1) is not None
-        table.enter(np.arange(4), np.array([0, 1, 1, 1]))
+        responses.table.enter(np.arange(4), np.array([0, 1, 1, 1]))
         before = scheduler.balance_options((1, 2, 4), 0)
         assert [int(np.bincount(new).max()) for new in before] == [2]
-        reserve = PageReserve(scheduler.pools, size=8)
+        reserve = PageReserve(scheduler.tables.pools, size=8)
         reserve.fill(np.array([5, 5]))
         assert scheduler.balance_options((1, 2, 4), 0) == []
         np.testing.assert_array_equal(scheduler.balance_options((1, 2, 4), reserve.left), before)
@@ -135,21 +133,22 @@ class TestPages:
     def test_shared_pages_move_once_and_stay_shared(self):
         """Two of three samples of a prompt go to the same group; the third keeps what it has."""
         prompt = Request(tuple(range(100, 113)), np.zeros(2, np.uint32), 9)
-        table = SequenceTable([prompt] * 4, num_groups=1, rows_per_group=4)
-        scheduler = Scheduler(table, num_pages=50, page_size=4)
+        responses = Responses.of([prompt] * 4, num_groups=1, rows_per_group=4)
+        scheduler, table = Scheduler(responses, num_pages=50, page_size=4), responses.table
+        tables = scheduler.tables
         scheduler.admit(4, 4, at_once=4)
         # All in one group, then a second pool beside it.
-        scheduler.pools.append(scheduler._new_pools(1, 50)[0])
+        tables.pools.append(tables.new_pools(1, 50)[0])
         table.num_groups = 2
-        before, turn = scheduler.block_tables(np.arange(4), 4), scheduler._turn.copy()
+        before, turn = tables.rows(np.arange(4), 4), scheduler._turn.copy()
         moves = scheduler.balance(np.array([0, 1, 1, 0]))
-        after = scheduler.block_tables(np.arange(4), 4)
+        after = tables.rows(np.arange(4), 4)
         np.testing.assert_array_equal(before[[0, 3]], after[[0, 3]])
         # 12 known tokens in three pages; the fourth, for the next burst, is each one's own.
         assert moves.old_page.tolist() == before[1, :3].tolist()
         assert moves.new_page.tolist() == after[1, :3].tolist() == after[2, :3].tolist()
         assert after[1, 3] != after[2, 3]
-        assert [pool.capacity - pool.num_free for pool in scheduler.pools] == [3 + 2, 3 + 2]
+        assert [pool.capacity - pool.num_free for pool in tables.pools] == [3 + 2, 3 + 2]
         assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
         np.testing.assert_array_equal(turn, scheduler._turn)
 

@@ -9,10 +9,10 @@ import pytest
 from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
 from runs import finish, start
 
-from pat_jax.engine import scheduler
+from pat_jax.engine import device_executor
 from pat_jax.engine.relocation.order import Placed, Pools, placed, together
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from tests.lossless import CARRIES, MODELS, PATHS, make_requests, tally
 from tests.near_ties import NEAR_TIE, Decisions, Tally, compare, decide
@@ -70,7 +70,7 @@ def test_pages_copied_together_first_are_the_same_pages(monkeypatch, path):
         num_copied.append(len(copies.group))
         return replace(placed(moves, old, new), copies=copies)
 
-    monkeypatch.setattr(scheduler, "placed", together_first)
+    monkeypatch.setattr(device_executor, "placed", together_first)
     requests, static = static_run("kv8", seed=0)
     one = subject("kv8")
     adaptive, report = one.run(requests, one.adaptive(path, "migrate", len(requests)))

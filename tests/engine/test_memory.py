@@ -12,6 +12,7 @@ from runs import TINY
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.memory import (
     describe_memory,
     describe_peak,
@@ -20,7 +21,6 @@ from pat_jax.engine.memory import (
     memory_model,
     shard_bytes,
 )
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB

@@ -16,7 +16,7 @@ from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.migration import Migration
 from pat_jax.engine.device.pages import Exchange, pack, put_at_once, put_in_turn, unpack, view
 from pat_jax.engine.device.programs import Key
-from pat_jax.engine.flight import Flight
+from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.order import placed
 from pat_jax.engine.relocation.rounds import ALL, MOST_EMPTY, SIZES, rounds
@@ -121,7 +121,7 @@ def bytes_a_device(arrays) -> int:
 def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
     """Live arrays of a device, looked at whenever a program of the switch has run."""
     table, peaks, before = type(subject(name).engine.programs), [], []
-    lookup, carry_cache = table.__getitem__, Flight.carry
+    lookup, relocate = table.__getitem__, DeviceExecutor.relocate
 
     def watched(self, key):
         def run(*args):
@@ -131,15 +131,15 @@ def test_a_switch_sends_and_holds_what_it_says(name, carry, monkeypatch):
 
         return run
 
-    def begin(self, target, recompute_below):
+    def begin(self, relocation):
         before.append(bytes_a_device(jax.live_arrays()))
         monkeypatch.setattr(table, "__getitem__", watched)
-        return carry_cache(self, target, recompute_below)
+        return relocate(self, relocation)
 
     def settle(self):
         monkeypatch.setattr(table, "__getitem__", lookup)
 
-    monkeypatch.setattr(Flight, "carry", begin)
+    monkeypatch.setattr(DeviceExecutor, "relocate", begin)
     monkeypatch.setattr(DevicePool, "settle", settle)
     requests = make_requests(SETTINGS[name], 0)
     for path in ((1, 4), (8, 2)):

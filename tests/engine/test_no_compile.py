@@ -14,7 +14,7 @@ from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Plan
+from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Outcome, Plan, Relocated
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.losses import GRPOLoss
@@ -158,8 +158,8 @@ class Restless(FixedLayout):
         group[np.flatnonzero(group == count.argmax())[0]] = count.argmin()
         return Balance(group)
 
-    def observe_balance(self, balance: Balance, seconds: float) -> None:
-        Restless.moved += 1
+    def observe(self, outcome: Outcome) -> None:
+        Restless.moved += isinstance(outcome, Relocated)
 
 
 def test_moves_between_groups_compile_nothing(warm):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pat_jax.engine.sequences.accounts import NO_SEQUENCE
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
 
 SYSTEM = (1, 2, 1, 1, 2)  # begins many prompts
 PROMPTS = st.one_of(
@@ -32,6 +32,7 @@ class Pages(RuleBasedStateMachine):
         self.pool, self.size = PageAllocator(num_pages, page_size), page_size
         self.cache = np.zeros((num_pages, page_size), int)
         self.live: list[Sequence] = []
+        self.waiting: list[list[int]] = []  # tokens of those that gave way
         self.policy = 0  # what is computed under another one is worth nothing
 
     def written(self, tokens: list[int]) -> np.ndarray:
@@ -44,8 +45,15 @@ class Pages(RuleBasedStateMachine):
     def held(self) -> set[int]:
         return {page for sequence in self.live for page in sequence.pages.tolist()}
 
+    def state(self) -> dict:
+        """All that the pool knows."""
+        return {
+            name: x.tolist() if isinstance(x, np.ndarray) else deepcopy(x)
+            for name, x in vars(self.pool).items()
+        }
+
     def unchanged_if_refused(self, before: dict, needed: int) -> None:
-        assert vars(self.pool) == before
+        assert self.state() == before
         assert needed > self.pool.num_free
 
     @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), room=st.integers(0, 6))
@@ -53,10 +61,8 @@ class Pages(RuleBasedStateMachine):
         """A round of admissions, then their prefill, then their copies."""
         admitted = []
         for tokens in prompts:
-            before, total = (
-                deepcopy(vars(self.pool)),
-                num_pages_for(len(tokens) - 1 + room, self.size),
-            )
+            before = self.state()
+            total = num_pages_for(len(tokens) - 1 + room, self.size)
             taken = self.pool.admit(np.array(tokens), room)
             if taken is None:
                 self.unchanged_if_refused(before, total)
@@ -98,13 +104,12 @@ class Pages(RuleBasedStateMachine):
             return
         sequence = data.draw(st.sampled_from(self.live))
         start, stop = len(sequence.tokens) - 1, len(sequence.tokens) - 1 + len(said)
-        before = deepcopy(vars(self.pool))
-        pages = self.pool.extend(sequence.pages, stop)
+        before, needed = self.state(), num_pages_for(stop, self.size) - len(sequence.pages)
+        pages = self.pool.take(max(needed, 0))
         if pages is None:
-            needed = num_pages_for(stop, self.size) - len(sequence.pages)
             return self.unchanged_if_refused(before, needed)
-        assert pages[: len(sequence.pages)].tolist() == sequence.pages.tolist()
-        sequence.pages, sequence.tokens = pages, [*sequence.tokens, *said]
+        sequence.pages = np.concatenate([sequence.pages, pages])
+        sequence.tokens = [*sequence.tokens, *said]
         self.cache[self.slots(sequence, start, stop)] = self.written(sequence.tokens[start:stop])
 
     @rule(data=st.data())
@@ -113,6 +118,22 @@ class Pages(RuleBasedStateMachine):
             return
         sequence = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
         self.pool.release(sequence.pages)
+
+    @rule(data=st.data())
+    def give_way(self, data):
+        """Its pages can be found again, what it has said included."""
+        if not self.live:
+            return
+        sequence = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+        self.pool.index(np.array(sequence.tokens), sequence.pages)
+        self.pool.release(sequence.pages)
+        self.waiting.append(sequence.tokens)
+
+    @rule(data=st.data(), room=st.integers(0, 6))
+    def come_back(self, data, room):
+        if self.waiting:
+            number = data.draw(st.integers(0, len(self.waiting) - 1))
+            self.admit([self.waiting.pop(number)], room)
 
     @rule()
     def change_policy(self):
@@ -139,6 +160,8 @@ class Pages(RuleBasedStateMachine):
         assert self.pool.num_free == self.pool.capacity - len(held)
         for sequence in self.live:
             assert len(set(sequence.pages.tolist())) == len(sequence.pages)
+        pages = np.concatenate([np.zeros(0, int), *(sequence.pages for sequence in self.live)])
+        self.pool.check_integrity(np.bincount(pages, minlength=self.pool.num_pages))
 
 
 TestPages = Pages.TestCase
@@ -200,6 +223,44 @@ def test_pages_let_go_longest_ago_are_given_out_first():
     for number, length, num_cached in ((0, 9, 8), (2, 9, 8), (1, 5, 4)):
         admitted = pool.admit(tokens_of(number, length), room=0)
         assert admitted and admitted.num_cached == num_cached
+
+
+def test_a_part_page_is_not_found_by_what_it_held_when_it_holds_something_else():
+    """Two tokens of a prompt, then two more in the same page, then another sequence's."""
+    pool = PageAllocator(1 + 2, 4)
+    first = pool.admit(tokens_of(1, 3), room=2)
+    assert first and len(first.pages) == 1
+    pool.index(tokens_of(1, 5), first.pages)
+    pool.release(first.pages)
+    again = pool.admit(tokens_of(1, 5), room=0)
+    assert again and again.num_cached == 4 and again.pages.tolist() == first.pages.tolist()
+    pool.release(again.pages)
+    others = pool.admit(tokens_of(2, 9), room=0)
+    assert others and first.pages[0] in others.pages
+    pool.release(others.pages)
+    for length in (3, 5):
+        found = pool.admit(tokens_of(1, length), room=0)
+        assert found and (found.num_cached, found.copy) == (0, None)
+        pool.release(found.pages)
+        pool.forget_prefixes()
+
+
+def test_pages_of_what_another_has_said_as_well_are_not_found_behind_others():
+    """Two say the same, one of them more; of the other's pages the first two can be found twice or not
+    at all, and so the third must not be: those before it come to hold something else."""
+    pool, same = PageAllocator(100, 4), tokens_of(1, 13)
+    one, other = pool.take(2), pool.take(3)
+    assert one is not None and other is not None
+    for tokens, pages in ((same[:9], one), (same, other)):
+        pool.index(tokens, pages)
+        pool.release(pages)
+    text = tokens_of(2, 9)
+    instead = pool.admit(text, room=0)
+    assert instead and instead.pages.tolist() == other[:2].tolist()
+    longer = pool.admit(np.concatenate([text[:8], same[8:]]), room=0)
+    assert longer and longer.num_cached == 8
+    first = pool.admit(same, room=0)
+    assert first and first.num_cached == 8 and first.pages[:2].tolist() == one.tolist()
 
 
 def test_what_is_found_counts_when_pages_are_few():

@@ -13,7 +13,9 @@ from fakes import SETTINGS, SPLITS, subject
 from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.pages import Exchange
 from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.rollout import RolloutEngine
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.backend import Backend
+from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.profiling.cross_compile.hlo import called, collectives, computations
 from tests.lossless import MODELS
@@ -89,10 +91,12 @@ def test_a_decode_step_reads_quantized_weights_and_sends_what_it_always_sends():
 @cache
 def lowering(name: str) -> ProgramTable:
     """The programs that gather weights where devices have memories of their own."""
-    specs, table = subject(name).engine.specs, ProgramTable()
-    elsewhere = replace(specs, gathers_on_host=False)
-    for source, target in DOWN:
-        elsewhere.declare_reslice(table, *(elsewhere.layouts[split] for split in (source, target)))
+    # Their own copies: what a set of specs has found out of a pair of layouts it remembers.
+    specs, table = replace(subject(name).engine.specs), ProgramTable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layout, "backend", replace(Backend.of("cpu"), gathers_on_host=False))
+        for source, target in DOWN:
+            specs.declare_reslice(table, *(specs.layouts[split] for split in (source, target)))
     table.compile_all(threads=2)
     return table
 

@@ -131,7 +131,7 @@ def blocks_of(count: list[list[int]], geometry: Geometry) -> PageMoves:
             for _ in range(pages):
                 page += 1
                 moves.append((0, page, member, NULL_PAGE))
-    return PageMoves.of(moves)
+    return PageMoves(*np.array(moves, np.int64).reshape(-1, 4).T)
 
 
 def test_blocks_of_one_group_and_of_two_are_emptied_by_turns():

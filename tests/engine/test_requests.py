@@ -8,7 +8,7 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, subject
 
-from pat_jax.engine.sequences.sequence_table import Completion
+from pat_jax.engine.sequences.responses import Completion
 from pat_jax.engine.sequences.types import Sampling
 from tests.lossless import EOS_IDS, make_requests
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from bursts import burst_output
+from bursts import burst_output, retire
 from fakes import SPLITS
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.sequences.accounts import NO_ROW
-from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
+from pat_jax.engine.sequences.responses import Request, Responses
+from pat_jax.engine.sequences.sequence_table import NO_ROW, NO_SEQUENCE, SequenceTable
 from pat_jax.engine.sequences.types import Sampling
 
-EMPTY, BURST = -1, 4
+BURST = 4
 
 
 def make_request(number: int, prompt_length: int, max_new_tokens: int) -> Request:
@@ -29,6 +29,15 @@ def make_request(number: int, prompt_length: int, max_new_tokens: int) -> Reques
     )
 
 
+def dealt(requests: list[Request], num_groups: int, rows: int) -> Responses:
+    """Of sequences that are live, as many of them as there are rows; neighbours share a group."""
+    responses = Responses.of(requests, num_groups=num_groups, rows_per_group=rows)
+    each = min(rows, -(-len(requests) // num_groups))
+    group = np.repeat(np.arange(num_groups), each)[: len(requests)]
+    responses.table.enter(np.arange(len(group)), group)
+    return responses
+
+
 class Moves(RuleBasedStateMachine):
     """`labels[row]` says which sequence's cache is in a row: the devices' side of each move."""
 
@@ -39,22 +48,16 @@ class Moves(RuleBasedStateMachine):
     def begin(self, lengths, split):
         self.requests = [make_request(i, *both) for i, both in enumerate(lengths)]
         self.split = split
-        rows = -(-len(lengths) // split.dp)
-        self.table = SequenceTable(self.requests, num_groups=split.dp, rows_per_group=rows)
-        self.table.deal()
+        self.responses = dealt(self.requests, split.dp, rows=-(-len(lengths) // split.dp))
+        self.table = self.responses.table
         self.said = [[] for _ in lengths]
         self.rng = np.random.default_rng(len(lengths))
         self.prefill()
 
     def prefill(self):
-        self.labels = np.full(self.split.dp * self.table.rows_per_group, EMPTY)
+        self.labels = np.full(self.split.dp * self.table.rows_per_group, NO_SEQUENCE)
         self.labels[self.table.row[self.table.live]] = self.table.live
-
-    def pick(self, picks: np.ndarray):
-        """What `decode.resize` does in each group."""
-        by_group = self.labels.reshape(self.split.dp, -1)
-        chosen = np.take_along_axis(by_group, picks.reshape(self.split.dp, -1), axis=1)
-        self.labels = chosen.reshape(-1)
+        self.version = self.table.version
 
     has_work = precondition(lambda self: self.table.has_work)
 
@@ -71,13 +74,22 @@ class Moves(RuleBasedStateMachine):
             emitted[row] = data.draw(st.integers(1, min(BURST, left)))
             live[row] = emitted[row] < left and data.draw(st.booleans())
             self.said[i] += tokens[row, : emitted[row]].tolist()
-        output = burst_output(tokens, -tokens.astype(np.float32), emitted, live)
-        assert self.table.retire(output) == emitted.sum()
+        retire(self.responses, burst_output(tokens, -tokens.astype(np.float32), emitted, live))
+        assert self.table.version == self.version, "nothing that the devices do not know"
 
     @has_work
     @rule(spare=st.integers(0, 5))
     def compact(self, spare):
-        self.pick(self.table.compact(self.table.fullest + spare))
+        """Each group's sequences in its first rows, in the order in which they were."""
+        rows, is_live = self.table.fullest + spare, np.isin(self.labels, self.table.live)
+        compacted = np.full((self.split.dp, rows), NO_SEQUENCE)
+        for group, (labels, is_kept) in enumerate(
+            zip(*(x.reshape(self.split.dp, -1) for x in (self.labels, is_live)), strict=True)
+        ):
+            compacted[group, : is_kept.sum()] = labels[is_kept]
+        self.table.compact(rows)
+        assert self.table.version > self.version
+        self.labels, self.version = compacted.reshape(-1), self.table.version
 
     @has_work
     @rule(to=st.sampled_from(SPLITS), spare=st.integers(0, 3), data=st.data())
@@ -99,6 +111,7 @@ class Moves(RuleBasedStateMachine):
         if not is_recomputed.any() and to.dp > before:
             ratio = to.dp // before
             assert fullest == -(-int(np.bincount(old).max()) // ratio)
+        assert self.table.version > self.version
         self.split = to
         self.prefill()
 
@@ -114,19 +127,20 @@ class Moves(RuleBasedStateMachine):
         assert len(set(rows.tolist())) == len(live)
         np.testing.assert_array_equal(self.labels[rows], live)
         assert (self.table.row[self.table.is_done] == NO_ROW).all()
+        self.table.check_integrity()
 
     @invariant()
     def tokens_are_as_they_were_said(self):
-        for i, done in enumerate(self.table.completions(eos_ids=())):
+        for i, done in enumerate(self.responses.completions(eos_ids=())):
             assert done.tokens.tolist() == self.said[i]
             np.testing.assert_array_equal(done.logprobs, -np.array(self.said[i], np.float32))
-            assert self.table.tokens[i, : len(self.requests[i].tokens)].tolist() == list(
+            assert self.responses.tokens[i, : len(self.requests[i].tokens)].tolist() == list(
                 self.requests[i].tokens
             )
 
     @invariant()
     def rows_and_load_say_the_same(self):
-        rows, load = self.table.row_state(), self.table.load()
+        rows, load = self.responses.row_state(), self.table.load()
         assert rows.live.sum() == load.live == len(self.table.live)
         siblings = load.siblings
         assert siblings is not None  # every request has the id of its prompt
@@ -156,57 +170,61 @@ class Moves(RuleBasedStateMachine):
 TestMoves = Moves.TestCase
 
 
-def make_scheduler(count: int, num_groups: int, rows: int) -> SequenceTable:
-    requests = [make_request(i, 2, 5) for i in range(count)]
-    table = SequenceTable(requests, num_groups=num_groups, rows_per_group=rows)
-    table.deal()
-    return table
+def make_table(count: int, num_groups: int, rows: int) -> SequenceTable:
+    return dealt([make_request(i, 2, 5) for i in range(count)], num_groups, rows).table
 
 
 def test_a_request_of_no_known_prompt_leaves_all_strangers():
     requests = [make_request(0, 2, 5), replace(make_request(1, 2, 5), prompt_id=None)]
     for some, is_known in ((requests[:1], True), (requests, False), ([], True)):
-        table = SequenceTable(some, num_groups=1, rows_per_group=2)
+        table = Responses.of(some, num_groups=1, rows_per_group=2).table
         assert (table.load().siblings is not None) == is_known
 
 
-def test_sequences_are_dealt_out_evenly():
-    table = make_scheduler(9, num_groups=4, rows=5)
-    assert sorted(np.bincount(table.row // 5, minlength=4)) == [0, 3, 3, 3]
-    assert table.fullest == 3
-
-
-def test_more_sequences_than_rows_wait_and_fill_the_emptiest_groups():
-    table = make_scheduler(9, num_groups=2, rows=3)
+def test_those_that_enter_get_the_rows_of_the_ended():
+    responses = dealt([make_request(i, 2, 5) for i in range(9)], num_groups=2, rows=3)
+    table = responses.table
     assert table.live.tolist() == [0, 1, 2, 3, 4, 5] and table.load().waiting == 3
     ended = np.array([0, 1, 5])
     rows = table.row[ended]
     tokens, live = np.zeros((6, 1), np.int32), ~np.isin(np.arange(6), rows)
-    table.retire(burst_output(tokens, tokens.astype(np.float32), np.ones(6, int), live))
-    assert table.deal().tolist() == [6, 7, 8]
+    retire(responses, burst_output(tokens, tokens.astype(np.float32), np.ones(6, int), live))
+    assert table.waiting.tolist() == [6, 7, 8] and table.load().step == 1
+    table.enter(np.array([6, 7, 8]), np.array([0, 0, 1]))
     assert sorted(table.row[[6, 7, 8]]) == sorted(rows)
-    assert table.deal().tolist() == [] and table.load().step == 1
-
-
-def test_a_burst_ends_for_those_that_wait_when_an_eighth_of_the_fullest_group_is_free():
-    table = make_scheduler(20, num_groups=2, rows=8)
-    assert table.refill_at == 8 - 1
-    table.end_now(np.arange(15))
-    assert table.fullest == 1 and table.refill_at == 0
-    assert make_scheduler(20, num_groups=2, rows=9).refill_at == 9 - 2
-    assert make_scheduler(16, num_groups=2, rows=8).refill_at == 0, "nobody waits"
+    assert len(table.waiting) == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_too_many_sequences_are_refused(rows):
-    table = make_scheduler(9, num_groups=4, rows=3)
+    table = make_table(9, num_groups=4, rows=3)
     with pytest.raises(ValueError, match=f"3 sequences do not fit a group of {rows} rows"):
         table.seat(np.arange(9) % 4, num_groups=4, rows_per_group=rows)
-    waiting = SequenceTable(
-        [make_request(i, 2, 5) for i in range(4)], num_groups=2, rows_per_group=rows
-    )
+    requests = [make_request(i, 2, 5) for i in range(4)]
+    waiting = Responses.of(requests, num_groups=2, rows_per_group=rows).table
     with pytest.raises(ValueError, match=f"4 sequences do not fit the {rows} free rows"):
         waiting.enter(np.arange(4), np.ones(4, int))
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda table: table.row.__setitem__(0, table.row[1]), "share a row"),
+        (lambda table: table.row.__setitem__(0, 6), "not one of a group"),
+        (lambda table: table.row.__setitem__(0, NO_ROW), "those with a row"),
+        (lambda table: table.is_done.__setitem__(0, True), "done has no row"),
+        (lambda table: table.length.__setitem__(0, 1), None),
+        (lambda table: table.length.__setitem__(0, 8), None),
+    ],
+    ids=["shared", "beyond", "lost", "done", "shorter", "longer"],
+)
+def test_what_contradicts_itself_is_found(spoil, message):
+    table = make_table(5, num_groups=2, rows=3)
+    table.check_integrity()
+    assert table.live.tolist() == [0, 1, 2, 3, 4]
+    spoil(table)
+    with pytest.raises(AssertionError, match=message):
+        table.check_integrity()
 
 
 @dataclass(frozen=True)
@@ -228,12 +246,12 @@ class Case:
 )
 def test_a_completion_says_how_it_ended(case):
     request = Request((1,), np.zeros(2, np.uint32), 2, ignore_eos=case.ignore_eos)
-    table = SequenceTable([request], num_groups=1, rows_per_group=1)
-    table.deal()
+    responses = dealt([request], num_groups=1, rows=1)
+    table = responses.table
     tokens = np.array([case.tokens], np.int32)
     logprobs, goes_on = np.zeros((1, 2), np.float32), np.array([False])
-    table.retire(burst_output(tokens, logprobs, np.array([2]), goes_on))
-    (done,) = table.completions(eos_ids=(0,))
+    retire(responses, burst_output(tokens, logprobs, np.array([2]), goes_on))
+    (done,) = responses.completions(eos_ids=(0,))
     assert done.is_truncated == case.is_truncated
     assert not table.has_work and table.load().live == 0
 
@@ -241,15 +259,14 @@ def test_a_completion_says_how_it_ended(case):
 @pytest.mark.parametrize("is_recomputed", [True, False])
 def test_the_longest_sequences_go_to_different_groups(is_recomputed):
     requests = [make_request(i, prompt_length=1 + i, max_new_tokens=5) for i in range(4)]
-    table = SequenceTable(requests, num_groups=1, rows_per_group=4)
-    table.deal()
+    table = dealt(requests, num_groups=1, rows=4).table
     group = table.regroup(2, np.full(4, is_recomputed))
     assert group.tolist() == [1, 0, 1, 0]  # longest first: 3, 2, 1, 0 in turns
 
 
 def test_what_is_recomputed_fills_the_emptier_groups():
     """Groups of 4, 0, 0, 0 merge by twos; two of the four may go elsewhere."""
-    table = make_scheduler(4, num_groups=1, rows=4)
+    table = make_table(4, num_groups=1, rows=4)
     table.seat(np.zeros(4, int), num_groups=4, rows_per_group=4)
     group = table.regroup(2, np.array([False, True, True, False]))
     assert group.tolist() == [0, 1, 1, 0]

@@ -1,18 +1,18 @@
 """Rows and pages of sequences, held against devices that write and move tokens as they are told."""
 
 import numpy as np
-from bursts import burst
+from bursts import burst, carry
 from devices_draw import draw_in_a_burst
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pat_jax.engine.relocation.rounds import Shipment
-from pat_jax.engine.scheduler import PrefillWork, Scheduler
-from pat_jax.engine.sequences.accounts import NO_SEQUENCE
+from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, prefill_calls
-from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork, prefill_calls
+from pat_jax.engine.sequences.responses import Request, Responses
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
 
 BURST, ROOM, CHECK = 6, 4, 2
 NO_TOKEN = -7
@@ -34,32 +34,34 @@ class Devices:
     """Writes known tokens where a table says, as a model does with what it computes of them."""
 
     def __init__(self, scheduler: Scheduler):
-        self.scheduler, self.table = scheduler, scheduler.table
+        self.tables, self.table = scheduler.tables, scheduler.table
+        assert isinstance(scheduler.contents, Responses)
+        self.responses = scheduler.contents
         self.cache = self.empty()
 
     def empty(self) -> np.ndarray:
-        pools = self.scheduler.pools
-        return np.full((len(pools), pools[0].num_pages, self.scheduler.page_size), NO_TOKEN)
+        pools = self.tables.pools
+        return np.full((len(pools), pools[0].num_pages, self.tables.page_size), NO_TOKEN)
 
     def slots(self, sequence: int, group: int, positions: np.ndarray) -> tuple[np.ndarray, ...]:
-        width, size = self.scheduler.most_pages, self.scheduler.page_size
-        (pages,) = self.scheduler.block_tables(np.array([sequence]), width)
+        width, size = int(self.tables.count.max()), self.tables.page_size
+        (pages,) = self.tables.rows(np.array([sequence]), width)
         where = pages[positions // size]
         assert (where != NULL_PAGE).all()
         return np.full(len(positions), group), where, positions % size
 
     def write(self, sequence: int, group: int, start: int, stop: int) -> None:
         positions = np.arange(start, stop)
-        tokens = self.table.tokens[sequence, start:stop]
+        tokens = self.responses.tokens[sequence, start:stop]
         self.cache[self.slots(sequence, group, positions)] = tokens
 
     def check(self, sequence: int, group: int, stop: int) -> None:
         """Its first `stop` tokens are in the cache."""
         held = self.cache[self.slots(sequence, group, np.arange(stop))]
-        np.testing.assert_array_equal(held, self.table.tokens[sequence, :stop])
+        np.testing.assert_array_equal(held, self.responses.tokens[sequence, :stop])
 
     def prefill(self, round: PrefillWork) -> None:
-        groups, size = self.table.num_groups, self.scheduler.page_size
+        groups, size = self.table.num_groups, self.tables.page_size
         for call in prefill_calls(round.spans, num_groups=groups, sizes=(4, 2), page_size=size):
             blocks = [
                 (int(call.sequence[g, b]), g, int(call.start[g, b]), int(call.length[g, b]))
@@ -130,8 +132,10 @@ class Serving(RuleBasedStateMachine):
         requests = requests_of(lengths)
         self.rows, self.ended = rows, []
         self.num_pages = 1 + -(-max(a + b - 1 for _, a, b in lengths) // page_size) + spare
-        self.table = SequenceTable(requests, num_groups=num_groups, rows_per_group=rows)
-        self.scheduler = Scheduler(self.table, num_pages=self.num_pages, page_size=page_size)
+        self.responses = Responses.of(requests, num_groups=num_groups, rows_per_group=rows)
+        self.table = self.responses.table
+        self.scheduler = Scheduler(self.responses, num_pages=self.num_pages, page_size=page_size)
+        self.tables = self.scheduler.tables
         self.devices = Devices(self.scheduler)
 
     has_work = precondition(lambda self: self.table.has_work)
@@ -156,7 +160,7 @@ class Serving(RuleBasedStateMachine):
         emitted = np.minimum(says, steps)
         goes_on = (emitted < left) & (goes_on | (says > steps))
         first, group = table.length[live] - 1, table.group(live)
-        burst(table, emitted, goes_on, tokens=draw, steps=BURST)
+        burst(self.responses, emitted, goes_on, tokens=draw, steps=BURST)
         self.ended += live[~goes_on].tolist()
         for i, g, start, count in zip(live.tolist(), group.tolist(), first, emitted, strict=True):
             self.devices.write(i, g, int(start), int(start + count))
@@ -164,14 +168,14 @@ class Serving(RuleBasedStateMachine):
 
     def draw(self, says: np.ndarray) -> int:
         """Rows draw pages as they grow; returns the steps that the reserve lasts, some at least."""
-        scheduler = self.scheduler
-        reserve = PageReserve(scheduler.pools, self.table.rows_per_group * BURST)
-        reserve.fill(scheduler.lacking(BURST))
+        tables = self.tables
+        reserve = PageReserve(tables.pools, self.table.rows_per_group * BURST)
+        reserve.fill(tables.lacking(BURST))
         pages, steps = draw_in_a_burst(
-            scheduler, reserve.laid_out(), says, steps=BURST, check_every=CHECK
+            self.scheduler, reserve.laid_out(), says, steps=BURST, check_every=CHECK
         )
         assert steps >= min(ROOM, -(-int(says.max()) // CHECK) * CHECK)
-        reserve.note_drawn(scheduler.add(pages))
+        reserve.note_drawn(tables.add(pages))
         reserve.take_back()
         return steps
 
@@ -183,10 +187,11 @@ class Serving(RuleBasedStateMachine):
         if not len(live):
             return
         flags = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
-        smallest = 1 + -(-int(table.end.max() - 1) // self.scheduler.page_size)
-        before = len(self.scheduler.pools), self.num_pages
+        smallest = 1 + -(-int(table.end.max() - 1) // self.tables.page_size)
+        before = len(self.tables.pools), self.num_pages
         self.num_pages = max(smallest, self.num_pages - fewer)
-        copies, shipments, round = self.scheduler.carry(
+        copies, shipments, round = carry(
+            self.scheduler,
             num_groups,
             num_pages=self.num_pages,
             is_recomputed=np.array(data.draw(flags)),
@@ -212,8 +217,8 @@ class Serving(RuleBasedStateMachine):
         wish = st.sampled_from([None, *getting])
         wishes = [data.draw(wish) if giving[g] else None for g in old.tolist()]
         group = np.array([g if w is None else w for g, w in zip(old, wishes, strict=True)])
-        held = [len(scheduler._pages[i]) for i in live]
-        free = [pool.num_free for pool in scheduler.pools]
+        held = self.tables.count[live].tolist()
+        free = [pool.num_free for pool in self.tables.pools]
         turn = scheduler._turn.copy()
         moves = scheduler.balance(group)
         self.rows = max(self.rows, table.rows_per_group)
@@ -225,9 +230,9 @@ class Serving(RuleBasedStateMachine):
                 not lacked or sum(n for n, b in zip(held, group, strict=True) if b == g) > free[g]
             )
         assert ((new == group) | (new == old)).all()
-        assert [len(scheduler._pages[i]) for i in live] == held
+        assert self.tables.count[live].tolist() == held
         is_moved = new != old
-        filled = [-(-(table.length[i] - 1) // scheduler.page_size) for i in live[is_moved]]
+        filled = [-(-(table.length[i] - 1) // self.tables.page_size) for i in live[is_moved]]
         assert len(moves.old_page) <= sum(filled)
         self.devices.shift(moves)
         for i, g in zip(live.tolist(), new.tolist(), strict=True):
@@ -236,28 +241,33 @@ class Serving(RuleBasedStateMachine):
     @precondition(lambda self: not self.table.has_work)
     @rule()
     def rest(self):
-        assert self.scheduler.pages_held == 0 and self.scheduler.most_pages == 0
+        assert self.tables.num_held == 0 and self.tables.count.max() == 0
 
     @invariant()
     def each_sequence_is_in_one_place(self):
         if not hasattr(self, "scheduler"):
             return
-        table, scheduler = self.table, self.scheduler
-        live, waiting = table.live.tolist(), list(scheduler._queue)
-        assert sorted([*live, *waiting, *self.ended]) == list(range(len(table.requests)))
+        table, tables = self.table, self.tables
+        live, waiting = table.live.tolist(), list(self.scheduler._queue)
+        assert sorted([*live, *waiting, *self.ended]) == list(range(len(table)))
         assert sorted(waiting) == table.waiting.tolist()
         assert table.load().waiting == len(waiting)
-        most = max((len(scheduler._pages[i]) for i in live), default=0)
-        assert scheduler.most_pages == most
+        width = int(tables.count[live].max(initial=0))
+        assert tables.count.max() == width, "nobody else has any"
         held = {
             (group, page)
             for i, group in zip(live, table.group(table.live).tolist(), strict=True)
-            for page in scheduler.block_tables(np.array([i]), scheduler.most_pages)[0].tolist()
+            for page in tables.rows(np.array([i]), width)[0].tolist()
             if page != NULL_PAGE
         }
-        assert scheduler.pages_held == len(held)
+        assert tables.num_held == len(held)
         occupants = table.occupants
         assert sorted(occupants[occupants != NO_SEQUENCE].tolist()) == live
+
+    @invariant()
+    def nothing_contradicts_itself(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
 
 
 TestServing = Serving.TestCase

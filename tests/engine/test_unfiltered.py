@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bursts import burst_output
+from bursts import burst_output, retire
 from sampling_cases import ENDINGS, GRID, LOGITS, OPTIONS, PADDED, VOCAB, draw, rows_of, seen_in
 
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
+from pat_jax.engine.sequences.responses import Request, Responses
 from pat_jax.engine.sequences.types import PLAIN, Sampling
 
 
@@ -57,16 +57,17 @@ def test_plain_is_what_nothing_has_changed(options, is_plain):
 def test_a_completion_has_them_where_they_are_others():
     sampling = [PLAIN, Sampling(top_p=0.9)]
     requests = [Request((3, 4), sequence_key(i), 8, each) for i, each in enumerate(sampling)]
-    table = SequenceTable(requests, num_groups=1, rows_per_group=2)
-    table.enter(np.arange(2), np.zeros(2, np.int64))
+    responses = Responses.of(requests, num_groups=1, rows_per_group=2)
+    responses.table.enter(np.arange(2), np.zeros(2, np.int64))
     said = []
     for burst in range(2):
         tokens = np.arange(6, dtype=np.int32).reshape(2, 3) + 10 * burst
         logprobs = -tokens.astype(np.float32)
         emitted = np.array([3, 2], np.int32)
-        table.retire(burst_output(tokens, logprobs, emitted, np.array([True, True])))
-        said.append(2 * logprobs[table.row[1], : emitted[table.row[1]]])
-    plain, filtered = table.completions(eos_ids=())
+        retire(responses, burst_output(tokens, logprobs, emitted, np.array([True, True])))
+        row = responses.table.row[1]
+        said.append(2 * logprobs[row, : emitted[row]])
+    plain, filtered = responses.completions(eos_ids=())
     assert plain.unfiltered_logprobs is None
     np.testing.assert_array_equal(filtered.unfiltered_logprobs, np.concatenate(said))
     np.testing.assert_array_equal(2 * filtered.logprobs, filtered.unfiltered_logprobs)
@@ -74,11 +75,11 @@ def test_a_completion_has_them_where_they_are_others():
 
 def test_a_failed_token_is_in_neither():
     requests = [Request((3,), sequence_key(0), 8, Sampling(top_k=2))]
-    table = SequenceTable(requests, num_groups=1, rows_per_group=1)
-    table.enter(np.arange(1), np.zeros(1, np.int64))
+    responses = Responses.of(requests, num_groups=1, rows_per_group=1)
+    responses.table.enter(np.arange(1), np.zeros(1, np.int64))
     logprobs = np.array([[-1.0, np.nan]], np.float32)
     tokens = np.array([[5, 6]], np.int32)
-    table.retire(burst_output(tokens, logprobs, np.array([2]), np.array([False])))
-    (done,) = table.completions(eos_ids=())
+    retire(responses, burst_output(tokens, logprobs, np.array([2]), np.array([False])))
+    (done,) = responses.completions(eos_ids=())
     assert done.error and done.logprobs.tolist() == [-1.0]
     assert jnp.asarray(done.unfiltered_logprobs).tolist() == [-2.0]

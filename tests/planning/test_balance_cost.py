@@ -11,7 +11,7 @@ from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, ma
 
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.types import Balance, Load, Plan, Split
+from pat_jax.planning.types import Balance, Load, Plan, Relocated, Split
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 STAY = Plan(DP4TP2, threshold=0)
@@ -76,12 +76,12 @@ def test_what_moves_took_is_believed():
     planner = make_planner(1e-3)
     first = asked(planner, FOUR)
     assert first is not None
-    planner.observe_balance(first, 10 * first.predicted_cost_s)
+    planner.observe(Relocated(first, 10 * first.predicted_cost_s))
     second = asked(planner, FOUR)
     assert second is not None
     assert 8 < second.predicted_cost_s / first.predicted_cost_s < 10
     assert second.predicted_saving_s == pytest.approx(first.predicted_saving_s)
-    planner.observe_balance(second, 1e3 * first.predicted_cost_s)
+    planner.observe(Relocated(second, 1e3 * first.predicted_cost_s))
     assert asked(planner, FOUR) is None
 
 
@@ -90,7 +90,7 @@ def test_a_frozen_planner_believes_its_profile():
     planner.is_frozen = True
     first = asked(planner, FOUR)
     assert first is not None
-    planner.observe_balance(first, 1e3 * first.predicted_cost_s)
+    planner.observe(Relocated(first, 1e3 * first.predicted_cost_s))
     second = asked(planner, FOUR)
     assert second is not None and second.predicted_cost_s == first.predicted_cost_s
 

@@ -86,8 +86,7 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
     Or what the group that holds most reads, each sequence its own tokens and the newest.
     """
     buckets, latency = machine.buckets, machine.truth
-    per_group = -(-workload.size // split.dp)
-    group = np.arange(workload.size) // per_group
+    group = dealt(workload, split, machine)
     total = prefill_seconds(workload, split, group, machine)
     for step in range(0, int(workload.responses.max()), machine.check_every):
         is_live = workload.responses > step
@@ -105,6 +104,38 @@ def static_seconds(workload: Workload, split: Split, machine: Machine = MACHINE)
         held = read.max() / machine.check_every
         total += machine.check_every * latency.decode_step(split, rows, length, held)
     return total
+
+
+def dealt(workload: Workload, split: Split, machine: Machine = MACHINE) -> np.ndarray:
+    """The group of each sequence, int[sequences]: the one that holds fewest pages, with room for a burst,
+    but that of its siblings as long as that is not full."""
+    size, even = machine.truth.page_size, -(-workload.size // split.dp)
+    group, held, members = (
+        np.full(workload.size, -1),
+        np.zeros(split.dp, int),
+        [set() for _ in range(split.dp)],
+    )
+    known = workload.prompt_id
+    prompt = (np.arange(workload.size) if known is None else known).tolist()
+    home: dict[int, int] = {}
+
+    def put(i: int, open_groups: list[int]) -> None:
+        g = min(open_groups, key=lambda g: held[g])
+        cached = int(workload.prompts[i]) - 1
+        held[g] += -(-(cached + min(machine.burst_steps, workload.cap)) // size)
+        if known is not None and prompt[i] in {prompt[j] for j in members[g]}:
+            held[g] -= cached // size
+        members[g].add(i)
+        group[i] = home[prompt[i]] = g
+
+    late = []
+    for i in range(workload.size):
+        not_full = [g for g in range(split.dp) if len(members[g]) < even]
+        at_home = [g for g in not_full if home.get(prompt[i], g) == g]
+        put(i, at_home) if at_home else late.append(i)
+    for i in late:
+        put(i, [g for g in range(split.dp) if len(members[g]) < even])
+    return group
 
 
 def prefill_seconds(

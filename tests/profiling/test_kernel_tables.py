@@ -87,8 +87,8 @@ def test_groups_are_kept_even_where_several_are():
         assert truth.shift_round(split) == pytest.approx(512 * 128 * 1024 / split.tp / 1e11)
     assert truth.shift_round(TP8) == math.inf
     machine = Machine(truth, SPLITS, buckets)
-    # Those of the first group run on alone.
-    responses = np.where(np.arange(64) < 8, 500, 16)
+    # Those of the first group, to which every eighth is dealt, run on alone.
+    responses = np.where(np.arange(64) % 8 == 0, 500, 16)
     workload = Workload(np.full(64, 10), responses, cap=500)
     lengths = LengthModel.empty(500).updated(responses, responses >= 500)
     static = replay(workload, CostModelPlanner((DP8,), truth, lengths), machine)

@@ -17,7 +17,7 @@ from pat_jax.engine.device.background import THREAD_NAME
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel

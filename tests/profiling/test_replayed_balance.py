@@ -26,8 +26,8 @@ class TestBalance:
 
     lengths = LengthModel.empty(CAP)
 
-    # Eight of the first group run on alone.
-    workload = Workload(np.full(64, 10), np.where(np.arange(64) < 8, 120, 16), CAP)
+    # Eight of the first group, to which every eighth is dealt, run on alone.
+    workload = Workload(np.full(64, 10), np.where(np.arange(64) % 8 == 0, 120, 16), CAP)
     machine = replace(
         make_machine(per_row=0.1, shift_per_token=1e-3),
         buckets=Buckets.build(
@@ -48,7 +48,7 @@ class TestBalance:
         (done,) = even.trace.balanced
         assert (done.step, done.sequences, done.fullest) == (16, 7, (8, 1))
         # One at a time to each distance, 25 tokens each.
-        assert done.seconds == done.predicted_cost_s == pytest.approx(7 * 25 * 1e-3)
+        assert done.seconds == pytest.approx(done.predicted_cost_s) == pytest.approx(7 * 25 * 1e-3)
         assert {burst.rows for burst in even.bursts if burst.live == 8} == {1}
         assert {burst.rows for burst in fixed.bursts if burst.live == 8} == {8}
         assert even.trace.total_steps == fixed.trace.total_steps

@@ -10,7 +10,7 @@ from runs import TINY
 
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.sampling import sequence_key
-from pat_jax.engine.sequences.sequence_table import Request
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.run.setup import build

@@ -25,7 +25,7 @@ from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import Load, Plan, Ran, Split, recompute_below
+from pat_jax.planning.types import Load, Outcome, Plan, Ran, Split, recompute_below
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -36,11 +36,13 @@ DP8, _, DP2TP4, TP8 = SPLITS
 @given(grouped, st.sampled_from(SPLITS))
 def test_a_static_replay_is_the_sum_of_table_entries(workload, split):
     """In bursts of one check; longer ones stay in their buckets until they end."""
-    done = replay(workload, FixedLayout(split), in_short_bursts(MACHINE))
-    assert done.total_s == pytest.approx(static_seconds(workload, split))
-    for one in (done, replay(workload, FixedLayout(split), MACHINE)):
+    short = in_short_bursts(MACHINE)
+    done = replay(workload, FixedLayout(split), short)
+    assert done.total_s == pytest.approx(static_seconds(workload, split, short))
+    for machine in (short, MACHINE):
+        one = replay(workload, FixedLayout(split), machine)
         assert one.total_s == pytest.approx(one.prefill_s + one.decode_s)
-        assert one.total_s >= static_seconds(workload, split) * (1 - 1e-9)
+        assert one.total_s >= static_seconds(workload, split, machine) * (1 - 1e-9)
         assert (one.switch_s, one.path) == (0.0, [(0, str(split))])
 
 
@@ -111,8 +113,9 @@ def test_a_planner_sees_loads_and_steps_but_no_future():
             seen.append(load)
             return super().plan(load, current)
 
-        def observe(self, burst: Ran) -> None:
-            seen.append(burst)
+        def observe(self, outcome: Outcome) -> None:
+            if isinstance(outcome, Ran):
+                seen.append(outcome)
 
     workload = make_workload(3)
     replay(workload, Watching(DP8, ((64, TP8),)), MACHINE)

@@ -13,7 +13,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.budget import SHARE
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Ran
+from pat_jax.planning.types import Outcome, Ran
 from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -152,21 +152,26 @@ class HardOfHearing(CostModelPlanner):
     def __post_init__(self):
         self.rng, self.is_odd = np.random.default_rng(self.seed), True
 
-    def observe(self, burst: Ran) -> None:
+    def observe(self, outcome: Outcome) -> None:
+        if not isinstance(outcome, Ran):
+            return super().observe(outcome)
         noise = self.rng.lognormal(0, 0.1)
-        if burst.split == DP2TP4 and self.is_odd:
+        if outcome.split == DP2TP4 and self.is_odd:
             noise, self.is_odd = 2.0, False
-        super().observe(replace(burst, seconds=noise * burst.seconds))
+        super().observe(replace(outcome, seconds=noise * outcome.seconds))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_noise_and_one_odd_burst_change_little(seed):
+def test_noise_and_one_odd_burst_change_little():
     machine = make_machine((0.5, 0.4, 0.3, 0.28), per_row=0.03)
-    workload, lengths = make_workload(seed, CAPACITY), lengths_of(15, 33, 65, 200)
-    quiet, _ = run(CostModelPlanner(SPLITS, machine.truth, lengths), workload, machine)
-    noisy, _ = run(HardOfHearing(SPLITS, machine.truth, lengths, seed=seed), workload, machine)
-    assert len(noisy.trace.switches) <= len(quiet.trace.switches) + 4
-    assert noisy.total_s <= 1.05 * quiet.total_s
+    lengths, slower = lengths_of(15, 33, 65, 200), []
+    for seed in range(16):
+        workload = make_workload(seed, CAPACITY)
+        quiet, _ = run(CostModelPlanner(SPLITS, machine.truth, lengths), workload, machine)
+        deaf = HardOfHearing(SPLITS, machine.truth, lengths, seed=seed)
+        noisy, _ = run(deaf, workload, machine)
+        assert len(noisy.trace.switches) <= len(quiet.trace.switches) + 4
+        slower.append(noisy.total_s / quiet.total_s)
+    assert np.mean(slower) <= 1.06 and max(slower) <= 1.15
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.sequences.sequence_table import Completion, Request
+from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split

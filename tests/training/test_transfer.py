@@ -14,8 +14,8 @@ from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer
 
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.programs import Key
+from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.rollout import RolloutEngine
 from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.lengths.model import LengthModel

@@ -169,7 +169,7 @@ class DecodeFunctions:
         start: Int[Array, " rows"],
     ) -> Caches:
         """The caches to decode with: pages where a kernel reads them, else a copy in one piece."""
-        if layout.mesh.devices.flat[0].platform == "cpu":
+        if layout.backend.cache == "copy":
             pages = (PagedLayer(*layer, tables) for layer in pool)
             return tuple(BurstLayer.begin(layer, start, self.burst_steps) for layer in pages)
         return pool

@@ -37,7 +37,7 @@ class Migration:
         self.source, self.target = source.split, target.split
         self.exchange = Exchange.between(source, target)
         self.members = self.exchange.members
-        self.waits = must_wait(source)
+        self.waits = source.backend.waits
 
     def run(self, pool: Pool, shipments: Sequence[Shipment]) -> tuple[Pool, Traffic]:
         """Copies pages to where they belong in the target.
@@ -102,7 +102,7 @@ class Shifting:
     """Between the groups of a layout."""
 
     def __init__(self, programs: ProgramTable, layout: Layout):
-        self.programs, self.layout, self.waits = programs, layout, must_wait(layout)
+        self.programs, self.layout, self.waits = programs, layout, layout.backend.waits
 
     def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
         """Copies the pages of `moves` to their new groups.
@@ -129,15 +129,6 @@ class Shifting:
         if self.waits:
             jax.block_until_ready(arrived)
         return self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
-
-
-def must_wait(layout: Layout) -> bool:
-    """Whether a program that communicates has to be over before the next one is dispatched.
-
-    XLA's CPU devices share one pool of threads and start programs in any order: with two in flight
-    that communicate, each device may wait in another one, for ever.
-    """
-    return layout.mesh.devices.flat[0].platform == "cpu"
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

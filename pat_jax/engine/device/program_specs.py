@@ -16,7 +16,7 @@ from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.pages import PAGE_AXES, Exchange
 from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.buckets import Buckets, Shapes
 from pat_jax.engine.layout.layout import Layout, shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
@@ -59,10 +59,15 @@ class ProgramSpecs:
     pages: dict[Split, int]  # of one group, NULL_PAGE among them
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
-    gathers_on_host: bool = False  # weights, when TP falls: best where devices share its memory
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    @property
+    def shapes(self) -> Shapes:
+        functions = self.functions
+        steps = functions.burst_steps, functions.check_every
+        return Shapes(self.buckets, self.pages, self.page_size, *steps)
 
     def declare(self, table: ProgramTable) -> None:
         for layout in self.layouts.values():
@@ -110,8 +115,7 @@ class ProgramSpecs:
         return num_pages_for(length, self.page_size)
 
     def reserve_size(self, rows: int) -> int:
-        """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
-        return rows * num_pages_for(2 * self.functions.burst_steps, self.page_size)
+        return self.shapes.reserve_size(rows)
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
@@ -225,7 +229,7 @@ class ProgramSpecs:
         whole = [x.size * x.dtype.itemsize for x in before]
         held, needed = ([shard_bytes(x) for x in leaves] for leaves in (before, after))
         extra = list(needed)
-        is_on_host = self.gathers_on_host and target.split.tp < source.split.tp
+        is_on_host = source.backend.gathers_on_host and target.split.tp < source.split.tp
         if is_on_host:
             # Leaf by leaf, put together on the host: the memory of one serves the next, where that
             # of a large chunk would be faulted in anew (seen: half of the time).

@@ -1,6 +1,6 @@
 """The few shapes that programs are compiled for: row buckets of each layout, lengths of contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pat_jax.planning.types import Split
@@ -61,3 +61,18 @@ class Buckets:
 
     def length_for(self, needed: int) -> int:
         return smallest_at_least(self.lengths, needed)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the programs of a rollout are compiled for."""
+
+    buckets: Buckets
+    pages: Mapping[Split, int]  # of a group's pool in each layout, NULL_PAGE among them
+    page_size: int  # tokens
+    burst_steps: int  # most steps of a burst
+    check_every: int  # steps between two tests of whether a burst ends
+
+    def reserve_size(self, rows: int) -> int:
+        """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
+        return rows * -(-2 * self.burst_steps // self.page_size)

@@ -26,9 +26,10 @@ from jaxtyping import Array, Int
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
+from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.partition import Partition
+from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 
@@ -102,6 +103,10 @@ class Layout:
 
     def __str__(self) -> str:
         return str(self.split)
+
+    @property
+    def backend(self) -> Backend:
+        return Backend.of(self.mesh.devices.flat[0].platform)
 
     @property
     def crosses_hosts(self) -> bool:
@@ -276,23 +281,11 @@ class ManualPartition(Partition):
 
 
 @dataclass(frozen=True)
-class AutoPartition(Partition):
+class AutoPartition(Whole):
     """Under automatic sharding: arrays are whole, the compiler communicates, constraints steer it."""
 
     layout: Layout
     role: Role
-
-    def sum(self, x: Array, *axes: str) -> Array:
-        del axes
-        return x
-
-    def gather(self, x: Array, axis: str) -> Array:
-        del axis
-        return x
-
-    def shard_index(self, axis: str) -> int:
-        del axis
-        return 0
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role=self.role))

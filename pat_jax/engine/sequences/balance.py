@@ -1,6 +1,6 @@
 """Even loads: which live sequences go to other data-parallel groups of the layout they are in.
 
-The fullest group sets the step time. Host accounts in NumPy; the simulator asks the same. Whether it
+The fullest group sets the step time. Host accounts in NumPy. Whether it
 pays the planner says, what happens to the pages the scheduler.
 """
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pat_jax.engine.sequences.accounts import Accounts
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 
 
 def options(
-    accounts: Accounts, pages: np.ndarray, free: np.ndarray, row_buckets: Sequence[int]
+    table: SequenceTable, pages: np.ndarray, free: np.ndarray, row_buckets: Sequence[int]
 ) -> list[np.ndarray]:
     """For each smaller row bucket that could hold every group, where sequences would be, int[live].
 
@@ -23,11 +23,11 @@ def options(
       free: int[groups], that each group can still give out.
       row_buckets: rows of one group.
     """
-    if accounts.num_groups == 1 or len(accounts.waiting) or not len(accounts.live):
+    if table.num_groups == 1 or len(table.waiting) or not len(table.live):
         return []
-    group = accounts.group(accounts.live)
-    even = -(-len(group) // accounts.num_groups)
-    smaller = [rows for rows in row_buckets if even <= rows < accounts.fullest]
+    group = table.group(table.live)
+    even = -(-len(group) // table.num_groups)
+    smaller = [rows for rows in row_buckets if even <= rows < table.fullest]
     found = (evened(group, pages, free, rows) for rows in smaller)
     return [new for new in found if new is not None]
 

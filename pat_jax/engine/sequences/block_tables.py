@@ -3,40 +3,50 @@
 The scheduler says who gets pages and who has to give them back.
 """
 
-from collections import defaultdict
-
 import numpy as np
 
-from pat_jax.engine.sequences.accounts import NO_SEQUENCE
-from pat_jax.engine.sequences.page_allocator import (
-    NO_PAGES,
-    NULL_PAGE,
-    PageAllocator,
-    num_pages_for,
-)
-from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE, PageAllocator, num_pages_for
+from pat_jax.engine.sequences.prefill_calls import Move, PageMoves
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
 
 NO_GROUP = -1
-# Where pages have come to in a pool, by (old group, new group).
-Moved = defaultdict[tuple[int, int], dict[int, int]]
+
+
+class Moved(dict[tuple[int, int], np.ndarray]):
+    """Where pages have come to, int32[pages], by (old group, new group); NULL_PAGE: nowhere yet."""
+
+    def __init__(self, num_pages: int):
+        super().__init__()
+        self.num_pages = num_pages
+
+    def __missing__(self, groups: tuple[int, int]) -> np.ndarray:
+        self[groups] = np.full(self.num_pages, NULL_PAGE, np.int32)
+        return self[groups]
 
 
 class BlockTables:
-    """Pages of a scheduler's sequences; each data-parallel group has a pool of them."""
+    """The pages of a table's sequences; each data-parallel group has a pool of them."""
 
     def __init__(self, table: SequenceTable, *, num_pages: int, page_size: int):
+        """
+        Args:
+          num_pages: of each group's pool; enough for the longest sequence alone.
+        """
         self.table, self.page_size = table, page_size
-        self.pools = self._new_pools(table.num_groups, num_pages)
-        count = len(table.requests)
-        self._pages = [NO_PAGES] * count
-        self._num_pages = np.zeros(count, np.int64)  # of each sequence
-        self._group = np.full(count, NO_GROUP, np.int64)  # where each has or had its pages
-        prompts: dict[tuple[int, ...], int] = {}
-        self._prompt = [prompts.setdefault(r.tokens, len(prompts)) for r in table.requests]
-        self._home = [NO_GROUP] * len(prompts)  # where a sample of each got pages last
+        self.pools = self.new_pools(table.num_groups, num_pages)
+        most = num_pages_for(int(table.end.max(initial=1)) - 1, page_size)
+        # Pages of each sequence in order of position, NULL_PAGE after the last, and their number. By far
+        # the most of it is never touched: memory that begins as zeros is not even there until then.
+        assert NULL_PAGE == 0
+        self.pages = np.zeros((len(table), most), np.int32)
+        self.count = np.zeros(len(table), np.int64)
+        self.group = np.full(len(table), NO_GROUP, np.int64)  # where each has or had its pages
 
-    def _new_pools(self, num_groups: int, num_pages: int) -> list[PageAllocator]:
+    def new_pools(self, num_groups: int, num_pages: int) -> list[PageAllocator]:
+        """
+        Raises:
+          ValueError: they do not hold the longest sequence.
+        """
         longest = int(self.table.end.max(initial=1)) - 1
         if num_pages_for(longest, self.page_size) >= num_pages:
             raise ValueError(
@@ -46,12 +56,12 @@ class BlockTables:
         return [PageAllocator(num_pages, self.page_size) for _ in range(num_groups)]
 
     @property
-    def most_pages(self) -> int:
-        """Pages of the sequence that has most of them: no table has to be wider."""
-        return int(self._num_pages.max(initial=0))
+    def free(self) -> np.ndarray:
+        """Pages that each group can give out, int[groups]."""
+        return np.array([pool.num_free for pool in self.pools], np.int64)
 
     @property
-    def pages_held(self) -> int:
+    def num_held(self) -> int:
         """Pages of all groups that sequences hold, and that are laid out; a shared one counts once."""
         return sum(pool.capacity - pool.num_free for pool in self.pools)
 
@@ -59,93 +69,141 @@ class BlockTables:
     def unused(self) -> int:
         """Tokens that live sequences have room for, and do not hold."""
         live = self.table.live
-        held = self._num_pages[live] * self.page_size - (self.table.length[live] - 1)
-        return int(held.sum())
+        return int((self.count[live] * self.page_size - (self.table.length[live] - 1)).sum())
 
-    def block_tables(self, sequences: np.ndarray, width: int) -> np.ndarray:
+    def of(self, sequence: int) -> np.ndarray:
+        """The pages of a sequence, int32[pages]; not a copy."""
+        return self.pages[sequence, : self.count[sequence]]
+
+    def rows(self, sequences: np.ndarray, width: int) -> np.ndarray:
         """The first pages of some sequences, int32[sequences, width]; NULL_PAGE past the last.
 
         Args:
           sequences: int[sequences]; a row of NO_SEQUENCE has NULL_PAGE alone.
-          width: for decoding at least `most_pages`; a prefill needs those of its context only.
+          width: for decoding enough for all that they hold; a prefill needs those of its context only.
         """
-        tables = np.full((len(sequences), width), NULL_PAGE, np.int32)
-        for row, i in enumerate(sequences.tolist()):
-            if i != NO_SEQUENCE:
-                pages = self._pages[i][:width]
-                tables[row, : len(pages)] = pages
-        return tables
+        rows = np.full((len(sequences), width), NULL_PAGE, np.int32)
+        is_there = sequences != NO_SEQUENCE
+        pages = self.pages[sequences[is_there], :width]
+        rows[is_there, : pages.shape[1]] = pages
+        return rows
 
     def lacking(self, steps: int) -> np.ndarray:
         """Pages that the live sequences of each group need besides their own for `steps` tokens."""
-        live, _, pages = self._wanted(steps)
-        more = np.maximum(pages - self._num_pages[live], 0)
-        return np.bincount(self._group[live], more, minlength=len(self.pools)).astype(np.int64)
+        live = self.table.live
+        more = self._missing(steps)
+        return np.bincount(self.group[live], more, minlength=len(self.pools)).astype(np.int64)
 
-    def add(self, pages: np.ndarray) -> np.ndarray:
+    def _missing(self, steps: int) -> np.ndarray:
+        """The same of each live sequence, int[live]."""
+        table = self.table
+        live = table.live
+        tokens = np.minimum(table.length[live] - 1 + steps, table.end[live] - 1)
+        return np.maximum(-(-tokens // self.page_size) - self.count[live], 0)
+
+    def extend(self, steps: int) -> None:
+        """Pages for the next `steps` tokens of every live sequence; there are as many."""
+        live, more = self.table.live, self._missing(steps)
+        group = self.group[live]
+        for g in np.unique(group[more > 0]).tolist():
+            mine = live[group == g]
+            counts = more[group == g]
+            taken = self.pools[g].take(int(counts.sum()))
+            assert taken is not None, "there is room for more"
+            self._append(np.repeat(mine, counts), turns(counts), taken)
+            self.count[mine] += counts
+
+    def add(self, drawn: np.ndarray) -> np.ndarray:
         """Takes note of what rows drew during a burst; to be told before its results are.
 
         Args:
-          pages: int32[rows, most], NULL_PAGE after the last. A sequence that has ended meanwhile keeps none.
+          drawn: int32[rows, most], NULL_PAGE after the last. A sequence that has ended meanwhile
+            keeps none.
 
         Returns:
           int[groups], pages drawn by each.
         """
-        occupants, drawn = self.table.occupants, np.zeros(len(self.pools), np.int64)
-        counts = (pages != NULL_PAGE).sum(axis=1)
-        for row in np.flatnonzero(counts).tolist():
-            group, i = row // self.table.rows_per_group, int(occupants[row])
-            new = pages[row, : counts[row]]
-            drawn[group] += len(new)
-            if i == NO_SEQUENCE:
-                self.pools[group].release(new)
-            else:
-                self._pages[i] = np.concatenate([self._pages[i], new])
-                self._num_pages[i] = len(self._pages[i])
-        return drawn
+        occupants, counts = self.table.occupants, (drawn != NULL_PAGE).sum(axis=1)
+        row, turn = np.repeat(np.arange(len(counts)), counts), turns(counts)
+        sequence, pages = occupants[row], drawn[row, turn]
+        is_kept = sequence != NO_SEQUENCE
+        self._append(sequence[is_kept], turn[is_kept], pages[is_kept])
+        at = np.flatnonzero(occupants != NO_SEQUENCE)
+        self.count[occupants[at]] += counts[at]
+        group = row // self.table.rows_per_group
+        for g in np.unique(group[~is_kept]).tolist():
+            self.pools[g].release(pages[~is_kept & (group == g)])
+        return np.bincount(group, minlength=len(self.pools))
 
-    def _wanted(self, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The live sequences, the tokens of each after `steps`, and the pages of these; int[live] each."""
-        table = self.table
-        live = table.live
-        tokens = np.minimum(table.length[live] - 1 + steps, table.end[live] - 1)
-        return live, tokens, -(-tokens // self.page_size)
+    def _append(self, sequence: np.ndarray, turn: np.ndarray, pages: np.ndarray) -> None:
+        """To each sequence its `turn`-th page more, int[pages] each."""
+        self.pages[sequence, self.count[sequence] + turn] = pages
 
-    def _take(self, sequence: int, group: int, pages: np.ndarray) -> None:
-        self._pages[sequence], self._num_pages[sequence] = pages, len(pages)
-        self._group[sequence] = self._home[self._prompt[sequence]] = group
+    def give(self, sequence: int, group: int, pages: np.ndarray) -> None:
+        """All that a sequence has, in the pool of its `group`."""
+        self.pages[sequence, len(pages) : self.count[sequence]] = NULL_PAGE
+        self.pages[sequence, : len(pages)] = pages
+        self.count[sequence], self.group[sequence] = len(pages), group
 
-    def _release(self, sequence: int) -> None:
-        self.pools[self._group[sequence]].release(self._pages[sequence])
-        self._pages[sequence], self._num_pages[sequence] = NO_PAGES, 0
+    def forget(self, sequences: np.ndarray) -> None:
+        """They hold nothing; what they held is no longer there, or another's."""
+        most = int(self.count[sequences].max(initial=0))
+        self.pages[sequences, :most], self.count[sequences] = NULL_PAGE, 0
 
-    def _adopt(
+    def release(self, sequences: np.ndarray) -> None:
+        """Their pages are free again, where no other sequence holds them as well."""
+        for group in np.unique(self.group[sequences]).tolist():
+            mine = sequences[self.group[sequences] == group]
+            self.pools[group].release(*(self.of(i) for i in mine.tolist()))
+        self.forget(sequences)
+
+    def adopt(
         self, sequence: int, group: int, origin: list[PageAllocator], moved: Moved
-    ) -> list[tuple[int, int, int, int]] | None:
+    ) -> Move | None:
         """Pages in a `group` for what a sequence has in one of the pools of its `origin`.
 
         Returns:
-          Of each page that has to move the group and number there, and here; None if pages lack.
+          Those that have to move; None, and nothing is changed, if pages lack.
         """
-        old, length = int(self._group[sequence]), int(self.table.length[sequence])
-        filled = self._pages[sequence][: num_pages_for(length - 1, self.page_size)]
+        old, length = int(self.group[sequence]), int(self.table.length[sequence])
+        filled = self.of(sequence)[: num_pages_for(length - 1, self.page_size)].copy()
         adopted = self.pools[group].adopt(filled, origin[old], moved[old, group])
         if adopted is None:
             return None
         pages, num_found = adopted
-        self._take(sequence, group, pages)
-        return [(old, a, group, b) for a, b in zip(filled, pages, strict=True)][num_found:]
+        self.give(sequence, group, pages)
+        return Move(old, filled[num_found:], group, pages[num_found:])
 
-    def _renumber(self, sequences: np.ndarray, moves: PageMoves, new_page: np.ndarray) -> None:
-        """The pages of pools in which nothing but `moves` has arrived, as `new_page`, int[moves].
-
-        Args:
-          sequences: int[sequences], all that have pages there.
-        """
+    def renumber(self, moves: PageMoves, new_page: np.ndarray) -> None:
+        """Pages of pools in which nothing but `moves` has arrived lie at `new_page`, int[moves]."""
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int32)
         number[moves.new_group, moves.new_page] = new_page
         for group, pool in enumerate(self.pools):
             mine = moves.new_group == group
             pool.renumber(moves.new_page[mine], new_page[mine])
-        for i in sequences.tolist():
-            self._pages[i] = number[self._group[i]][self._pages[i]]
+        held = np.flatnonzero(self.count)
+        self.pages[held] = number[self.group[held][:, None], self.pages[held]]
+
+    def check_integrity(self) -> None:
+        """When no burst is on its way.
+
+        Raises:
+          AssertionError: pools and tables contradict each other.
+        """
+        is_live = np.zeros(len(self.table), bool)
+        is_live[self.table.live] = True
+        assert not self.count[~is_live].any(), "a sequence that is not live holds pages"
+        assert np.array_equal((self.pages != NULL_PAGE).sum(axis=1), self.count)
+        filled = -(-(self.table.length - 1) // self.page_size)
+        assert (self.count[is_live] >= filled[is_live]).all(), "a token has no page"
+        assert (self.table.group(self.table.live) == self.group[self.table.live]).all()
+        for group, pool in enumerate(self.pools):
+            mine = is_live & (self.group == group)
+            held = self.pages[mine]
+            holders = np.bincount(held[held != NULL_PAGE], minlength=pool.num_pages)
+            pool.check_integrity(holders)
+
+
+def turns(counts: np.ndarray) -> np.ndarray:
+    """0 … count - 1 for each of `counts`, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

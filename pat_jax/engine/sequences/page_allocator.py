@@ -12,6 +12,7 @@ import numpy as np
 from pat_jax.models.paged_layer import NULL_PAGE
 
 NO_PAGES = np.zeros(0, np.int32)
+Prefix = tuple[int, bytes]  # the page before, and the tokens of one
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:
@@ -47,11 +48,14 @@ class PageAllocator:
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool of {num_pages} pages of {page_size} tokens holds nothing.")
         self.num_pages, self.page_size = num_pages, page_size
-        self._holders = [0] * num_pages
-        self._blank = list(range(num_pages - 1, NULL_PAGE, -1))  # hold nothing of use
+        self._holders = np.zeros(num_pages, np.int32)
+        # What holds nothing of use: pages given back, as a stack, and all from `_untouched` on.
+        self._blank, self._num_blank = np.zeros(0, np.int32), 0
+        self._untouched = NULL_PAGE + 1
         self._idle: OrderedDict[int, None] = OrderedDict()  # without holder, but can be found
-        self._index: dict[tuple[int, bytes], int] = {}  # (page before, tokens) -> page
-        self._key: list[tuple[int, bytes] | None] = [None] * num_pages
+        self._index: dict[Prefix, int] = {}
+        self._key: dict[int, Prefix] = {}
+        self._has_key = np.zeros(num_pages, bool)
 
     @property
     def capacity(self) -> int:
@@ -61,12 +65,22 @@ class PageAllocator:
     @property
     def num_free(self) -> int:
         """Pages that could be had now, those included that can still be found."""
-        return len(self._blank) + len(self._idle)
+        return self._num_blank + self.num_pages - self._untouched + len(self._idle)
 
     @property
     def blank(self) -> np.ndarray:
         """Pages that hold nothing of use, int32[pages]."""
-        return np.array(self._blank, np.int32)
+        untouched = np.arange(self._untouched, self.num_pages, dtype=np.int32)
+        return np.concatenate([self._blank[: self._num_blank], untouched])
+
+    def take(self, num_pages: int, *, leaving: int = 0) -> np.ndarray | None:
+        """Pages that nothing is known of, int32[num_pages]; None, and nothing is changed, if there
+        are too few.
+
+        Args:
+          leaving: pages that are to be free then.
+        """
+        return self._hold([], num_pages, leaving)
 
     def admit(self, tokens: np.ndarray, room: int, *, leaving: int = 0) -> Admitted | None:
         """Pages for a sequence that is to be prefilled.
@@ -98,22 +112,24 @@ class PageAllocator:
             return None
         num_cached = cached if has_all else num_shared * self.page_size
         self._enter(data, pages, since=num_shared + has_all)
-        copy = None if source is None else (source, pages[num_shared])
-        return Admitted(np.array(pages, np.int32), num_cached, copy)
+        copy = None if source is None else (source, int(pages[num_shared]))
+        return Admitted(pages, num_cached, copy)
 
-    def extend(self, pages: np.ndarray, num_tokens: int) -> np.ndarray | None:
-        """`pages` of a sequence and as many more as hold `num_tokens` in all, int32[pages].
+    def index(self, tokens: np.ndarray, pages: np.ndarray) -> None:
+        """A sequence that gives up its `pages` can find them again, what it has said included.
 
-        None, and nothing is changed, if there are too few.
+        Args:
+          tokens: int[known]; all but the newest are in the pages.
         """
-        more = num_pages_for(num_tokens, self.page_size) - len(pages)
-        if more <= 0:
-            return pages
-        taken = self._hold([], more)
-        return None if taken is None else np.concatenate([pages, np.array(taken, np.int32)])
+        data = np.ascontiguousarray(tokens[:-1], np.int32).tobytes()
+        found = self._find(data)
+        # Where another sequence has said the same, its pages are found. To go on from them with these
+        # would be to find pages whose holder does not hold those before them.
+        if found == pages[: len(found)].tolist():
+            self._enter(data, pages, since=len(found))
 
     def adopt(
-        self, pages: np.ndarray, origin: "PageAllocator", moved: dict[int, int]
+        self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
     ) -> tuple[np.ndarray, int] | None:
         """Pages for what a sequence has in another pool, when it moves here.
 
@@ -121,61 +137,84 @@ class PageAllocator:
 
         Args:
           pages: int32[pages], those of the sequence that hold tokens, in `origin`.
-          moved: where pages of `origin` have come to in this pool so far; updated.
+          moved: int32[pages of origin], where they have come to in this pool so far, NULL_PAGE where
+            they have not; updated.
 
         Returns:
           int32[pages], and how many of them, the first, need no move; None, and nothing is changed,
           if there are too few.
         """
-        old, found, before = pages.tolist(), [], NULL_PAGE
-        for page in old:
-            new = moved.get(page)
-            key = origin._key[page]
-            if new is None and key is not None and len(key[1]) == 4 * self.page_size:
-                new = self._index.get((before, key[1]))
-            if new is None:
-                break
-            found.append(new)
-            before = new
-        num_found = len(found)
-        new_pages = self._hold(found, len(old))
+        found = self._moved_or_alike(pages, origin, moved)
+        new_pages = self._hold(found, len(pages))
         if new_pages is None:
             return None
-        for page, new in zip(old[num_found:], new_pages[num_found:], strict=True):
-            moved[page] = new
-            key = origin._key[page]
-            if key is not None and (before, key[1]) not in self._index:
-                self._index[before, key[1]], self._key[new] = new, (before, key[1])
-            before = new
-        return np.array(new_pages, np.int32), num_found
+        num_found = len(found)
+        moved[pages[num_found:]] = new_pages[num_found:]
+        has_key = origin._has_key[pages]
+        has_key[:num_found] = False
+        for turn in np.flatnonzero(has_key).tolist():
+            before = int(new_pages[turn - 1]) if turn else NULL_PAGE
+            prefix = before, origin._key[int(pages[turn])][1]
+            if prefix not in self._index:
+                self._note(int(new_pages[turn]), prefix)
+        return new_pages, num_found
+
+    def _moved_or_alike(
+        self, pages: np.ndarray, origin: "PageAllocator", moved: np.ndarray
+    ) -> list[int]:
+        """Pages here that hold what the first of some `pages` of another pool do."""
+        found, before = [], NULL_PAGE
+        for page in pages:
+            before = int(moved[page]) if moved[page] else self._alike(int(page), origin, before)
+            if before == NULL_PAGE:
+                break
+            found.append(before)
+        return found
+
+    def _alike(self, page: int, origin: "PageAllocator", before: int) -> int:
+        """A page here, after `before`, with what a full `page` of another pool holds, or NULL_PAGE."""
+        key = origin._key.get(page)
+        if key is None or len(key[1]) < 4 * self.page_size:
+            return NULL_PAGE
+        return self._index.get((before, key[1]), NULL_PAGE)
 
     def renumber(self, pages: np.ndarray, numbers: np.ndarray) -> None:
         """Gives `pages`, all that have a content, other `numbers`; int[pages] each."""
-        holders, keys = self._holders, self._key
-        number = dict(zip(pages.tolist(), numbers.tolist(), strict=True)) | {NULL_PAGE: NULL_PAGE}
-        self._holders = [0] * self.num_pages
-        self._index.clear()
-        self._key = [None for _ in range(self.num_pages)]
-        for page, new in number.items():
-            self._holders[new], key = holders[page], keys[page]
-            if key is not None:
-                self._key[new] = key = (number[key[0]], key[1])
-                self._index[key] = new
-        blank = range(self.num_pages - 1, NULL_PAGE, -1)
-        self._blank = [page for page in blank if not self._holders[page]]
+        number = np.zeros(self.num_pages, np.int32)
+        number[pages] = numbers
+        holders, keys = np.zeros_like(self._holders), self._key
+        holders[numbers] = self._holders[pages]
+        self._holders, self._untouched = holders, self.num_pages
+        self._blank = np.flatnonzero(holders == 0)[:0:-1].astype(np.int32)  # without NULL_PAGE
+        self._num_blank = len(self._blank)
+        self._index, self._key, self._has_key = {}, {}, np.zeros_like(self._has_key)
+        for page, (before, tokens) in keys.items():
+            self._note(int(number[page]), (int(number[before]), tokens))
 
-    def release(self, pages: np.ndarray) -> None:
-        """All pages of a sequence, in order of position."""
-        for page in reversed(pages.tolist()):
-            if self._holders[page] < 1:
+    def _note(self, page: int, prefix: Prefix) -> None:
+        """That a page is found by what it holds, and by nothing that it held before."""
+        if page in self._key:
+            del self._index[self._key[page]]
+        self._index[prefix], self._key[page], self._has_key[page] = page, prefix, True
+
+    def release(self, *sequences: np.ndarray) -> None:
+        """All pages of each of some sequences, int32[pages] in order of position."""
+        pages = np.concatenate([NO_PAGES, *(pages[::-1] for pages in sequences)])
+        holders = self._holders[pages]
+        if not holders.all():
+            raise ValueError(f"page {pages[holders == 0][0]} is released, but nobody holds it.")
+        is_alone = holders == 1
+        for page in pages[~is_alone].tolist():
+            if not self._holders[page]:
                 raise ValueError(f"page {page} is released, but nobody holds it.")
             self._holders[page] -= 1
-            if self._holders[page]:
-                continue
-            if self._key[page] is None:
-                self._blank.append(page)
-            else:
-                self._idle[page] = None
+        self._holders[pages[is_alone]] = 0
+        free = pages[self._holders[pages] == 0]
+        if not is_alone.all():  # one may be there several times
+            free = free[np.sort(np.unique(free, return_index=True)[1])]
+        can_be_found = self._has_key[free]
+        self._idle.update(dict.fromkeys(free[can_be_found].tolist()))
+        self._push(free[~can_be_found])
 
     def discard(self, pages: np.ndarray) -> np.ndarray:
         """Releases pages whose content is spoilt; returns those that nobody holds now, int32[pages].
@@ -184,14 +223,22 @@ class PageAllocator:
         """
         self.release(pages)
         self.forget_prefixes()
-        return np.array([page for page in pages.tolist() if not self._holders[page]], np.int32)
+        return pages[self._holders[pages] == 0]
 
     def forget_prefixes(self) -> None:
         """From now on nothing is found that was admitted before: the policy has changed."""
-        self._index.clear()
-        self._key = [None] * self.num_pages
-        self._blank += self._idle
+        self._index, self._key, self._has_key = {}, {}, np.zeros_like(self._has_key)
+        self._push(np.array(list(self._idle), np.int32))
         self._idle.clear()
+
+    def _push(self, pages: np.ndarray) -> None:
+        """They hold nothing of use from now on."""
+        top = self._num_blank + len(pages)
+        if top > len(self._blank):
+            more = np.zeros(max(top, 2 * len(self._blank)) - len(self._blank), np.int32)
+            self._blank = np.concatenate([self._blank, more])
+        self._blank[self._num_blank : top] = pages
+        self._num_blank = top
 
     def _find(self, data: bytes) -> list[int]:
         """The longest chain of pages that hold the beginning of `data`, or all of it."""
@@ -204,36 +251,66 @@ class PageAllocator:
             before = page
         return found
 
-    def _enter(self, data: bytes, pages: list[int], since: int) -> None:
+    def _enter(self, data: bytes, pages: np.ndarray, since: int) -> None:
         """The pages of `data` can be found from now on; the first `since` can be already."""
         size = 4 * self.page_size
-        before = pages[since - 1] if since else NULL_PAGE
-        for turn in range(since, -(-len(data) // size)):
-            page = pages[turn]
-            key = before, data[turn * size : (turn + 1) * size]
-            self._index[key], self._key[page] = page, key
-            before = page
+        numbers = pages[: -(-len(data) // size)].tolist()
+        before = numbers[since - 1] if since else NULL_PAGE
+        for turn in range(since, len(numbers)):
+            self._note(numbers[turn], (before, data[turn * size : (turn + 1) * size]))
+            before = numbers[turn]
 
-    def _hold(self, found: list[int], total: int, leaving: int = 0) -> list[int] | None:
+    def _hold(self, found: list[int], total: int, leaving: int = 0) -> np.ndarray | None:
         """One more holder for the `found` pages and for others, `total` in all, if enough are left."""
-        was_idle = [page for page in found if not self._holders[page]]
-        if total - len(found) + leaving > self.num_free - len(was_idle):
+        was_idle = [page for page in found if page in self._idle]
+        fresh = total - len(found)
+        if fresh + leaving > self.num_free - len(was_idle):
             return None
         for page in was_idle:
             del self._idle[page]
-        pages = found + [
-            self._blank.pop() if self._blank else self._evict() for _ in range(total - len(found))
-        ]
-        for page in pages:
-            self._holders[page] += 1
+        pages = self._fresh(fresh)
+        if found:
+            pages = np.concatenate([np.array(found, np.int32), pages])
+        self._holders[pages] += 1
         return pages
+
+    def _fresh(self, count: int) -> np.ndarray:
+        """Pages given back last, then untouched ones, then what could still be found."""
+        again = min(count, self._num_blank)
+        self._num_blank -= again
+        given = self._blank[self._num_blank : self._num_blank + again][::-1]
+        if again == count:
+            return given.copy()
+        stop = min(self._untouched + count - again, self.num_pages)
+        new = np.arange(self._untouched, stop, dtype=np.int32)
+        self._untouched = stop
+        evicted = [self._evict() for _ in range(count - again - len(new))]
+        return np.concatenate([given, new, np.array(evicted, np.int32)])
 
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
-        self._forget(page)
+        del self._index[self._key.pop(page)]
+        self._has_key[page] = False
         return page
 
-    def _forget(self, page: int) -> None:
-        key, self._key[page] = self._key[page], None
-        assert key is not None, "pages without a key are blank"
-        del self._index[key]
+    def check_integrity(self, holders: np.ndarray) -> None:
+        """
+        Args:
+          holders: int[pages], how many sequences hold each page.
+
+        Raises:
+          AssertionError: the pool's own account says otherwise, or contradicts itself.
+        """
+        assert np.array_equal(self._holders, holders), "a page has other holders"
+        idle, blank = np.array(list(self._idle), np.int64), self.blank
+        pages = np.concatenate([np.flatnonzero(holders), idle, blank])
+        assert np.array_equal(np.sort(pages), np.arange(NULL_PAGE + 1, self.num_pages)), (
+            "every page is held, idle or blank, and only one of them"
+        )
+        assert {page: prefix for prefix, page in self._index.items()} == self._key
+        assert np.array_equal(np.flatnonzero(self._has_key), sorted(self._key))
+        assert not self._has_key[blank].any(), "a blank page can be found"
+        for before, _ in self._index:
+            assert before == NULL_PAGE or self._has_key[before], (
+                "a page is found without those before"
+            )

@@ -5,18 +5,9 @@ Host accounts in NumPy; the devices draw by `device/page_append.py`. The host le
 
 import numpy as np
 
-from pat_jax.engine.sequences.page_allocator import NO_PAGES, PageAllocator
+from pat_jax.engine.sequences.page_allocator import PageAllocator
 from pat_jax.engine.sequences.state import ReservedPages
 from pat_jax.models.paged_layer import NULL_PAGE
-
-
-def steps_with_room(burst_steps: int, check_every: int) -> int:
-    """Those of a burst for which there must be pages when it begins: half of them.
-
-    Bursts that end because pages run out cost round-trips to the host, and pages kept for whole bursts
-    are those of fewer sequences (`python -m benchmarks.kv_waste`).
-    """
-    return max(check_every, burst_steps // 2)
 
 
 class PageReserve:
@@ -47,7 +38,7 @@ class PageReserve:
         for group, (pool, ring) in enumerate(zip(self.pools, self._ring, strict=True)):
             more = min(int(pages[group] - self.left[group]), pool.num_free)
             if more > 0:
-                taken = pool.extend(NO_PAGES, more * pool.page_size)
+                taken = pool.take(more)
                 assert taken is not None, "counted"
                 ring[(self._filled[group] + np.arange(more)) % len(ring)] = taken
                 self._filled[group] += more

@@ -3,11 +3,12 @@
 Host accounts in NumPy. The scheduler says which sequences and which pages.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.sequences.accounts import NO_SEQUENCE
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE
 
 
 class Copies(NamedTuple):
@@ -16,6 +17,15 @@ class Copies(NamedTuple):
     group: np.ndarray  # int32[copies]
     source: np.ndarray  # int32[copies], page
     target: np.ndarray  # int32[copies], page
+
+
+class Move(NamedTuple):
+    """Where pages of one sequence go, int[pages] each."""
+
+    old_group: int
+    old_page: np.ndarray
+    new_group: int
+    new_page: np.ndarray
 
 
 class PageMoves(NamedTuple):
@@ -27,8 +37,14 @@ class PageMoves(NamedTuple):
     new_page: np.ndarray
 
     @classmethod
-    def of(cls, moves: list[tuple[int, int, int, int]]) -> "PageMoves":
-        return cls(*np.array(moves, np.int64).reshape(-1, 4).T)
+    def of(cls, moves: Sequence[Move]) -> "PageMoves":
+        counts = [len(move.old_page) for move in moves]
+        groups = np.array([(move.old_group, move.new_group) for move in moves], np.int64)
+        old_group, new_group = np.repeat(groups.reshape(-1, 2), counts, axis=0).T
+        none = np.zeros(0, np.int64)
+        old_page = np.concatenate([none, *(move.old_page for move in moves)])
+        new_page = np.concatenate([none, *(move.new_page for move in moves)])
+        return cls(old_group, old_page, new_group, new_page)
 
 
 class Spans(NamedTuple):
@@ -38,6 +54,13 @@ class Spans(NamedTuple):
     group: np.ndarray  # int[spans], data-parallel group
     start: np.ndarray  # int[spans], position of the first token: on a page's edge
     stop: np.ndarray  # int[spans], and of the first one not to be prefilled
+
+
+class PrefillWork(NamedTuple):
+    """What is to be computed before the next burst: all spans, then the copies."""
+
+    spans: Spans
+    copies: Copies
 
 
 class PrefillCall(NamedTuple):

@@ -1,151 +1,200 @@
-"""What each sequence was asked and what it has said, from requests to completions.
+"""The sequences of a rollout: how far each has come, which has a row, which waits for one.
 
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
-from pat_jax.engine.sequences.accounts import NO_SEQUENCE, Accounts
-from pat_jax.engine.sequences.state import BurstOutput, RowState
-from pat_jax.engine.sequences.types import PLAIN, Sampling, token_set
+from pat_jax.planning.types import Load, Siblings
+
+NO_ROW = -1
+NO_SEQUENCE = -1
 
 
-@dataclass(frozen=True)
-class Request:
-    """One sequence to generate."""
+class SequenceTable:
+    """One entry for each sequence; not what it says: see `contents.py`.
 
-    tokens: tuple[int, ...]  # the prompt
-    key: np.ndarray  # uint32[2], see sampling.sequence_key
-    max_new_tokens: int
-    sampling: Sampling = PLAIN
-    ignore_eos: bool = False
-    prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
+    A sequence waits (it has no row), is live, or is done. All wait at first. Rows of group g are
+    g·R … (g + 1)·R - 1.
+    """
 
+    def __init__(
+        self,
+        prompt_length: np.ndarray,  # int[sequences], tokens
+        max_new_tokens: np.ndarray,  # int[sequences]
+        *,
+        prompt_id: np.ndarray | None = None,  # int[sequences], where every prompt is known
+        num_groups: int,
+        rows_per_group: int,
+    ):
+        self.num_groups, self.rows_per_group = num_groups, rows_per_group
+        self.prompt_length = np.asarray(prompt_length, np.int32)
+        self.end = self.prompt_length + np.asarray(max_new_tokens, np.int32)
+        self.length = self.prompt_length.copy()
+        self.is_done = np.zeros(len(self.length), bool)
+        self.has_prompt_ids = prompt_id is not None
+        ids = np.zeros(0, np.int64) if prompt_id is None else prompt_id
+        self.prompt_id, self.sibling = np.unique(ids, return_inverse=True)
+        self.num_steps = 0  # decode steps so far
+        self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
+        self.row = np.full(len(self.length), NO_ROW, np.int64)
+        # Counts what the host has changed of the rows. A copy of them that was made under another
+        # version is out of date; what a burst changes its own copy knows.
+        self.version = 0
+        self._live: np.ndarray | None = None
 
-@dataclass(frozen=True)
-class Completion:
-    tokens: np.ndarray  # int32[length], the token that ended it included
-    logprobs: np.ndarray  # float32[length], under the distribution that each token was drawn from
-    is_truncated: bool  # cut at max_new_tokens before a token that ends it
-    # The likeliest tokens, likeliest first, and their log-probabilities by the model alone, without
-    # penalties, temperature and filters: int32 and float32[length, Sampling.logprobs], if asked for.
-    top_tokens: np.ndarray | None = None
-    top_logprobs: np.ndarray | None = None
-    # float32[length], under softmax(logits / temperature); None: they are `logprobs`.
-    unfiltered_logprobs: np.ndarray | None = None
-    error: str = ""  # one sentence where the request could not be generated to its end
-
-
-class SequenceTable(Accounts):
-    """The sequences of one rollout, their tokens included."""
-
-    def __init__(self, requests: Sequence[Request], *, num_groups: int, rows_per_group: int):
-        self.requests = requests
-        ids = [r.prompt_id for r in requests if r.prompt_id is not None]
-        super().__init__(
-            np.array([len(r.tokens) for r in requests], np.int32),
-            np.array([r.max_new_tokens for r in requests], np.int32),
-            prompt_id=np.array(ids, np.int64) if len(ids) == len(requests) else None,
-            num_groups=num_groups,
-            rows_per_group=rows_per_group,
-        )
-        self.tokens = np.zeros((len(requests), int(self.end.max(initial=1))), np.int32)
-        self.logprobs = np.zeros(self.tokens.shape, np.float32)
-        # Of those drawn from another distribution than the policy's own, burst by burst.
-        self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
-        for i, request in enumerate(requests):
-            self.tokens[i, : len(request.tokens)] = request.tokens
-        # Of each sequence, burst by burst, where it wants them.
-        self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
-
-    def row_state(self) -> RowState:
-        """The host's copy of every row's numbers, to be put on the devices."""
-        rows = RowState.empty(self.num_groups * self.rows_per_group)
-        for i in self.live:
-            request, row = self.requests[i], self.row[i]
-            rows.last_token[row] = self.tokens[i, self.length[i] - 1]
-            rows.position[row] = self.length[i] - 1
-            rows.end[row] = self.end[i]
-            rows.live[row] = True
-            rows.ignore_eos[row] = request.ignore_eos
-            rows.key[row] = request.key
-            rows.sampling.put(int(row), request.sampling, len(request.tokens))
-        return rows
+    def __len__(self) -> int:
+        return len(self.length)
 
     @property
-    def has_penalties(self) -> bool:
-        """Some live sequence is drawn by which tokens occurred."""
-        return any(self.requests[i].sampling.has_penalty for i in self.live)
+    def live(self) -> np.ndarray:
+        """Indices of the sequences in rows."""
+        if self._live is None:
+            self._live = np.flatnonzero(self.row != NO_ROW)
+        return self._live
 
-    def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
-        """The tokens of each row's text and response as bits, for rows with a penalty; see sampling."""
-        words = np.zeros(shape, np.uint32)
-        for i in self.live:
-            if self.requests[i].sampling.has_penalty:
-                text = self.tokens[i, : self.length[i]]
-                for part, tokens in enumerate((text, text[self.prompt_length[i] :])):
-                    words[self.row[i], part] = token_set(tokens, 32 * shape[-1])
-        return words
+    @property
+    def waiting(self) -> np.ndarray:
+        """Indices of the sequences that are neither live nor done."""
+        return np.flatnonzero((self.row == NO_ROW) & ~self.is_done)
 
-    def retire(self, output: BurstOutput) -> int:
-        """Takes over what a burst sampled; sequences that ended give up their rows.
-
-        Nothing that it says of rows given up since it began matters any more.
-
-        Returns the number of tokens sampled.
-        """
+    @property
+    def occupants(self) -> np.ndarray:
+        """The sequence in each row, int[groups · rows]; NO_SEQUENCE in empty ones."""
+        occupants = np.full(self.num_groups * self.rows_per_group, NO_SEQUENCE, np.int64)
         live = self.live
-        emitted = np.asarray(output.emitted)[self.row[live]]
-        for i, count in zip(live, emitted, strict=True):
-            at = slice(self.length[i], self.length[i] + count)
-            self.tokens[i, at] = output.tokens[self.row[i], :count]
-            self.logprobs[i, at] = output.logprobs[self.row[i], :count]
-            if not self.requests[i].sampling.is_plain:
-                self.unfiltered[i].append(output.unfiltered[self.row[i], :count])
-            if wanted := self.requests[i].sampling.logprobs:
-                self.top[i].append(
-                    (
-                        output.top_tokens[self.row[i], :count, :wanted],
-                        output.top_logprobs[self.row[i], :count, :wanted],
-                    )
-                )
-        self.advance(emitted, np.asarray(output.live)[self.row[live]], int(output.steps))
-        return int(emitted.sum())
+        occupants[self.row[live]] = live
+        return occupants
 
-    def failed_unheard(self, output: BurstOutput) -> list[int]:
-        """Groups with a row that drew from logits that are no numbers after it had been given up."""
-        rows = np.flatnonzero((self.occupants == NO_SEQUENCE) & (np.asarray(output.emitted) > 0))
-        is_spoilt = [np.isnan(output.logprobs[row, : output.emitted[row]]).any() for row in rows]
-        return np.unique(rows[np.array(is_spoilt, bool)] // self.rows_per_group).tolist()
+    @property
+    def has_work(self) -> bool:
+        return not self.is_done.all()
 
-    def response(self, i: int) -> np.ndarray:
-        """What sequence i has said so far, int32[tokens]; not a copy."""
-        return self.tokens[i, self.prompt_length[i] : self.length[i]]
+    @property
+    def fullest(self) -> int:
+        """Live sequences of the fullest group."""
+        return int(np.bincount(self.group(self.live), minlength=1).max())
 
-    def has_failed(self, i: int) -> bool:
-        """The newest token of sequence i was drawn from logits that are no numbers."""
-        has_said = self.length[i] > self.prompt_length[i]
-        return bool(has_said and np.isnan(self.logprobs[i, self.length[i] - 1]))
+    @property
+    def max_context(self) -> int:
+        """Tokens in the cache of the longest live sequence."""
+        return int(self.length[self.live].max()) - 1
 
-    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
-        return [self.completion(i, eos_ids) for i in range(len(self.requests))]
-
-    def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
-        """What sequence i has said."""
-        request, at = self.requests[i], slice(self.prompt_length[i], self.length[i])
-        tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
-        endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
-        top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
-        unfiltered = np.concatenate(self.unfiltered[i]) if self.unfiltered[i] else None
-        if self.has_failed(i):
-            # The token was drawn from logits that are no numbers: it is not part of the response.
-            tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
-            unfiltered = None if unfiltered is None else unfiltered[:-1]
-            error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
-        has_ended = len(tokens) > 0 and int(tokens[-1]) in endings
-        return Completion(
-            tokens, logprobs, not has_ended, *top, unfiltered_logprobs=unfiltered, error=error
+    def load(self) -> Load:
+        live = self.live
+        return Load(
+            group=self.group(live),
+            generated=self.length[live] - self.prompt_length[live],
+            context=self.length[live] - 1,
+            budget=self.end[live] - self.length[live],
+            siblings=self._siblings(live) if self.has_prompt_ids else None,
+            waiting=len(self.waiting),
+            step=self.num_steps,
         )
+
+    def _siblings(self, live: np.ndarray) -> Siblings:
+        done = np.flatnonzero(self.is_done)
+        return Siblings(
+            prompt=self.prompt_id,
+            of_live=self.sibling[live],
+            of_done=self.sibling[done],
+            done=self.length[done] - self.prompt_length[done],
+            is_cut=self.length[done] == self.end[done],
+        )
+
+    def group(self, sequences: np.ndarray) -> np.ndarray:
+        """The data-parallel group of each of some live sequences."""
+        return self.row[sequences] // self.rows_per_group
+
+    def enter(self, sequences: np.ndarray, group: np.ndarray) -> None:
+        """Waiting sequences get the first free rows of their `group`, int[sequences] each."""
+        for number in np.unique(group).tolist():
+            members = sequences[group == number]
+            rows = number * self.rows_per_group + np.arange(self.rows_per_group)
+            free = np.setdiff1d(rows, self.row, assume_unique=True)
+            if len(free) < len(members):
+                raise ValueError(
+                    f"{len(members)} sequences do not fit the {len(free)} free rows of a group."
+                )
+            self.row[members] = free[: len(members)]
+        self._changed()
+
+    def leave(self, sequences: np.ndarray) -> None:
+        """Live sequences give up their rows and wait."""
+        self.row[sequences] = NO_ROW
+        self._changed()
+
+    def advance(self, emitted: np.ndarray, still_live: np.ndarray, steps: int) -> None:
+        """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows."""
+        live = self.live
+        self.length[live] += emitted
+        self.is_done[live] = ~still_live
+        self.done_after[live] = self.num_steps + emitted
+        self.num_steps += steps
+        self.row[live[~still_live]] = NO_ROW
+        self._live = live[still_live]
+
+    def end_now(self, sequences: np.ndarray) -> None:
+        """Live sequences that are to say nothing more."""
+        self.is_done[sequences] = True
+        self.done_after[sequences] = self.num_steps
+        self.row[sequences] = NO_ROW
+        self._changed()
+
+    def compact(self, new_rows: int) -> None:
+        """Moves the live sequences of each group to its first rows, of a new row bucket."""
+        live = self.live[np.argsort(self.row[self.live])]
+        group = self.row[live] // self.rows_per_group
+        turn = np.arange(len(live)) - np.searchsorted(group, group)
+        self.row[live] = group * new_rows + turn
+        self.rows_per_group = new_rows
+        self._changed()
+
+    def regroup(self, num_groups: int, is_recomputed: np.ndarray) -> np.ndarray:
+        """The group that each live sequence gets in a switch to `num_groups`, int[live].
+
+        A sequence that migrates stays with devices that hold a part of it. Groups merge with those
+        congruent modulo the number of groups afterwards, and split into those congruent modulo the
+        number before. One that is recomputed, bool[live], goes wherever most room is. Longest first,
+        so that those likely to run longest go to different groups.
+        """
+        live, before = self.live, self.num_groups
+        old = self.group(live)
+        new, filled = np.empty(len(live), np.int64), np.zeros(num_groups, np.int64)
+        everywhere = np.arange(num_groups)
+        for i in np.lexsort((-self.length[live], is_recomputed)):
+            choice = everywhere if is_recomputed[i] else everywhere[old[i] % num_groups :: before]
+            new[i] = choice[filled[choice].argmin()]
+            filled[new[i]] += 1
+        return new
+
+    def seat(self, group: np.ndarray, *, num_groups: int, rows_per_group: int) -> None:
+        """Gives every live sequence a row of its `group`, int[live]; longest first."""
+        live = self.live
+        order = np.lexsort((-self.length[live], group))
+        start = np.searchsorted(group[order], np.arange(num_groups))
+        turn = np.arange(len(live)) - start[group[order]]
+        if len(live) and turn.max() >= rows_per_group:
+            raise ValueError(
+                f"{turn.max() + 1} sequences do not fit a group of {rows_per_group} rows."
+            )
+        self.row[live[order]] = group[order] * rows_per_group + turn
+        self.num_groups, self.rows_per_group = num_groups, rows_per_group
+        self._changed()
+
+    def _changed(self) -> None:
+        """The host has changed rows."""
+        self._live = None
+        self.version += 1
+
+    def check_integrity(self) -> None:
+        """
+        Raises:
+          AssertionError: rows and lengths contradict each other.
+        """
+        live, rows = np.flatnonzero(self.row != NO_ROW), self.num_groups * self.rows_per_group
+        assert np.array_equal(self.live, live), "the live sequences are those with a row"
+        assert not self.is_done[live].any(), "a sequence that is done has no row"
+        assert len(np.unique(self.row[live])) == len(live), "two sequences share a row"
+        assert (self.row[live] < rows).all(), "a row is not one of a group"
+        assert (self.prompt_length <= self.length).all() and (self.length <= self.end).all()

@@ -4,7 +4,6 @@ Arrays have one entry a row. The rows of data-parallel group g are g·R … (g +
 the row bucket: the number of rows that the compiled programs work on in each group.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,6 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
-from pat_jax.planning.types import Split
 
 
 @pytree_dataclass
@@ -102,25 +100,6 @@ class BurstOutput:
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
-
-
-# Layout; row bucket of a group; tokens that a row's cache may come to hold.
-Shape = tuple[Split, int, int]
-
-
-@dataclass(frozen=True)
-class Burst:
-    """A decode burst on its way."""
-
-    shape: Shape
-    max_steps: int
-    threshold: int  # it ends when no group has more live sequences
-    is_ahead: bool  # dispatched behind another
-    output: BurstOutput  # on the devices
-
-    @property
-    def is_over(self) -> bool:
-        return all(leaf.is_ready() for leaf in jax.tree.leaves(self.output))
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:

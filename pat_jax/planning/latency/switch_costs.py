@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pat_jax.planning.types import Carry, Split
+from pat_jax.planning.types import Carry, Prediction, Split
 
 MOST_SEEN = 32  # switches remembered: older ones say little, and the fit stays small
 NOISE = 0.2  # one switch against the next like it, of the profile's cost
@@ -30,6 +30,12 @@ class SeenSwitch:
     kv_s: float  # and of its KV cache
     actual_s: float
     age: int = 0  # rollouts since
+
+    @classmethod
+    def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
+        """One that took so long, and went so."""
+        layouts = predicted.source, predicted.target
+        return cls(*layouts, carry, predicted.reslice_s, predicted.kv_s, seconds)
 
     @property
     def profile_s(self) -> float:

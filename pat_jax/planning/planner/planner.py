@@ -33,8 +33,11 @@ from pat_jax.planning.types import (
     Carry,
     Load,
     OneWay,
+    Outcome,
     Plan,
+    Prediction,
     Ran,
+    Relocated,
     Split,
     recompute_below,
 )
@@ -49,13 +52,13 @@ class Planner(ABC):
     def plan(self, load: Load, current: Split) -> Plan:
         """The layout of the next burst and when to end it."""
 
-    def observe(self, burst: Ran) -> None:
-        """This burst ran; a planner may learn from what it took."""
-        del burst
+    def observe(self, outcome: Outcome) -> None:
+        """What came of a decision; a planner may learn from what it took."""
+        del outcome
 
-    def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
-        """The switch from `source` that `plan` asked for took `seconds`, and `kv` is how it went."""
-        del source, plan, seconds, kv
+    def observe_rollout(self, lengths: LengthModel) -> None:
+        """From now on responses are expected to be as `lengths` says."""
+        del lengths
 
     def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
         """Which sequences go to other groups of the layout in which `plan` stays, if that pays.
@@ -65,10 +68,6 @@ class Planner(ABC):
         """
         del load, plan, options
         return None
-
-    def observe_balance(self, balance: Balance, seconds: float) -> None:
-        """What `balance` asked for took `seconds`."""
-        del balance, seconds
 
 
 @dataclass
@@ -92,8 +91,6 @@ class CostModelPlanner(Planner):
     )  # of this rollout
     # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
-    _asked: SeenSwitch | None = field(default=None, init=False, repr=False)
-    _even_step_s: np.ndarray | None = field(default=None, init=False, repr=False)
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
@@ -137,24 +134,41 @@ class CostModelPlanner(Planner):
         why = f"stay in {current}: best alternative {saves}"
         return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
 
-    def observe(self, burst: Ran) -> None:
-        if not self.is_frozen:
-            self.latency = self.latency.observed(burst)
+    def observe(self, outcome: Outcome) -> None:
+        match outcome:
+            case Ran() if not self.is_frozen:
+                self.latency = self.latency.observed(outcome)
+            case Relocated(Plan() as plan):
+                self._observe_switch(plan, outcome)
+            case Relocated(Balance() as balance):
+                self._observe_balance(balance, outcome)
 
-    def observe_switch(self, source: Split, plan: Plan, seconds: float, kv: Carry) -> None:
-        assert self._regret_budget is not None and self._asked is not None, "it was planned here"
-        if self.is_frozen:
-            seconds = plan.predicted_cost_s
+    def observe_rollout(self, lengths: LengthModel) -> None:
+        self.lengths = lengths
+
+    def _observe_switch(self, plan: Plan, outcome: Relocated) -> None:
+        assert self._regret_budget is not None and plan.prediction is not None, "planned here"
+        seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
         correction = without_optimism(self.latency, self.splits)
         was_afforded = self._regret_budget.affords(seconds, remaining_s, correction)
         there = self.splits.index(plan.split)
         self._regret_budget.switch(there, seconds, was_afforded=was_afforded)
-        if self.is_frozen:
-            return
-        # Where pages lack, sequences that were to migrate are not: it went another way than planned.
-        seen = replace(self._asked, carry=kv, actual_s=seconds)
-        self.switch_costs = self.switch_costs.observed(seen)
+        if not self.is_frozen:
+            # Where pages lack, sequences that were to migrate are not: it went another way than planned.
+            seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
+            self.switch_costs = self.switch_costs.observed(seen)
+
+    def _observe_balance(self, balance: Balance, outcome: Relocated) -> None:
+        prediction = balance.prediction
+        assert self._regret_budget is not None and self._burst is not None, "planned here"
+        assert prediction is not None and prediction.step_s is not None
+        seconds = balance.predicted_cost_s if self.is_frozen else outcome.seconds
+        self._regret_budget.balance(seconds)
+        self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
+        if not self.is_frozen:
+            seen = SeenSwitch.of(prediction, outcome.carry, seconds)
+            self.balance_costs = self.balance_costs.observed(seen)
 
     def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
         """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
@@ -175,21 +189,9 @@ class CostModelPlanner(Planner):
                 f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
                 f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
             )
-            best = Balance(group, stay - left, cost, why)
-            self._even_step_s = step_s
-            self._asked = SeenSwitch(split, split, "migrate", 0.0, seconds, actual_s=cost)
+            prediction = Prediction(split, split, "migrate", 0.0, seconds, step_s)
+            best = Balance(group, stay - left, cost, why, prediction)
         return best
-
-    def observe_balance(self, balance: Balance, seconds: float) -> None:
-        assert self._regret_budget is not None and self._asked is not None, "it was planned here"
-        if self.is_frozen:
-            seconds = balance.predicted_cost_s
-        self._regret_budget.balance(seconds)
-        assert self._burst is not None and self._even_step_s is not None
-        self._burst = self._even_step_s, self._burst[1]  # what the next burst will cost now
-        if not self.is_frozen:
-            seen = replace(self._asked, actual_s=seconds)
-            self.balance_costs = self.balance_costs.observed(seen)
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
@@ -275,7 +277,6 @@ class CostModelPlanner(Planner):
         kv_s = carry_seconds(self.latency, source, target, load, below)
         cost = kv_s * self.switch_costs.kv(way) + float(costs.tables.reslice[pair])
         reslice_s = float(self._dense().reslice[pair])
-        self._asked = SeenSwitch(source, target, way, reslice_s, kv_s, actual_s=cost)
         return Plan(
             target,
             threshold=0,
@@ -284,6 +285,7 @@ class CostModelPlanner(Planner):
             predicted_cost_s=cost,
             predicted_remaining_s=total,
             reason=f"{why}, costs {cost:.2f} s ({way})",
+            prediction=Prediction(source, target, way, reslice_s, kv_s),
         )
 
     def _dense(self) -> CostTables:

@@ -1,0 +1,285 @@
+"""The controller: what a rollout does next. It decides on host state alone; an executor does it.
+
+Devices execute it (`device_executor.py`), and so does a simulated clock: every rule of a rollout is here,
+in the scheduler, or in the planner, once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pat_jax.engine.layout.buckets import Shapes
+from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.sequences.contents import Contents, RowsOutput
+from pat_jax.engine.sequences.page_reserve import PageReserve
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
+from pat_jax.engine.sequences.state import ReservedPages
+from pat_jax.planning.held import most_held
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import Balance, Load, Plan, Split
+
+REFILL_PART = 8
+
+# Layout; row bucket of a group; tokens that a row's cache may come to hold.
+Shape = tuple[Split, int, int]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A decode burst to be dispatched: its program, and what ends it."""
+
+    shape: Shape
+    max_steps: int
+    threshold: int  # it ends when no group has more live sequences
+    is_ahead: bool  # dispatched behind another
+    reserved: ReservedPages  # what its rows draw pages from; ends it where they are too few
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """Live sequences to other groups, of another layout or of the one they are in."""
+
+    source: Split
+    target: Split
+    load: Load  # as they were before
+    group: np.ndarray  # int[live], of each afterwards
+    is_left: np.ndarray  # bool[live], whose pages are left behind; the others migrate
+    moves: PageMoves
+
+
+class Collected(NamedTuple):
+    """What came of a burst."""
+
+    steps: int
+    tokens: int
+    held: float  # see Ran
+    ended: np.ndarray  # int[ended], the sequences that it ended
+    spoilt: Copies  # pages to be written over
+
+
+class Controller:
+    """Of one rollout, in one layout at a time."""
+
+    def __init__(
+        self,
+        contents: Contents,
+        shapes: Shapes,
+        split: Split,
+        *,
+        runs_ahead: bool,
+        checks: bool = False,
+        expected: np.ndarray | None = None,
+    ):
+        """
+        Args:
+          contents: of a table in which all sequences wait, in the groups of `split`.
+          runs_ahead: dispatch a burst before the results of the one before it are known.
+          checks: `check_integrity` after each burst.
+          expected: float[sequences], tokens of the responses; see Scheduler.
+        """
+        self.contents, self.table, self.shapes = contents, contents.table, shapes
+        self.split, self.runs_ahead, self.checks = split, runs_ahead, checks
+        self.scheduler = Scheduler(
+            contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
+        )
+        self.num_preempted = 0
+        # Sums over the beginnings and ends of bursts, of what their sequences hold.
+        self.kv_slots, self.kv_unused = 0, 0  # tokens
+        self._num_running = 0  # bursts dispatched and not collected
+        self._reserve: PageReserve | None = None
+        self._version = -1  # of the rows that the bursts on their way have
+
+    @property
+    def has_work(self) -> bool:
+        return self.table.has_work
+
+    def admit(self) -> PrefillWork:
+        """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""
+        self._grow()
+        shapes = self.shapes
+        most_rows = shapes.buckets.rows[self.split][-1]
+        return self.scheduler.admit(most_rows, shapes.burst_steps, at_once=shapes.check_every)
+
+    def _grow(self) -> None:
+        """Before a burst there is room for half of it.
+
+        Bursts that end because pages run out cost round-trips to the host, and pages kept for whole
+        bursts are those of fewer sequences (`python -m benchmarks.kv_waste`).
+        """
+        at_once = self.shapes.check_every
+        room = max(at_once, self.shapes.burst_steps // 2)
+        self.num_preempted += self.scheduler.grow(room, at_once=at_once)
+
+    def decide(self, planner: Planner) -> tuple[Plan, Balance | None]:
+        """The layout of the next burst, and which sequences go to other groups where it stays the same."""
+        load = self.table.load()
+        plan = planner.plan(load, self.split)
+        if plan.split != self.split:
+            return plan, None
+        # What is laid out for bursts on their way is free again before any sequences move.
+        laid_out = self._reserve.left if self._reserve is not None and self._num_running else 0
+        row_buckets = self.shapes.buckets.rows[self.split]
+        options = self.scheduler.balance_options(row_buckets, laid_out)
+        return plan, planner.balance(load, plan, options)
+
+    def relocate(self, plan: Plan) -> Relocation:
+        """The first half of a switch to the plan's layout; `arrive` must follow.
+
+        Sequences with fewer tokens than the plan says leave their pages behind, and so does one that
+        finds too few.
+        """
+        table, source, target = self.table, self.split, plan.split
+        load = table.load()
+        is_recomputed = load.context < plan.recompute_below
+        group = table.regroup(target.dp, is_recomputed)
+        moves, is_left = self.scheduler.leave(
+            group,
+            num_groups=target.dp,
+            num_pages=self.shapes.pages[target],
+            is_recomputed=is_recomputed,
+        )
+        self.split = target
+        return Relocation(source, target, load, group, is_left, moves)
+
+    def arrive(
+        self, relocation: Relocation, new_page: np.ndarray | None
+    ) -> tuple[PrefillWork, np.ndarray]:
+        """The second half: what was left behind is to be computed anew.
+
+        Args:
+          new_page: int[moves], where pages have arrived; None: where `relocate` has put them.
+
+        Returns:
+          What is to be computed, and bool[live], the sequences that find no pages and wait.
+        """
+        if new_page is not None:
+            self.scheduler.tables.renumber(relocation.moves, new_page)
+        steps = self.shapes.check_every
+        return self.scheduler.arrive(relocation.group, relocation.is_left, steps)
+
+    def balance(self, balance: Balance) -> Relocation:
+        """Live sequences to the groups that `balance` gives them."""
+        load, table = self.table.load(), self.table
+        moves = self.scheduler.balance(balance.group)
+        stay = np.zeros(load.live, bool)
+        return Relocation(self.split, self.split, load, table.group(table.live), stay, moves)
+
+    def fit(self) -> None:
+        """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
+        self._grow()
+        rows = self.shapes.buckets.rows_for(self.split, self.table.fullest)
+        if rows != self.table.rows_per_group:
+            self.table.compact(rows)
+
+    def burst(self, threshold: int) -> Burst:
+        """The next burst of the live sequences; `fit` comes before.
+
+        It ends when the planner's `threshold` is reached, where rows can be compacted, or when there
+        are rows for those that wait.
+        """
+        shape, steps = self._next(steps_before=0)
+        tables = self.scheduler.tables
+        size = self.shapes.reserve_size(self.table.rows_per_group)
+        self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
+        self._reserve.fill(tables.lacking(steps))
+        return self._launched(shape, steps, self._stop_at(threshold), is_ahead=False)
+
+    def burst_behind(self, running: Burst, threshold: int) -> Burst | None:
+        """The burst after `running`, whose results are not known yet.
+
+        It ends at the newest `threshold`, and where `running` does: if that has come to an end of the
+        kind, it takes no step.
+
+        Returns:
+          None where rows are to change first, pages are too few, or budgets say that `running` will
+          reach the threshold.
+        """
+        table, reserve = self.table, self._reserve
+        assert reserve is not None, "launched"
+        if table.version != self._version or len(table.waiting):
+            return None
+        live = table.live
+        goes_on = live[table.end[live] - table.length[live] > running.max_steps]
+        fullest = int(np.bincount(table.group(goes_on), minlength=1).max())
+        threshold = max(running.threshold, self._stop_at(threshold))
+        if fullest <= threshold:
+            return None
+        shape, steps = self._next(running.max_steps)
+        needed = self.scheduler.tables.lacking(running.max_steps + steps)
+        if shape != running.shape or not reserve.can_hold(needed):
+            return None
+        reserve.fill(needed)
+        return self._launched(shape, steps, threshold, is_ahead=True)
+
+    def _stop_at(self, threshold: int) -> int:
+        rows, fullest = self.table.rows_per_group, self.table.fullest
+        compact_at = self.shapes.buckets.rows_below(self.split, rows)
+        # For those that wait a burst ends when an eighth of the fullest group has ended: on real
+        # lengths that takes fewer decode steps than bursts of 64, and no more where each burst costs
+        # another two (`python -m benchmarks.refill`).
+        refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
+        return min(max(compact_at, threshold, refill_at), fullest - 1)
+
+    def _next(self, steps_before: int) -> tuple[Shape, int]:
+        """Shape and most steps of a burst, behind one of up to `steps_before` steps."""
+        table, shapes = self.table, self.shapes
+        context = table.max_context + steps_before
+        last_context = int(table.end[table.live].max()) - 1  # with all budgets used up
+        length = shapes.buckets.length_for(min(last_context, context + shapes.check_every))
+        steps = shapes.burst_steps
+        if length < last_context:
+            steps = min(steps, length - context) // shapes.check_every * shapes.check_every
+        return (self.split, table.rows_per_group, length), steps
+
+    def _launched(self, shape: Shape, steps: int, threshold: int, *, is_ahead: bool) -> Burst:
+        assert self._reserve is not None
+        self._count_pages()
+        self._num_running += 1
+        return Burst(shape, steps, threshold, is_ahead, self._reserve.laid_out())
+
+    def collect(self, output: RowsOutput) -> Collected:
+        """Takes over the results of the oldest burst on its way."""
+        table, tables, reserve = self.table, self.scheduler.tables, self._reserve
+        assert reserve is not None, "launched"
+        live = table.live
+        group, context, row = table.group(live), table.length[live] - 1, table.row[live]
+        emitted, goes_on, steps = output.emitted[row], output.live[row], int(output.steps)
+        reserve.note_drawn(tables.add(output.pages))
+        groups = self.contents.spoilt_groups(output)
+        self.contents.take(output)
+        table.advance(emitted, goes_on, steps)
+        spoilt = self.scheduler.release_ended()
+        self._count_pages()
+        self._num_running -= 1
+        if not self._num_running:
+            reserve.take_back()
+            parts = zip(spoilt, *map(self.scheduler.wipe, groups), strict=True)
+            spoilt = Copies(*map(np.concatenate, parts))
+        held = most_held(context, emitted, group, steps, self.shapes.check_every)
+        mean_held = float(held.mean()) if steps else 0.0
+        if self.checks:
+            self.check_integrity()
+        return Collected(steps, int(emitted.sum()), mean_held, live[~goes_on], spoilt)
+
+    def end(self, has_enough: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
+        """Ends the live sequences that have said enough; returns them, and pages to be written over."""
+        ended = np.array([i for i in self.table.live.tolist() if has_enough(i)], np.int64)
+        if len(ended):
+            self.table.end_now(ended)
+        return ended, self.scheduler.release_ended()
+
+    def _count_pages(self) -> None:
+        assert self._reserve is not None, "launched"
+        tables = self.scheduler.tables
+        self.kv_slots += (tables.num_held - int(self._reserve.left.sum())) * tables.page_size
+        self.kv_unused += tables.unused
+
+    def check_integrity(self) -> None:
+        """
+        Raises:
+          AssertionError: no burst is on its way, and rows, pages and the queue contradict each other.
+        """
+        if not self._num_running:
+            self.scheduler.check_integrity()

@@ -1,0 +1,42 @@
+"""The rollout's copy of the policy's weights, in one layout at a time."""
+
+import jax
+
+from pat_jax.engine.device import reslice
+from pat_jax.engine.device.program_specs import ProgramSpecs
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.policy import Params
+
+
+class Weights:
+    def __init__(self, specs: ProgramSpecs, programs: ProgramTable, params: Params, layout: Layout):
+        """Takes over `params`, already on the shards of `layout`, and deletes them in time."""
+        self.specs, self.programs = specs, programs
+        self.params, self.layout = params, layout
+
+    def reslice(self, target: Layout) -> tuple[int, int]:
+        """Moves the weights to `target`.
+
+        Returns:
+          The bytes that went from device to device, and the most that one device held besides its
+          old shards.
+        """
+        plan = self.specs.reslice(self.layout, target)
+        if plan.is_on_host:
+            shardings = target.param_shardings(self.specs.functions.policy)
+            leaves = [leaf for (leaf,) in plan.runs]
+            self.params = reslice.reslice_on_host(self.params, shardings, leaves)
+        else:
+            programs = [
+                self.programs[Key("reslice", self.layout.split, target=target.split, part=part)]
+                for part in range(len(plan.runs))
+            ]
+            self.params = reslice.reslice(self.params, plan.runs, programs)
+        self.layout = target
+        return plan.sent_bytes, plan.extra_bytes
+
+    def delete(self) -> None:
+        """Frees the memory."""
+        for leaf in jax.tree.leaves(self.params):
+            leaf.delete()

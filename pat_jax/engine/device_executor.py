@@ -1,0 +1,158 @@
+"""Executes a rollout on devices: prefill, bursts dispatched one behind another, and the moves between.
+
+Follows the host's accounts with device arrays. Decides nothing: `controller.py` does.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.engine.controller import Burst, Relocation
+from pat_jax.engine.device.device_pool import DevicePool
+from pat_jax.engine.device.program_specs import ProgramSpecs
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.device.weights import Weights
+from pat_jax.engine.executor import Arrival, Executor
+from pat_jax.engine.relocation.order import Pools, placed
+from pat_jax.engine.sequences.block_tables import BlockTables
+from pat_jax.engine.sequences.contents import RowsOutput
+from pat_jax.engine.sequences.prefill_calls import (
+    Copies,
+    PrefillCall,
+    PrefillWork,
+    prefill_calls,
+)
+from pat_jax.engine.sequences.responses import Responses
+from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
+
+
+class _Running(NamedTuple):
+    burst: Burst
+    output: BurstOutput  # on the devices
+
+
+class DeviceExecutor(Executor):
+    """In one layout at a time, that of the weights."""
+
+    def __init__(
+        self,
+        specs: ProgramSpecs,
+        programs: ProgramTable,
+        weights: Weights,
+        responses: Responses,
+        tables: BlockTables,
+        clock: Stopwatch,
+    ):
+        self.clock = clock
+        self.specs, self.programs, self.weights = specs, programs, weights
+        self.responses, self.tables = responses, tables
+        self.pool = DevicePool(specs, programs, weights.layout)
+        self._running: deque[_Running] = deque()
+        # What the devices have of the rows, and the table's version that it was made under.
+        self._rows: RowState | None = None
+        self._version = -1
+        self._seen: jax.Array | None = None  # as old as the rows
+        # Of the bursts on their way: the rows' pages, and how many have been drawn.
+        self._tables: tuple[jax.Array, jax.Array] | None = None
+
+    def prefill(self, work: PrefillWork) -> int:
+        if not len(work.spans.sequence) and not len(work.copies.group):
+            return 0
+        specs, size, room = self.specs, self.specs.page_size, 0
+        for call in prefill_calls(
+            work.spans,
+            num_groups=self.weights.layout.split.dp,
+            sizes=specs.prefill_sizes,
+            page_size=size,
+        ):
+            self._prefill(call)
+            room += call.length.size * size
+        self.pool.copy(work.copies)
+        self.pool.settle()
+        return room
+
+    def _prefill(self, call: PrefillCall) -> None:
+        specs, size = self.specs, self.specs.page_size
+        length = specs.shapes.buckets.length_for(call.context)
+        sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
+        tokens = np.zeros((len(sequence), size), np.int32)
+        for block, (i, at, count) in enumerate(
+            zip(sequence, start, call.length.reshape(-1), strict=True)
+        ):
+            tokens[block, :count] = self.responses.tokens[i, at : at + count]
+        tables = self.tables.rows(sequence, specs.width(length))
+        self.pool.prefill(self.weights.params, tokens, start, tables, length)
+
+    def wipe(self, spoilt: Copies) -> None:
+        self.pool.copy(spoilt)
+
+    def launch(self, burst: Burst) -> None:
+        by_rows = self.pool.layout.sharding("batch")
+        table = self.responses.table
+        if not burst.is_ahead:
+            if self._rows is None or self._seen is None or self._version != table.version:
+                self._rows = jax.device_put(self.responses.row_state(), by_rows)
+                self._seen, self._version = self._put_seen(), table.version
+            tables = self.tables.rows(table.occupants, self.specs.width(burst.shape[-1]))
+            none_drawn = np.zeros(self.pool.layout.split.dp, np.int32)
+            self._tables = jax.device_put((tables, none_drawn), by_rows)
+        elif self.pool.layout.backend.waits:
+            jax.block_until_ready(self._running[-1].output)
+        assert self._rows is not None and self._seen is not None and self._tables is not None
+        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables)
+        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold))
+        program = self.programs[Key("decode", *burst.shape)]
+        state, output = program(self.weights.params, state, burst.reserved, until)
+        self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
+        self._tables = state.tables, state.drawn
+        self._running.append(_Running(burst, output))
+
+    def _put_seen(self) -> jax.Array:
+        """What penalties look at. Where no live row has one any content will do: nothing is sent."""
+        responses, by_rows = self.responses, self.pool.layout.sharding("batch")
+        rows = responses.table.num_groups * responses.table.rows_per_group
+        shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
+        if (
+            old is not None
+            and not responses.has_penalties
+            and (old.shape, old.sharding) == (shape, by_rows)
+        ):
+            return old
+        return jax.device_put(responses.seen(shape), by_rows)
+
+    def collect(self) -> tuple[RowsOutput, bool]:
+        burst, output = self._running.popleft()
+        # One that was over before the host came to wait for it took nobody knows how long.
+        was_over = all(leaf.is_ready() for leaf in jax.tree.leaves(output))
+        return jax.device_get(output), not (burst.is_ahead and was_over)
+
+    def relocate(self, relocation: Relocation) -> Arrival:
+        if relocation.source == relocation.target:
+            traffic = self.pool.shift(relocation.moves)
+            self.pool.settle()
+            return Arrival(None, traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
+        pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
+        old, new = (Pools(split.dp, pages[split]) for split in splits)
+        arrivals = placed(relocation.moves, old, new)
+        self.pool.copy(arrivals.copies)
+        target = self.specs.layouts[relocation.target]
+        traffic = self.pool.migrate(target, arrivals.shipments)
+        weight_bytes, chunk_bytes = self.weights.reslice(target)
+        return Arrival(
+            arrivals.new_page,
+            weight_bytes + traffic.num_bytes,
+            weight_bytes + traffic.least_bytes,
+            traffic.staging_bytes + chunk_bytes,
+        )
+
+    def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
+        room = super().recompute(relocation, work, waits)
+        self.pool.settle()
+        return room
+
+    def release(self) -> None:
+        """The update that follows needs the memory."""
+        self.pool.delete()

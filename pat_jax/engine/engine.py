@@ -1,0 +1,211 @@
+"""The engine: one policy on a list of devices, from requests to completions.
+
+Knows devices and programs. Knows nothing about text, rewards or how a plan is made; the loop is `rollout.py`.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from pat_jax.common.devices import Device
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.controller import Controller
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.program_specs import (
+    RESLICE_CHUNK_BYTES,
+    ProgramSpecs,
+    page_bytes,
+    pages_per_group,
+)
+from pat_jax.engine.device.programs import ProgramTable
+from pat_jax.engine.device.weights import Weights
+from pat_jax.engine.device_executor import DeviceExecutor
+from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.rollout import rollout
+from pat_jax.engine.sequences.responses import Completion, Request, Responses
+from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import Split
+
+log = logging.getLogger(__name__)
+
+
+class RolloutEngine:
+    """Generates with one policy on a list of devices."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        devices: Sequence[Device],
+        config: RolloutConfig,
+        *,
+        capacity: int,
+        eos_ids: Sequence[int],
+        dtype: jnp.dtype = jnp.float32,
+        layouts: dict[Split, Layout] | None = None,
+        reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
+        kv_bytes: float = math.inf,
+        runs_ahead: bool | None = None,
+    ):
+        """
+        Args:
+          capacity: the most sequences that run at once; others wait.
+          layouts: the layouts to prepare; every one that divides the model where not given.
+          reslice_chunk_bytes: extra memory that a switch of the weights may take, all devices together.
+          kv_bytes: what the KV cache may take of a device; it takes less where less is enough.
+          runs_ahead: dispatch a burst before the results of the one before it are known, so that
+            the devices do not wait for the host. A switch that no threshold foresaw then comes one
+            burst later. None: where the `Backend` does.
+        """
+        self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
+        self.checks = config.check_integrity
+        self.dtype = dtype
+        self.mesh: Mesh = factored_mesh(devices)
+        if layouts is None:
+            layouts, dropped = layout_chain(self.mesh, policy.config)
+            for reason in dropped:
+                log.info("dropped: %s", reason)
+        self.layouts = layouts
+        buckets = Buckets.build(
+            tuple(layouts),
+            capacity=capacity,
+            min_rows=config.min_rows,
+            min_length=config.min_length,
+            max_length=config.max_prompt_length + config.max_completion_length,
+        )
+        backend = next(iter(layouts.values())).backend
+        self.runs_ahead = backend.runs_ahead if runs_ahead is None else runs_ahead
+        functions = DecodeFunctions(
+            policy,
+            dtype,
+            self.eos_ids,
+            config.check_every,
+            config.burst_steps,
+            config.max_logprobs,
+        )
+        self.specs = ProgramSpecs(
+            functions,
+            layouts,
+            buckets,
+            config.page_size,
+            pages_per_group(
+                layouts,
+                buckets,
+                config.page_size,
+                unsplit=config.kv_pages,
+                most=kv_bytes // page_bytes(policy.config, config.page_size, dtype),
+            ),
+            config.prefill_blocks,
+            reslice_chunk_bytes,
+        )
+        self.programs = ProgramTable()
+        self.specs.declare(self.programs)
+        self._weights: Weights | None = None
+
+    def compile(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        within: Collection[Split] | None = None,
+    ) -> None:
+        """Every program, or those of the layouts `within` and of the switches between them."""
+        self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress, within=within)
+
+    @property
+    def weights(self) -> Weights:
+        assert self._weights is not None, "set_weights comes first"
+        return self._weights
+
+    @property
+    def params(self) -> Params | None:
+        """None before `set_weights`, and after `release_weights`."""
+        return self._weights and self._weights.params
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the weights."""
+        return self._weights and self._weights.layout
+
+    def set_weights(self, params: Params, layout: Layout) -> None:
+        """Takes over `params`, already on the shards of `layout`; the engine deletes them in time."""
+        self._weights = Weights(self.specs, self.programs, params, layout)
+
+    def release_weights(self) -> None:
+        """Frees the rollout's copy of the weights: the update needs the memory."""
+        if self._weights is not None:
+            self._weights.delete()
+        self._weights = None
+
+    def reslice(self, target: Layout) -> tuple[int, int]:
+        """Moves the weights to `target`; see `Weights.reslice`."""
+        return self.weights.reslice(target)
+
+    def rollout(
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        expected: np.ndarray | None = None,
+    ) -> tuple[list[Completion], RolloutReport]:
+        """Generates every request to its end; see `stream`."""
+        report = RolloutReport()
+        done = dict(self.stream(requests, planner, report, expected=expected))
+        return [done[i] for i in range(len(requests))], report
+
+    def stream(
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        report: RolloutReport,
+        has_enough: Callable[[int, np.ndarray], bool] | None = None,
+        expected: np.ndarray | None = None,
+    ) -> Generator[tuple[int, Completion], None, None]:
+        """Yields each request's index and completion after the burst in which it ended.
+
+        Those that find no row or pages wait for them.
+
+        Args:
+          report: filled in on the way; whole when the last completion has been taken.
+          has_enough: told after each burst what every live request has said, int32[tokens]; where
+            it says True the request ends there.
+          expected: float[requests], tokens of the responses: of those that wait the longest begin
+            first. In their order where not given.
+        """
+        clock = Stopwatch()
+        with clock("schedule"):
+            controller, responses = self._begin(requests, expected)
+            tables = controller.scheduler.tables
+            device = self.specs, self.programs, self.weights
+            executor = DeviceExecutor(*device, responses, tables, clock)
+        enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
+        loop = rollout(controller, executor, planner, report, enough)
+        try:
+            with closing(loop):
+                for ended in loop:
+                    for i in ended.tolist():
+                        yield i, responses.completion(i, self.eos_ids)
+        finally:  # also where nobody takes the rest
+            executor.release()
+
+    def _begin(
+        self, requests: Sequence[Request], expected: np.ndarray | None
+    ) -> tuple[Controller, Responses]:
+        split, shapes = self.weights.layout.split, self.specs.shapes
+        rows = shapes.buckets.rows[split][-1]
+        responses = Responses.of(requests, num_groups=split.dp, rows_per_group=rows)
+        controller = Controller(
+            responses,
+            shapes,
+            split,
+            runs_ahead=self.runs_ahead,
+            checks=self.checks,
+            expected=expected,
+        )
+        return controller, responses

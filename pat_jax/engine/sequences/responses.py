@@ -1,0 +1,163 @@
+"""What each sequence was asked and what it has said, from requests to completions.
+
+All on the host, in NumPy. Decides nothing about layouts and touches no device array.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.engine.sequences.contents import Contents
+from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
+from pat_jax.engine.sequences.state import BurstOutput, RowState
+from pat_jax.engine.sequences.types import PLAIN, Sampling, token_set
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate."""
+
+    tokens: tuple[int, ...]  # the prompt
+    key: np.ndarray  # uint32[2], see sampling.sequence_key
+    max_new_tokens: int
+    sampling: Sampling = PLAIN
+    ignore_eos: bool = False
+    prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
+
+
+@dataclass(frozen=True)
+class Completion:
+    tokens: np.ndarray  # int32[length], the token that ended it included
+    logprobs: np.ndarray  # float32[length], under the distribution that each token was drawn from
+    is_truncated: bool  # cut at max_new_tokens before a token that ends it
+    # The likeliest tokens, likeliest first, and their log-probabilities by the model alone, without
+    # penalties, temperature and filters: int32 and float32[length, Sampling.logprobs], if asked for.
+    top_tokens: np.ndarray | None = None
+    top_logprobs: np.ndarray | None = None
+    # float32[length], under softmax(logits / temperature); None: they are `logprobs`.
+    unfiltered_logprobs: np.ndarray | None = None
+    error: str = ""  # one sentence where the request could not be generated to its end
+
+
+class Responses(Contents):
+    """The requests of a table's sequences, and their tokens."""
+
+    def __init__(self, requests: Sequence[Request], table: SequenceTable):
+        super().__init__(table)
+        self.requests = requests
+        prompts: dict[tuple[int, ...], int] = {}
+        numbers = [prompts.setdefault(request.tokens, len(prompts)) for request in requests]
+        self.prompt = np.array(numbers, np.int64)
+        self.tokens = np.zeros((len(requests), int(table.end.max(initial=1))), np.int32)
+        self.logprobs = np.zeros(self.tokens.shape, np.float32)
+        # Of those drawn from another distribution than the policy's own, burst by burst.
+        self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
+        for i, request in enumerate(requests):
+            self.tokens[i, : len(request.tokens)] = request.tokens
+        # Of each sequence, burst by burst, where it wants them.
+        self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
+
+    @classmethod
+    def of(
+        cls, requests: Sequence[Request], *, num_groups: int, rows_per_group: int
+    ) -> "Responses":
+        """With a table in which all of them wait."""
+        ids = [r.prompt_id for r in requests if r.prompt_id is not None]
+        table = SequenceTable(
+            np.array([len(r.tokens) for r in requests], np.int32),
+            np.array([r.max_new_tokens for r in requests], np.int32),
+            prompt_id=np.array(ids, np.int64) if len(ids) == len(requests) else None,
+            num_groups=num_groups,
+            rows_per_group=rows_per_group,
+        )
+        return cls(requests, table)
+
+    def known(self, i: int) -> np.ndarray:
+        """Tokens so far, int32[length]."""
+        return self.tokens[i, : self.table.length[i]]
+
+    def row_state(self) -> RowState:
+        """The host's copy of every row's numbers, to be put on the devices."""
+        table = self.table
+        rows = RowState.empty(table.num_groups * table.rows_per_group)
+        for i in table.live:
+            request, row = self.requests[i], table.row[i]
+            rows.last_token[row] = self.tokens[i, table.length[i] - 1]
+            rows.position[row] = table.length[i] - 1
+            rows.end[row] = table.end[i]
+            rows.live[row] = True
+            rows.ignore_eos[row] = request.ignore_eos
+            rows.key[row] = request.key
+            rows.sampling.put(int(row), request.sampling, len(request.tokens))
+        return rows
+
+    @property
+    def has_penalties(self) -> bool:
+        """Some live sequence is drawn by which tokens occurred."""
+        return any(self.requests[i].sampling.has_penalty for i in self.table.live)
+
+    def seen(self, shape: tuple[int, int, int]) -> np.ndarray:
+        """The tokens of each row's text and response as bits, for rows with a penalty; see sampling."""
+        table, words = self.table, np.zeros(shape, np.uint32)
+        for i in table.live:
+            if self.requests[i].sampling.has_penalty:
+                for part, tokens in enumerate((self.known(i), self.response(i))):
+                    words[table.row[i], part] = token_set(tokens, 32 * shape[-1])
+        return words
+
+    def take(self, output: BurstOutput) -> None:
+        """Notes what the live sequences have said in a burst, before the table is told.
+
+        Nothing that it says of rows given up since it began matters any more.
+        """
+        table = self.table
+        rows, length = table.row[table.live], table.length[table.live]
+        counts = np.asarray(output.emitted)[rows]
+        for i, row, start, count in zip(table.live, rows, length, counts, strict=True):
+            at, sampling = slice(start, start + count), self.requests[i].sampling
+            self.tokens[i, at] = output.tokens[row, :count]
+            self.logprobs[i, at] = output.logprobs[row, :count]
+            if not sampling.is_plain:
+                self.unfiltered[i].append(output.unfiltered[row, :count])
+            if wanted := sampling.logprobs:
+                likeliest = output.top_tokens, output.top_logprobs
+                self.top[i].append(tuple(one[row, :count, :wanted] for one in likeliest))
+
+    def spoilt_groups(self, output: BurstOutput) -> list[int]:
+        """Groups with a row that drew from logits that are no numbers after it had been given up."""
+        table = self.table
+        rows = np.flatnonzero((table.occupants == NO_SEQUENCE) & (np.asarray(output.emitted) > 0))
+        is_spoilt = [np.isnan(output.logprobs[row, : output.emitted[row]]).any() for row in rows]
+        return np.unique(rows[np.array(is_spoilt, bool)] // table.rows_per_group).tolist()
+
+    def response(self, i: int) -> np.ndarray:
+        """What sequence i has said so far, int32[tokens]; not a copy."""
+        return self.known(i)[self.table.prompt_length[i] :]
+
+    def has_failed(self, i: int) -> bool:
+        """The newest token of sequence i was drawn from logits that are no numbers."""
+        length = self.table.length[i]
+        has_said = length > self.table.prompt_length[i]
+        return bool(has_said and np.isnan(self.logprobs[i, length - 1]))
+
+    def completions(self, eos_ids: Sequence[int]) -> list[Completion]:
+        return [self.completion(i, eos_ids) for i in range(len(self.requests))]
+
+    def completion(self, i: int, eos_ids: Sequence[int]) -> Completion:
+        """What sequence i has said."""
+        table, request = self.table, self.requests[i]
+        at = slice(table.prompt_length[i], table.length[i])
+        tokens, logprobs = self.tokens[i, at].copy(), self.logprobs[i, at].copy()
+        endings = {*request.sampling.stop_token_ids, *(() if request.ignore_eos else eos_ids)}
+        top, error = [np.concatenate(part) for part in zip(*self.top[i], strict=True)], ""
+        unfiltered = np.concatenate(self.unfiltered[i]) if self.unfiltered[i] else None
+        if self.has_failed(i):
+            # The token was drawn from logits that are no numbers: it is not part of the response.
+            tokens, logprobs, top = tokens[:-1], logprobs[:-1], [part[:-1] for part in top]
+            unfiltered = None if unfiltered is None else unfiltered[:-1]
+            error = f"the logits of token {len(tokens) + 1} of the response are not numbers (NaN)"
+        has_ended = len(tokens) > 0 and int(tokens[-1]) in endings
+        return Completion(
+            tokens, logprobs, not has_ended, *top, unfiltered_logprobs=unfiltered, error=error
+        )

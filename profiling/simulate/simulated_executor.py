@@ -1,0 +1,142 @@
+"""Executes a rollout on a simulated clock: responses are as long as is known, every duration is looked up.
+
+What no latency model knows is free of charge, but for the time that a `Machine` gives its host for each
+live sequence.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.engine.controller import Burst, Relocation
+from pat_jax.engine.executor import Arrival, Executor
+from pat_jax.engine.sequences.block_tables import BlockTables, turns
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
+from pat_jax.planning.held import most_held
+from pat_jax.planning.planner.balance import balance_seconds
+from pat_jax.planning.planner.carry import carried_seconds
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.machine import Machine
+
+
+@dataclass(frozen=True)
+class SimulatedOutput:
+    """What a burst did to the rows: see `contents.RowsOutput`."""
+
+    emitted: np.ndarray
+    live: np.ndarray
+    steps: int
+    pages: np.ndarray
+
+
+class SimulatedExecutor(Executor):
+    def __init__(self, responses: np.ndarray, machine: Machine, tables: BlockTables, split: Split):
+        """
+        Args:
+          responses: int[sequences], tokens that each will say.
+        """
+        self.responses, self.machine, self.tables = responses, machine, tables
+        self.table, self.split = tables.table, split
+        self.now_s = 0.0
+        self.clock = Stopwatch(lambda: self.now_s)
+        self._running: deque[Burst] = deque()
+        self._drawn = np.zeros(0, np.int64)  # of each group's reserve
+
+    def prefill(self, work: PrefillWork) -> int:
+        """Whole pages, in calls that are as full as those of the devices."""
+        spans, truth = work.spans, self.machine.truth
+        if not len(spans.sequence):
+            return 0
+        tokens, pages = spans.stop - spans.start, truth.page_size
+        self.now_s += truth.packed(self.split, spans.group, tokens)
+        return int((-(-tokens // pages)).sum()) * pages
+
+    def wipe(self, spoilt: Copies) -> None:
+        assert not len(spoilt.group), "no logits, no NaNs"
+
+    def launch(self, burst: Burst) -> None:
+        if not burst.is_ahead:
+            self._drawn = np.zeros(burst.shape[0].dp, np.int64)
+        self._running.append(burst)
+
+    def collect(self) -> tuple[SimulatedOutput, bool]:
+        burst, table, machine = self._running.popleft(), self.table, self.machine
+        live, check_every = table.live, machine.check_every
+        left = self.responses[live] - (table.length - table.prompt_length)[live]
+        until_threshold = self._steps_until(burst.threshold, left)
+        steps = min(burst.max_steps, -(-until_threshold // check_every) * check_every)
+        steps, more = self._steps_with_pages(burst, left, steps)
+        rows = table.num_groups * table.rows_per_group
+        emitted, goes_on = np.zeros(rows, np.int64), np.zeros(rows, bool)
+        said = np.minimum(left, steps)
+        emitted[table.row[live]], goes_on[table.row[live]] = said, left > steps
+        if steps:
+            held = most_held(table.length[live] - 1, said, table.group(live), steps, check_every)
+            step_s = fmean(machine.truth.decode_step(*burst.shape, n) for n in held.tolist())
+            self.now_s += steps * (step_s + machine.host_s_per_sequence * len(live))
+        return SimulatedOutput(emitted, goes_on, steps, self._draw(burst, more)), True
+
+    def _steps_until(self, threshold: int, left: np.ndarray) -> int:
+        """Decode steps until no group has more than `threshold` live sequences."""
+        group, steps = self.table.group(self.table.live), 0
+        for number in range(self.table.num_groups):
+            members = left[group == number]
+            if len(members) > threshold:
+                at = len(members) - 1 - threshold
+                steps = max(steps, int(np.partition(members, at)[at]))
+        return steps
+
+    def _steps_with_pages(
+        self, burst: Burst, left: np.ndarray, steps: int
+    ) -> tuple[int, np.ndarray]:
+        """The steps for which the reserve lasts, and the pages that each row draws, int[live]."""
+        table, check_every = self.table, self.machine.check_every
+        live, groups = table.live, table.num_groups
+        group, whole = table.group(live), -(-left // check_every) * check_every
+        in_reserve = np.asarray(burst.reserved.filled) - self._drawn
+        while True:
+            # A row that ends has drawn its pages up to the next test.
+            tokens = table.length[live] - 1 + np.minimum(steps, whole)
+            pages = -(-np.minimum(tokens, table.end[live] - 1) // self.tables.page_size)
+            more = np.maximum(pages - self.tables.count[live], 0)
+            if not steps or (np.bincount(group, more, minlength=groups) <= in_reserve).all():
+                return steps, more if steps else np.zeros_like(more)
+            steps -= check_every
+
+    def _draw(self, burst: Burst, more: np.ndarray) -> np.ndarray:
+        """Pages of the reserve for the live rows, int32[rows, most]: in turn, as devices draw them."""
+        table, ring = self.table, np.asarray(burst.reserved.pages)
+        rows = table.num_groups * table.rows_per_group
+        counts = np.zeros(rows, np.int64)
+        counts[table.row[table.live]] = more
+        by_group = counts.reshape(table.num_groups, -1)
+        first = (by_group.cumsum(axis=1) - by_group + self._drawn[:, None]).reshape(-1)
+        row, turn = np.repeat(np.arange(rows), counts), turns(counts)
+        pages = np.full((rows, int(counts.max(initial=0))), NULL_PAGE, np.int32)
+        at = (first[row] + turn) % ring.shape[1]
+        pages[row, turn] = ring[row // table.rows_per_group, at]
+        self._drawn += by_group.sum(axis=1)
+        return pages
+
+    def relocate(self, relocation: Relocation) -> Arrival:
+        truth, load = self.machine.truth, relocation.load
+        source, self.split = relocation.source, relocation.target
+        if source == self.split:
+            self.now_s += balance_seconds(truth, source, load, relocation.group)
+        else:
+            self.now_s += truth.reslice(source, self.split)
+        return Arrival()
+
+    def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
+        """Priced as the planner prices it, what migrates included: sequence by sequence."""
+        del work
+        load, splits = relocation.load, (relocation.source, relocation.target)
+        self.now_s += carried_seconds(self.machine.truth, *splits, load, relocation.is_left, ~waits)
+        return 0
+
+    def release(self) -> None:
+        self._running.clear()
