@@ -43,28 +43,72 @@ class Placed:
     most_waiting: float  # pages of a group, as `MOST_WAITING` counts them
 
 
-def placed(moves: PageMoves, old: Pools, new: Pools) -> Placed:
-    """Where and when pages arrive. Four tries, each slower than the one before:
+class Try(NamedTuple):
+    """One way to find an order, see `TRIES`."""
 
-    page by page from the last to the first; that after all have been copied together; in an order that
-    empties whole blocks of memory in each round; and that one page at a time, which waits for no other
-    page of a round. More than `MOST_WAITING` wait where all fail, which takes full pools of groups that
-    hold very unlike shares.
+    is_together: bool  # all pages that leave are copied together first
+    is_even: bool  # whole blocks of memory, each round's share of each group in each
+    sizes: tuple[int, ...]  # pages of a round
+
+
+# Page by page from the last to the first; that after all have been copied together; in an order that
+# empties whole blocks of memory in each round; and that one page at a time, which waits for no other
+# page of a round.
+TRIES = (
+    Try(False, False, SIZES),
+    Try(True, False, SIZES),
+    Try(True, True, SIZES),
+    Try(True, True, SIZES[-1:]),
+)
+
+
+def placed(moves: PageMoves, old: Pools, new: Pools) -> Placed:
+    """Where and when pages arrive: by the first of `TRIES` in which no more than `MOST_WAITING` wait.
+
+    More wait, as few as in any of them, where all fail: that takes full pools of groups that hold very
+    unlike shares.
 
     Args:
       moves: one for each page that arrives, to as many as the pools of the new groups hold;
         `new_page` is not looked at.
     """
-    tried = [_tried(_Leaving(moves, old, new), SIZES, is_even=False, copies=NO_COPIES)]
-    if tried[0].most_waiting <= MOST_WAITING:
-        return tried[0]
-    copies, moves = together(moves, old)
+    found = []
+    for way in TRIES:
+        found.append(placed_by(way, moves, old, new))
+        if found[-1].most_waiting <= MOST_WAITING:
+            return found[-1]
+    return min(found, key=lambda one: one.most_waiting)
+
+
+def placed_by(way: Try, moves: PageMoves, old: Pools, new: Pools) -> Placed:
+    """As `placed`, by one of `TRIES`, however many wait."""
+    copies = NO_COPIES
+    if way.is_together:
+        copies, moves = together(moves, old)
     leaving = _Leaving(moves, old, new)
-    for sizes, is_even in ((SIZES, False), (SIZES, True), (SIZES[-1:], True)):
-        tried.append(_tried(leaving, sizes, is_even, copies))
-        if tried[-1].most_waiting <= MOST_WAITING:
-            return tried[-1]
-    return min(tried, key=lambda one: one.most_waiting)
+    plan = leaving.rounds(way.sizes)
+    turn = leaving.even_turn(plan) if way.is_even else -leaving.block
+    slots = list(leaving.slots(plan, turn))
+    room, new_page = _Room(moves, old, new), np.full(len(turn), NULL_PAGE)
+    waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
+    puts, most_waiting = [], 0.0
+    for number, mine in enumerate(slots):
+        waiting[number] = mine[mine != NOBODY]
+        room.leave(waiting[number])
+        puts.append([])
+        for other in list(waiting):
+            sent = waiting[other]
+            if (places := room.take(moves.new_group[sent])) is not None:
+                new_page[sent] = places
+                del waiting[other]
+                puts[-1].append(other)
+        most_waiting = max(most_waiting, sum(leaving.waiting(plan[one]) for one in waiting))
+    assert not waiting, "the pools hold all that arrives"
+    shipments = [
+        Shipment(step, _pages(mine, moves.old_page), _pages(mine, new_page), tuple(put))
+        for step, mine, put in zip(plan, slots, puts, strict=True)
+    ]
+    return Placed(copies, new_page, shipments, most_waiting)
 
 
 def together(moves: PageMoves, old: Pools) -> tuple[Copies, PageMoves]:
@@ -84,7 +128,6 @@ class _Leaving:
     """The moves by narrow group: that is who takes part in a round."""
 
     def __init__(self, moves: PageMoves, old: Pools, new: Pools):
-        self.moves, self.old, self.new = moves, old, new
         self.is_up = old.groups >= new.groups
         self.group = moves.old_group if self.is_up else moves.new_group
         self.num_groups, self.num_wide = max(old.groups, new.groups), min(old.groups, new.groups)
@@ -170,31 +213,6 @@ def even_order(count: np.ndarray, path: np.ndarray) -> np.ndarray:
         else:
             now = np.delete(now, best)
     return np.array(order, np.int64)
-
-
-def _tried(leaving: _Leaving, sizes: tuple[int, ...], is_even: bool, copies: Copies) -> Placed:
-    moves, plan = leaving.moves, leaving.rounds(sizes)
-    turn = leaving.even_turn(plan) if is_even else -leaving.block
-    room, new_page = _Room(moves, leaving.old, leaving.new), np.full(len(turn), NULL_PAGE)
-    waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
-    slots, puts, most_waiting = list(leaving.slots(plan, turn)), [], 0.0
-    for number, mine in enumerate(slots):
-        waiting[number] = mine[mine != NOBODY]
-        room.leave(waiting[number])
-        puts.append([])
-        for other in list(waiting):
-            sent = waiting[other]
-            if (places := room.take(moves.new_group[sent])) is not None:
-                new_page[sent] = places
-                del waiting[other]
-                puts[-1].append(other)
-        most_waiting = max(most_waiting, sum(leaving.waiting(plan[one]) for one in waiting))
-    assert not waiting, "the pools hold all that arrives"
-    shipments = [
-        Shipment(step, _pages(mine, moves.old_page), _pages(mine, new_page), tuple(put))
-        for step, mine, put in zip(plan, slots, puts, strict=True)
-    ]
-    return Placed(copies, new_page, shipments, most_waiting)
 
 
 def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:
