@@ -112,6 +112,7 @@ class Held:
             mine, held = np.flatnonzero(self.group == group).tolist(), self._union(keep, group)
             # First in the allocator's order; pages that are given but not filled yet come last.
             given = pool.extend(NO_PAGES, PAGE * pool.num_free)
+            assert given is not None, "counted"
             order = np.concatenate([given, np.arange(NULL_PAGE + 1, pool.num_pages)])
             order = order[np.sort(np.unique(order, return_index=True)[1])]
             more = order[~np.isin(order, held)][: max(0, goal - len(held))]

@@ -63,7 +63,7 @@ def recomputed(switch: Switch, first: Placed) -> set[int]:
         crowd = _crowd(switch, first)
         waits = [k for k in switch.goes if k not in left and crowd & switch.leaves(k)]
         left.add(min(waits, key=lambda k: switch.held.tokens[k]))
-        first = placed_by(TRIES[0], switch.moves(left), switch.old, switch.new)
+        first = placed_by(switch.moves(left), switch.old, switch.new, *TRIES[0])
     return left
 
 
@@ -124,7 +124,7 @@ def timed(switch: Switch) -> Iterator[tuple[Placed, float]]:
     moves = switch.moves(set())
     for way in TRIES:
         start = time.perf_counter()
-        yield placed_by(way, moves, switch.old, switch.new), time.perf_counter() - start
+        yield placed_by(moves, switch.old, switch.new, *way), time.perf_counter() - start
 
 
 def looked_at(switch: Switch, source: Split, target: Split, prices: Prices) -> dict:
@@ -244,7 +244,7 @@ def main() -> None:
         content = {
             "command": "python -m benchmarks.relocation_order " + " ".join(sys.argv[1:]),
             "most_waiting": MOST_WAITING,
-            "tries": [way._asdict() for way in TRIES],
+            "tries": [{"is_even": is_even, "sizes": sizes} for is_even, sizes in TRIES],
             "lengths": found,
             "beyond_the_first": beyond(rows),
         }

@@ -5,6 +5,10 @@ whose pages find no room waits in the buffers in which it arrived, until later o
 a pool may be full to its last page. Where free memory lies scattered, what leaves is copied together
 first. NumPy, on the host.
 
+One order, and recomputing what finds no room in it, would save the other two, which 0.6 % of switches
+need. It would cost 0.01 % of a rollout in the mean over switches, and 3.5 % of a short one at worst
+(`python -m benchmarks.relocation_order`).
+
 Groups share devices with those congruent modulo the fewer groups; see `accounts.regroup`.
 """
 
@@ -24,6 +28,8 @@ MOST_WAITING = 2 * SIZES[0]  # pages of a group, in rounds that wait: the buffer
 CANDIDATES = 128  # blocks that are compared for the next place in an even order
 GOLDEN = (5**0.5 - 1) / 2
 NO_COPIES = Copies(*np.zeros((3, 0), np.int32))
+# `is_even` and `sizes` of `placed_by`, each slower than the one before: a page alone waits for no other.
+TRIES = ((False, SIZES), (True, SIZES), (True, SIZES[-1:]))
 
 
 class Pools(NamedTuple):
@@ -43,25 +49,6 @@ class Placed:
     most_waiting: float  # pages of a group, as `MOST_WAITING` counts them
 
 
-class Try(NamedTuple):
-    """One way to find an order, see `TRIES`."""
-
-    is_together: bool  # all pages that leave are copied together first
-    is_even: bool  # whole blocks of memory, each round's share of each group in each
-    sizes: tuple[int, ...]  # pages of a round
-
-
-# Page by page from the last to the first; that after all have been copied together; in an order that
-# empties whole blocks of memory in each round; and that one page at a time, which waits for no other
-# page of a round.
-TRIES = (
-    Try(False, False, SIZES),
-    Try(True, False, SIZES),
-    Try(True, True, SIZES),
-    Try(True, True, SIZES[-1:]),
-)
-
-
 def placed(moves: PageMoves, old: Pools, new: Pools) -> Placed:
     """Where and when pages arrive: by the first of `TRIES` in which no more than `MOST_WAITING` wait.
 
@@ -74,20 +61,28 @@ def placed(moves: PageMoves, old: Pools, new: Pools) -> Placed:
     """
     found = []
     for way in TRIES:
-        found.append(placed_by(way, moves, old, new))
+        found.append(placed_by(moves, old, new, *way))
         if found[-1].most_waiting <= MOST_WAITING:
             return found[-1]
     return min(found, key=lambda one: one.most_waiting)
 
 
-def placed_by(way: Try, moves: PageMoves, old: Pools, new: Pools) -> Placed:
-    """As `placed`, by one of `TRIES`, however many wait."""
+def placed_by(
+    moves: PageMoves, old: Pools, new: Pools, is_even: bool, sizes: tuple[int, ...]
+) -> Placed:
+    """As `placed`, in one order, however many wait.
+
+    Args:
+      is_even: pages are copied together first, then leave by whole blocks of memory, each round's share
+        of each group in each block. Else they leave page by page, from the last to the first.
+      sizes: pages of a round.
+    """
     copies = NO_COPIES
-    if way.is_together:
+    if is_even:
         copies, moves = together(moves, old)
     leaving = _Leaving(moves, old, new)
-    plan = leaving.rounds(way.sizes)
-    turn = leaving.even_turn(plan) if way.is_even else -leaving.block
+    plan = leaving.rounds(sizes)
+    turn = leaving.even_turn(plan) if is_even else -leaving.block
     slots = list(leaving.slots(plan, turn))
     room, new_page = _Room(moves, old, new), np.full(len(turn), NULL_PAGE)
     waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
