@@ -15,16 +15,14 @@ from benchmarks.workloads import read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.relocation.order import Pools
 from pat_jax.engine.scheduler import Scheduler
-from pat_jax.engine.sequences.accounts import Accounts
+from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import (
     NO_PAGES,
     NULL_PAGE,
     PageAllocator,
-    num_pages_for,
 )
-from pat_jax.engine.sequences.page_reserve import steps_with_room
 from pat_jax.engine.sequences.prefill_calls import PageMoves
-from pat_jax.engine.sequences.sequence_table import Request, SequenceTable
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.profiling.simulate.response_lengths import BUILT_IN, Draw, ResponseLengths
@@ -58,15 +56,18 @@ def pools_of(split: Split, pages: int, kv_heads: int) -> Pools:
 
 def moments(workload: Workload, pools: Pools) -> Iterator[tuple[float, Scheduler]]:
     """The scheduler of a static rollout when each share of `ENDED` has been reached."""
-    rng, none = np.random.default_rng(0), np.zeros(2, np.uint32)
-    texts = [tuple(rng.integers(0, 10**6, n).tolist()) for n in workload.prompts[::SAMPLES]]
-    requests = [Request(text, none, workload.cap) for text in texts for _ in range(SAMPLES)]
-    table = SequenceTable(requests, num_groups=pools.groups, rows_per_group=1)
-    scheduler = Scheduler(table, num_pages=pools.pages, page_size=PAGE)
+    table = SequenceTable(
+        workload.prompts,
+        np.full(workload.size, workload.cap),
+        prompt_id=workload.prompt_id,
+        num_groups=pools.groups,
+        rows_per_group=1,
+    )
+    scheduler = Scheduler(Contents(table), num_pages=pools.pages, page_size=PAGE)
     ended = list(ENDED)
     while ended:
         # As rows draw them on the devices, pages are taken a few tokens at a time.
-        scheduler.grow(steps_with_room(BURST, CHECK), at_once=CHECK)
+        scheduler.grow(BURST // 2, at_once=CHECK)
         if table.num_steps % BURST == 0:
             scheduler.admit(workload.size // pools.groups, BURST, at_once=CHECK)
         live = table.live
@@ -91,10 +92,11 @@ class Held:
     def by(cls, scheduler: Scheduler, fill: float | None) -> "Held":
         table = scheduler.table
         live = table.live
-        tokens, tables = table.length[live] - 1, scheduler.block_tables(live, scheduler.most_pages)
-        pages = [row[: num_pages_for(n, PAGE)] for row, n in zip(tables, tokens, strict=True)]
+        tokens, tables = table.length[live] - 1, scheduler.tables
+        filled = -(-tokens // PAGE)
+        pages = [tables.of(i)[:n] for i, n in zip(live.tolist(), filled.tolist(), strict=True)]
         held = cls(table.group(live), tokens, pages)
-        return held if fill is None else held.filled(fill, copy.deepcopy(scheduler.pools))
+        return held if fill is None else held.filled(fill, copy.deepcopy(tables.pools))
 
     def filled(self, fill: float, allocators: list[PageAllocator]) -> "Held":
         """The same with `fill` of the pages held, as far as there are sequences to hold them.
@@ -111,7 +113,7 @@ class Held:
         for group, pool in enumerate([] if is_over else allocators):
             mine, held = np.flatnonzero(self.group == group).tolist(), self._union(keep, group)
             # First in the allocator's order; pages that are given but not filled yet come last.
-            given = pool.extend(NO_PAGES, PAGE * pool.num_free)
+            given = pool.take(pool.num_free)
             assert given is not None, "counted"
             order = np.concatenate([given, np.arange(NULL_PAGE + 1, pool.num_pages)])
             order = order[np.sort(np.unique(order, return_index=True)[1])]
@@ -131,12 +133,12 @@ class Switch:
 
     def __init__(self, held: Held, old: Pools, new: Pools):
         self.held, self.old, self.new = held, old, new
-        accounts = Accounts(
+        table = SequenceTable(
             held.tokens, np.ones(len(held.tokens)), num_groups=old.groups, rows_per_group=10**6
         )
         every = np.arange(len(held.tokens))
-        accounts.enter(every, held.group)
-        self.group = accounts.regroup(new.groups, np.zeros(len(every), bool))
+        table.enter(every, held.group)
+        self.group = table.regroup(new.groups, np.zeros(len(every), bool))
         moved, room = set(), np.full(new.groups, new.pages - 1)
         self.goes = []  # sequences that find pages there, as in `Scheduler.carry`
         for k in every.tolist():
@@ -156,4 +158,4 @@ class Switch:
     def moves(self, left: set[int]) -> PageMoves:
         """Those of all that goes but `left`, which is recomputed."""
         of = [self._moves(k) for k in self.goes if k not in left]
-        return PageMoves.of(sorted(set().union(*of)))
+        return PageMoves(*np.array(sorted(set().union(*of)), np.int64).reshape(-1, 4).T)
