@@ -125,7 +125,7 @@ class Decoder:
         )
         state = DecodeState(rows, seen, programs[Key("allocate", split)](), tables, drawn)
         # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((split.dp, self.engine.specs.reserve_size(cell.rows)), np.int32)
+        ring = np.zeros((split.dp, self.engine.specs.shapes.reserve_size(cell.rows)), np.int32)
         reserved = ReservedPages(ring, np.full(split.dp, 2**30, np.int32))
         jax.block_until_ready(state)
         until = Until(np.int32(cell.steps), np.int32(0))

@@ -21,9 +21,12 @@ from statistics import median
 
 LIVE, WAITING, TOKENS, REPEATS = (16, 256), 2, 64, 5
 # Where a checkout has its engine and its requests; those before have them elsewhere.
-MODULES = ("pat_jax.engine.engine", "pat_jax.engine.rollout"), (
-    "pat_jax.engine.sequences.responses",
-    "pat_jax.engine.sequences.sequence_table",
+MODULES = (
+    ("pat_jax.engine.engine", "pat_jax.engine.rollout"),
+    (
+        "pat_jax.engine.sequences.responses",
+        "pat_jax.engine.sequences.sequence_table",
+    ),
 )
 
 

@@ -34,7 +34,7 @@ class Burst:
     max_steps: int
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another
-    reserved: ReservedPages  # what its rows draw pages from; ends it where they are too few
+    reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Collected(NamedTuple):
 
 
 class Controller:
-    """Of one rollout, in one layout at a time."""
+    """Keeps the accounts of one rollout, which is in one layout at a time."""
 
     def __init__(
         self,

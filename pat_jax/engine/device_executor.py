@@ -35,7 +35,7 @@ class _Running(NamedTuple):
 
 
 class DeviceExecutor(Executor):
-    """In one layout at a time, that of the weights."""
+    """Runs programs of one layout at a time: the one in which the weights are."""
 
     def __init__(
         self,

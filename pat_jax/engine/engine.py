@@ -135,7 +135,10 @@ class RolloutEngine:
         return self._weights and self._weights.layout
 
     def set_weights(self, params: Params, layout: Layout) -> None:
-        """Takes over `params`, already on the shards of `layout`; the engine deletes them in time."""
+        """Takes over `params`, already on the shards of `layout`; the engine deletes them in time.
+
+        A stream that has begun goes on with the weights that it began with.
+        """
         self._weights = Weights(self.specs, self.programs, params, layout)
 
     def release_weights(self) -> None:
@@ -178,21 +181,18 @@ class RolloutEngine:
           expected: float[requests], tokens of the responses: of those that wait the longest begin
             first. In their order where not given.
         """
-        clock = Stopwatch()
+        clock, report.expected = Stopwatch(), expected
         with clock("schedule"):
             controller, responses = self._begin(requests, expected)
             tables = controller.scheduler.tables
             device = self.specs, self.programs, self.weights
             executor = DeviceExecutor(*device, responses, tables, clock)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
-        loop = rollout(controller, executor, planner, report, enough)
-        try:
-            with closing(loop):
-                for ended in loop:
-                    for i in ended.tolist():
-                        yield i, responses.completion(i, self.eos_ids)
-        finally:  # also where nobody takes the rest
-            executor.release()
+        loop = rollout(controller, executor, planner, report, enough, log.info)
+        with closing(loop):
+            for ended in loop:
+                for i in ended.tolist():
+                    yield i, responses.completion(i, self.eos_ids)
 
     def _begin(
         self, requests: Sequence[Request], expected: np.ndarray | None

@@ -30,6 +30,7 @@ class RolloutReport:
     # beginnings and ends of bursts. Pages laid out to be drawn are free.
     kv_waste: float = 0.0
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
+    expected: np.ndarray | None = None  # float[sequences], tokens of the responses, as was believed
     seconds: dict[str, float] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)
     total_s: float = 0.0

@@ -4,7 +4,6 @@ The controller says what comes next, the planner in which layout, an executor do
 text or rewards, nor whether it runs on devices or on a simulated clock.
 """
 
-import logging
 from collections.abc import Callable, Generator
 
 import numpy as np
@@ -16,7 +15,12 @@ from pat_jax.engine.trace import Balanced, Switch
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Balance, Plan, Ran, Relocated, way
 
-log = logging.getLogger(__name__)
+Tell = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """For replays."""
+    del text
 
 
 def rollout(
@@ -25,55 +29,64 @@ def rollout(
     planner: Planner,
     report: RolloutReport,
     has_enough: Callable[[int], bool] | None = None,
+    tell: Tell = silent,
 ) -> Generator[np.ndarray, None, None]:
     """Yields after each burst the sequences that have ended, int[ended].
 
     Args:
       report: filled in on the way; whole when the last sequences have been taken.
       has_enough: asked after each burst of every live sequence; where it says True that one ends.
+      tell: hears of plans and switches, a sentence each.
     """
     clock, running = executor.clock, None
-    while controller.has_work:
-        if running is None:
-            plan, stays = _prepare(controller, executor, planner, report), True
-            began = clock.elapsed
+    try:
+        while controller.has_work:
+            if running is None:
+                plan, stays = _prepare(controller, executor, planner, report, tell), True
+                began = clock.elapsed
+                with clock("decode"):
+                    running = controller.burst(plan.threshold)
+                    executor.launch(running)
+            following = None
+            if controller.runs_ahead and stays:
+                with clock("schedule"):
+                    following = controller.burst_behind(running, plan.threshold)
+                    if following is not None:
+                        executor.launch(following)
+            live = len(controller.table.live)
             with clock("decode"):
-                running = controller.burst(plan.threshold)
-                executor.launch(running)
-        following = None
-        if controller.runs_ahead and stays:
-            with clock("schedule"):
-                following = controller.burst_behind(running, plan.threshold)
-                if following is not None:
-                    executor.launch(following)
-        live = len(controller.table.live)
-        with clock("decode"):
-            output, is_timed = executor.collect()
-            done = controller.collect(output)
-            executor.wipe(done.spoilt)
-        if done.steps:
-            ran = Ran(*running.shape, live, done.held, done.steps, clock.elapsed - began)
-            report.add_burst(ran, began, done.tokens)
-            if is_timed:
-                planner.observe(ran)
-        ended = [done.ended]
-        if has_enough is not None:
-            enough, spoilt = controller.end(has_enough)
-            executor.wipe(spoilt)
-            ended.append(enough)
-        running, began = following, clock.elapsed
-        if running is not None and controller.has_work:
-            with clock("plan"):
-                plan, balance = controller.decide(planner)
-            stays = plan.split == controller.split and balance is None
-        yield np.concatenate(ended)
+                output, is_timed = executor.collect()
+                done = controller.collect(output)
+                executor.wipe(done.spoilt)
+            if done.steps:
+                ran = Ran(*running.shape, live, done.held, done.steps, clock.elapsed - began)
+                report.add_burst(ran, began, done.tokens)
+                if is_timed:
+                    planner.observe(ran)
+            ended = [done.ended]
+            if has_enough is not None:
+                enough, spoilt = controller.end(has_enough)
+                executor.wipe(spoilt)
+                ended.append(enough)
+            running, began = following, clock.elapsed
+            if running is not None and controller.has_work:
+                with clock("plan"):
+                    plan, balance = controller.decide(planner)
+                stays = plan.split == controller.split and balance is None
+            yield np.concatenate(ended)
+    finally:  # also where nobody takes the rest
+        executor.release()
     report.finish(controller, clock)
     for switch in report.switches:
-        log.info("%s", describe_switch(switch, report.total_s))
+        tell(describe_switch(switch, report.total_s))
 
 
 def _prepare(
-    controller: Controller, executor: Executor, planner: Planner, report: RolloutReport
+    controller: Controller,
+    executor: Executor,
+    planner: Planner,
+    report: RolloutReport,
+    tell: Tell,
 ) -> Plan:
     """All that comes before a burst while none runs: pages, prefill, the plan, a switch."""
     clock = executor.clock
@@ -83,16 +96,18 @@ def _prepare(
     with clock("plan"):
         plan, balance = controller.decide(planner)
     if not report.bursts:
-        log.info("first plan for %d sequences: %s", len(controller.table), plan.reason)
+        tell(f"first plan for {len(controller.table)} sequences: {plan.reason}")
     if plan.split != controller.split:
         with clock("switch"):
             switch = _switch(controller, executor, plan, report)
         report.switches.append(switch)
+        tell(f"switch: {plan.reason}; took {switch.seconds:.3f} s")
         planner.observe(Relocated(plan, switch.seconds, switch.kv))
     elif balance is not None:
         with clock("balance"):
             moved = _balance(controller, executor, balance)
         report.balanced.append(moved)
+        tell(f"balance: {balance.reason}; took {moved.seconds:.3f} s")
         planner.observe(Relocated(balance, moved.seconds))
     with clock("schedule"):
         controller.fit()
@@ -109,7 +124,6 @@ def _switch(
     work, waits = controller.arrive(relocation, arrival.new_page)
     report.add_prefill(work, executor.recompute(relocation, work, waits))
     seconds = executor.clock.elapsed - began
-    log.info("switch: %s; took %.3f s", plan.reason, seconds)
     live = relocation.load.live
     return Switch(
         step=report.decode_steps,
@@ -136,7 +150,6 @@ def _balance(controller: Controller, executor: Executor, balance: Balance) -> Ba
     relocation = controller.balance(balance)
     arrival = executor.relocate(relocation)
     seconds = executor.clock.elapsed - began
-    log.info("balance: %s; took %.3f s", balance.reason, seconds)
     return Balanced(
         step=controller.table.num_steps,
         layout=str(relocation.source),

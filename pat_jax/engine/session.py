@@ -35,21 +35,20 @@ class Session:
         planner: Planner,
         *,
         max_length: int | None = None,
-        lengths: LengthModel | None = None,
         debug_nans: bool = False,
     ):
         """
         Args:
           max_length: tokens of the longest sequence, prompt and response; None allows what the
             engine's largest bucket and the model's context hold.
-          lengths: what is known of responses before the first; nothing where not given.
           debug_nans: look for the layer in which NaN logits start; compiles a program each time.
         """
         self.engine, self.planner, self.debug_nans = engine, planner, debug_nans
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
-        self.lengths = lengths or LengthModel.empty(engine.specs.buckets.lengths[-1])
+        # What is known of responses so far.
+        self.lengths = planner.expects or LengthModel.empty(engine.specs.buckets.lengths[-1])
 
     def generate(
         self,
@@ -149,9 +148,13 @@ class Session:
         self._to_first_layout(requests)
         seen = StreamedLengths(self.lengths, len(requests))
 
+        def learn() -> None:
+            self.lengths = seen.model()
+            self.planner.observe_rollout(self.lengths)
+
         def has_enough(i: int, tokens: np.ndarray) -> bool:
             if seen.has_news():  # of all bursts before this one
-                self.planner.observe_rollout(seen.model())
+                learn()
             has_ended = watch is not None and watch(index[i], tokens)
             seen.note(i, len(tokens), has_ended=has_ended)
             return has_ended
@@ -163,8 +166,7 @@ class Session:
                     done, error=f"{name(index[i])}: {done.error}{self._where(requests[i], done)}."
                 )
             yield index[i], done
-        self.lengths = seen.model()
-        self.planner.observe_rollout(self.lengths)
+        learn()
 
     def _to_first_layout(self, requests: Sequence[Request]) -> None:
         begin = requests[: self.engine.capacity]

@@ -91,7 +91,6 @@ class Prediction:
 
     source: Split
     target: Split
-    carry: Carry
     reslice_s: float  # of the weights
     kv_s: float  # of the KV cache
     step_s: np.ndarray | None = None  # float[layouts], a decode step afterwards; of a switch None

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pat_jax.common.files import replace_text
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.command_line import dump
@@ -201,9 +203,15 @@ class Run:
         if not isinstance(planner, CostModelPlanner):
             return {}
         rollouts = [one for group in groups for one in group.rollouts]
-        lengths = [(len(one.prompt.tokens), len(one.tokens)) for one in rollouts]
-        rollout, capacity = self.config.rollout, self.setup.engine.capacity
-        regret = planned_regret(planner, rollout, lengths, report.trace(), capacity=capacity)
+        sequences = [(len(x.prompt.tokens), len(x.tokens), x.prompt.id) for x in rollouts]
+        regret = planned_regret(
+            planner,
+            self.config.rollout,
+            np.array(sequences).T,
+            report.trace(),
+            capacity=self.setup.engine.capacity,
+            expected=report.expected,
+        )
         return {"rollout/regret": regret}
 
     def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:

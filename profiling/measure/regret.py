@@ -84,15 +84,17 @@ def _fullest(group: np.ndarray) -> int:
 def planned_regret(
     planner: CostModelPlanner,
     config: RolloutConfig,
-    lengths: Sequence[tuple[int, int]],
+    sequences: np.ndarray,
     trace: RolloutTrace,
     *,
     capacity: int,
+    expected: np.ndarray | None = None,
 ) -> float:
     """The regret of a rollout that `planner` planned, by its own prices.
 
     Args:
-      lengths: tokens of each sequence's prompt and response.
+      sequences: int[3, sequences], tokens of each one's prompt and response, and the prompt's id.
+      expected: float[sequences], tokens of the responses as was believed when it began.
       capacity: the most sequences that the engine's buckets are made for.
     """
     missing = planner.uncompiled.compile_s if planner.uncompiled else ()
@@ -105,5 +107,6 @@ def planned_regret(
         memory=planner.memory,
         host_s_per_sequence=planner.latency.correction.per_sequence_s,
     )
-    prompts, responses = np.array(lengths).T
-    return regret(Workload(prompts, responses, config.max_completion_length), machine, trace)
+    prompts, responses, prompt_id = sequences
+    cap = config.max_completion_length
+    return regret(Workload(prompts, responses, cap, prompt_id, expected), machine, trace)

@@ -211,7 +211,7 @@ class Warmup:
         until = Until(np.int32(steps), np.int32(0))
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((layout.split.dp, self.specs.reserve_size(rows)), np.int32)
+        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows)), np.int32)
         reserved = ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
 

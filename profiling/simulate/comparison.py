@@ -155,7 +155,7 @@ def compare(
     adaptive = []
     for workload in workloads:
         adaptive.append(replay(workload, planner, machine))
-        planner.lengths = _with(planner.lengths, workload)
+        planner.observe_rollout(_with(planner.lengths, workload))
     static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
     return Comparison(
         _summed(ADAPTIVE, adaptive, machine, sum_seconds),

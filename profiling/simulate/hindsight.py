@@ -117,7 +117,9 @@ class _World:
         return self.num_rows < self.workload.size
 
     def _dealt(self, split: Split) -> np.ndarray:
-        """The groups of those that begin first, as the scheduler deals them out; int[rows]."""
+        """The groups of those that begin first, as the scheduler deals them out, in their order; int[rows].
+
+        With a queue a sequence may be overtaken by others: then a row is not that of the sequence."""
         controller = waiting(self.workload, replace(self.machine, has_pools=False), split)
         controller.admit()
         return controller.table.group(controller.table.live)

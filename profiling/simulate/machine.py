@@ -22,6 +22,7 @@ class Workload:
     responses: np.ndarray  # int[sequences], tokens; what no planner may see
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
+    expected: np.ndarray | None = None  # float[sequences], see Scheduler
 
     def __post_init__(self):
         if not ((self.responses >= 1).all() and (self.responses <= self.cap).all()):
@@ -84,7 +85,7 @@ class Machine:
     check_every: int = 8
     memory: MemoryModel | None = None  # what fits there; None: everything
     runs_ahead: bool = False  # see RolloutEngine
-    # The pools are as large as `memory` says: who finds no pages waits, or makes room for others.
+    # The pools are as large as `memory` says: a sequence that finds no pages waits, or makes room.
     # False: they hold every sequence, and `memory` only tells `hindsight` where weights have room.
     has_pools: bool = False
     # Of the host in each decode step, for each live sequence of all groups; what `truth` lacks.

@@ -15,7 +15,7 @@ from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
+from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.carry import carried_seconds
@@ -51,9 +51,13 @@ class SimulatedExecutor(Executor):
         spans, truth = work.spans, self.machine.truth
         if not len(spans.sequence):
             return 0
-        tokens, pages = spans.stop - spans.start, truth.page_size
-        self.now_s += truth.packed(self.split, spans.group, tokens)
-        return int((-(-tokens // pages)).sum()) * pages
+        self.now_s += truth.packed(self.split, spans.group, spans.stop - spans.start)
+        return self._room(spans)
+
+    def _room(self, spans: Spans) -> int:
+        """Tokens of whole pages."""
+        size = self.tables.page_size
+        return int((-(-(spans.stop - spans.start) // size)).sum()) * size
 
     def wipe(self, spoilt: Copies) -> None:
         assert not len(spoilt.group), "no logits, no NaNs"
@@ -133,10 +137,9 @@ class SimulatedExecutor(Executor):
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Priced as the planner prices it, what migrates included: sequence by sequence."""
-        del work
         load, splits = relocation.load, (relocation.source, relocation.target)
         self.now_s += carried_seconds(self.machine.truth, *splits, load, relocation.is_left, ~waits)
-        return 0
+        return self._room(work.spans)
 
     def release(self) -> None:
         self._running.clear()

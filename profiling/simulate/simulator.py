@@ -45,4 +45,5 @@ def waiting(workload: Workload, machine: Machine, split: Split) -> Controller:
         rows_per_group=1,
     )
     shapes = machine.shapes(int(table.end.max(initial=1)))
-    return Controller(Contents(table), shapes, split, runs_ahead=machine.runs_ahead)
+    options = {"runs_ahead": machine.runs_ahead, "expected": workload.expected}
+    return Controller(Contents(table), shapes, split, **options)

@@ -114,9 +114,6 @@ class ProgramSpecs:
         """Pages of a row of `length` tokens."""
         return num_pages_for(length, self.page_size)
 
-    def reserve_size(self, rows: int) -> int:
-        return self.shapes.reserve_size(rows)
-
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
         scalar: Any = _scalar(layout)
@@ -125,7 +122,7 @@ class ProgramSpecs:
             for rows in self.buckets.rows[split]:
                 seen = abstract_seen(self.functions.policy.config, layout, rows)
                 tables: Any = self._index(layout, rows, self.width(length))
-                ring: Any = self._index(layout, 1, self.reserve_size(rows))
+                ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows))
                 table.declare(
                     Key("decode", split, rows, length),
                     self.functions.burst(layout),

@@ -10,6 +10,8 @@ from pat_jax.models.policy import Params
 
 
 class Weights:
+    """Parameters on the shards of a layout, and how they come to another one."""
+
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, params: Params, layout: Layout):
         """Takes over `params`, already on the shards of `layout`, and deletes them in time."""
         self.specs, self.programs = specs, programs

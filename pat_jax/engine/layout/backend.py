@@ -1,4 +1,4 @@
-"""What the engine has to know of a kind of device: the only place that asks which one it is."""
+"""What the loop of a rollout and its programs have to know of a kind of device, in one value."""
 
 from dataclasses import dataclass
 from typing import Literal

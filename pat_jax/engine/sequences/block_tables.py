@@ -181,8 +181,8 @@ class BlockTables:
         for group, pool in enumerate(self.pools):
             mine = moves.new_group == group
             pool.renumber(moves.new_page[mine], new_page[mine])
-        held = np.flatnonzero(self.count)
-        self.pages[held] = number[self.group[held][:, None], self.pages[held]]
+        held, most = np.flatnonzero(self.count), int(self.count.max(initial=0))
+        self.pages[held, :most] = number[self.group[held][:, None], self.pages[held, :most]]
 
     def check_integrity(self) -> None:
         """When no burst is on its way.
@@ -202,6 +202,12 @@ class BlockTables:
             held = self.pages[mine]
             holders = np.bincount(held[held != NULL_PAGE], minlength=pool.num_pages)
             pool.check_integrity(holders)
+        for i in self.table.live.tolist():
+            pages, pool = self.of(i).tolist(), self.pools[self.group[i]]
+            for before, page in zip([NULL_PAGE, *pages], pages, strict=False):
+                assert pool.follows(page, before), (
+                    "a page is found behind another than it lies behind"
+                )
 
 
 def turns(counts: np.ndarray) -> np.ndarray:

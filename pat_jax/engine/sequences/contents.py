@@ -29,7 +29,7 @@ class RowsOutput(Protocol):
 
 
 class Contents:
-    """Of sequences of which nobody knows what they say; samples of a known prompt share it."""
+    """What is known of sequences whose tokens are not: which of them share a prompt."""
 
     def __init__(self, table: SequenceTable):
         count = len(table)

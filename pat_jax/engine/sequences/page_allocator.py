@@ -1,9 +1,12 @@
-"""Which sequence holds which page of the KV cache: host accounts, in NumPy and plain Python.
+"""The pages of a pool of the KV cache: how many sequences hold each, and by which tokens it is found.
+
+Host accounts, in NumPy and plain Python.
 
 A page holds a run of `page_size` tokens of one sequence, or of several that begin alike. What a
 full page holds is told by its tokens and the page before it, so that prefixes are found as chains.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -200,18 +203,18 @@ class PageAllocator:
     def release(self, *sequences: np.ndarray) -> None:
         """All pages of each of some sequences, int32[pages] in order of position."""
         pages = np.concatenate([NO_PAGES, *(pages[::-1] for pages in sequences)])
-        holders = self._holders[pages]
-        if not holders.all():
-            raise ValueError(f"page {pages[holders == 0][0]} is released, but nobody holds it.")
-        is_alone = holders == 1
-        for page in pages[~is_alone].tolist():
-            if not self._holders[page]:
-                raise ValueError(f"page {page} is released, but nobody holds it.")
-            self._holders[page] -= 1
-        self._holders[pages[is_alone]] = 0
-        free = pages[self._holders[pages] == 0]
-        if not is_alone.all():  # one may be there several times
-            free = free[np.sort(np.unique(free, return_index=True)[1])]
+        is_shared = self._holders[pages] > 1
+        np.subtract.at(self._holders, pages, 1)
+        unheld = pages[self._holders[pages] < 0]
+        if len(unheld):
+            np.add.at(self._holders, pages, 1)
+            raise ValueError(f"page {unheld[0]} is released, but nobody holds it.")
+        is_free = self._holders[pages] == 0
+        # A page that several of them held is let go where it comes last: behind all that follow it.
+        again = np.flatnonzero(is_free & is_shared)
+        is_free[again] = False
+        is_free[again[::-1][np.unique(pages[again][::-1], return_index=True)[1]]] = True
+        free = pages[is_free]
         can_be_found = self._has_key[free]
         self._idle.update(dict.fromkeys(free[can_be_found].tolist()))
         self._push(free[~can_be_found])
@@ -226,7 +229,7 @@ class PageAllocator:
         return pages[self._holders[pages] == 0]
 
     def forget_prefixes(self) -> None:
-        """From now on nothing is found that was admitted before: the policy has changed."""
+        """From now on nothing is found that was admitted before: there may be a NaN in it."""
         self._index, self._key, self._has_key = {}, {}, np.zeros_like(self._has_key)
         self._push(np.array(list(self._idle), np.int32))
         self._idle.clear()
@@ -310,7 +313,13 @@ class PageAllocator:
         assert {page: prefix for prefix, page in self._index.items()} == self._key
         assert np.array_equal(np.flatnonzero(self._has_key), sorted(self._key))
         assert not self._has_key[blank].any(), "a blank page can be found"
-        for before, _ in self._index:
-            assert before == NULL_PAGE or self._has_key[before], (
-                "a page is found without those before"
-            )
+        order = {page: turn for turn, page in enumerate(self._idle)}
+        for page, (before, _) in self._key.items():
+            if before != NULL_PAGE:
+                assert self._has_key[before], "a page is found without those before it"
+                is_kept = holders[before] > 0 or order[before] > order.get(page, math.inf)
+                assert is_kept, "a page is let go before one that follows it"
+
+    def follows(self, page: int, before: int) -> bool:
+        """Whether a page is found behind this other one, if it is found at all."""
+        return page not in self._key or self._key[page][0] == before

@@ -11,7 +11,7 @@ from pat_jax.models.paged_layer import NULL_PAGE
 
 
 class PageReserve:
-    """One of each group. From the first burst that is dispatched to the last one collected, pages leave
+    """Every group has one. From the first burst that is dispatched to the last one collected, pages leave
     the pools for nothing else."""
 
     def __init__(self, pools: list[PageAllocator], size: int):

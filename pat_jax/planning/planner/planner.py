@@ -56,6 +56,11 @@ class Planner(ABC):
         """What came of a decision; a planner may learn from what it took."""
         del outcome
 
+    @property
+    def expects(self) -> LengthModel | None:
+        """What responses are expected to be; None where that is no matter."""
+        return None
+
     def observe_rollout(self, lengths: LengthModel) -> None:
         """From now on responses are expected to be as `lengths` says."""
         del lengths
@@ -143,6 +148,10 @@ class CostModelPlanner(Planner):
             case Relocated(Balance() as balance):
                 self._observe_balance(balance, outcome)
 
+    @property
+    def expects(self) -> LengthModel:
+        return self.lengths
+
     def observe_rollout(self, lengths: LengthModel) -> None:
         self.lengths = lengths
 
@@ -189,7 +198,7 @@ class CostModelPlanner(Planner):
                 f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
                 f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
             )
-            prediction = Prediction(split, split, "migrate", 0.0, seconds, step_s)
+            prediction = Prediction(split, split, 0.0, seconds, step_s)
             best = Balance(group, stay - left, cost, why, prediction)
         return best
 
@@ -285,7 +294,7 @@ class CostModelPlanner(Planner):
             predicted_cost_s=cost,
             predicted_remaining_s=total,
             reason=f"{why}, costs {cost:.2f} s ({way})",
-            prediction=Prediction(source, target, way, reslice_s, kv_s),
+            prediction=Prediction(source, target, reslice_s, kv_s),
         )
 
     def _dense(self) -> CostTables:
