@@ -74,7 +74,7 @@ class Exchange:
 
     @property
     def most_staged(self) -> int:
-        """As `staged`, while as much waits as may: two large rounds, see `places.MOST_WAITING`."""
+        """As `staged`, while as much waits as may: two large rounds, see `order.MOST_WAITING`."""
         return self.staged + 2 * self.arrived(Round(ALL, 1))
 
     @property

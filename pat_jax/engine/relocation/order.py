@@ -9,7 +9,7 @@ One order, and recomputing what finds no room in it, would save the other two, w
 need. It would cost 0.01 % of a rollout in the mean over switches, and 3.5 % of a short one at worst
 (`python -m benchmarks.relocation_order`).
 
-Groups share devices with those congruent modulo the fewer groups; see `accounts.regroup`.
+Groups share devices with those congruent modulo the fewer groups; see `SequenceTable.regroup`.
 """
 
 from collections import Counter
