@@ -50,9 +50,18 @@ def milliseconds_per_burst(live: int) -> float:
     from pat_jax.planning.planner.scripts import FixedLayout
 
     engine_of, request = find(MODULES[0], "RolloutEngine"), find(MODULES[1], "Request")
-    shape = dict.fromkeys(("num_heads", "num_kv_heads"), 1) | {"head_dim": 8, "qk_norm": True}
-    size = {"vocab_size": 16, "embed_dim": 8, "mlp_dim": 8, "num_layers": 1}
-    policy = Policy.from_config(ModelConfig(architecture="qwen3", **size, **shape))
+    model = ModelConfig(
+        architecture="qwen3",
+        vocab_size=16,
+        embed_dim=8,
+        mlp_dim=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        qk_norm=True,
+    )
+    policy = Policy.from_config(model)
     config = replace(
         RolloutConfig(),
         max_prompt_length=16,
