@@ -33,15 +33,15 @@ LENGTH = 2 * QUERY_BLOCK
 def config(devices: int) -> RunConfig:
     """One row of full length on each device."""
     rollout = RolloutConfig(
-        prompts_per_step=8,
-        num_generations=1,
+        prompts_per_step=4,
+        num_generations=2,
         max_prompt_length=LENGTH // 2,
         max_completion_length=LENGTH // 2,
         min_length=LENGTH,
         check_every=4,
         burst_steps=8,
     )
-    tokens = AlgorithmConfig(mini_batch_size=8, tokens_per_micro_batch=LENGTH * devices)
+    tokens = AlgorithmConfig(mini_batch_size=4, tokens_per_micro_batch=LENGTH * devices)
     return RunConfig(rollout=rollout, algorithm=tokens, compute_dtype="bfloat16")
 
 
