@@ -266,7 +266,7 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1))
     if args.plot:
-        plot_rollout(shown.trace(), args.plot)
+        plot_rollout(shown.trace, args.plot)
 
 
 def summarize(

@@ -75,7 +75,7 @@ def outcome(trial: Trial) -> Outcome:
     planner = CostModelPlanner(SPLITS, truth, trial.lengths, memory=machine.memory)
     done = replay(trial.workload, planner, machine)
     static_s = tuple(one.total_s for one in static)
-    return Outcome(static_s, done.total_s, len(done.trace.switches), done.num_preempted)
+    return Outcome(static_s, done.total_s, len(done.switches), done.preempted)
 
 
 @dataclass(frozen=True)

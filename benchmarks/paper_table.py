@@ -31,10 +31,11 @@ import numpy as np
 from benchmarks.kernel_tables import SPLITS, add_data_option
 from benchmarks.naive import NaiveThreshold
 from benchmarks.paper_settings import PAPER, Published, Setting, varied
+from pat_jax.engine.report import RolloutReport
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.predict.sources import EXPLAINED
-from pat_jax.profiling.simulate.machine import Machine, Replay
+from pat_jax.profiling.simulate.machine import Machine
 from pat_jax.profiling.simulate.simulator import replay
 
 NAIVE, ADAPTIVE = "naive threshold", "adaptive"
@@ -54,7 +55,7 @@ def systems(setting: Setting, machine: Machine) -> Iterator[tuple[str, Planner]]
     yield ADAPTIVE, CostModelPlanner(SPLITS, machine.truth, lengths)
 
 
-def share_after_switch(run: Replay) -> float:
+def share_after_switch(run: RolloutReport) -> float:
     """Of a rollout's time, what lies behind its first switch; 0 where there is none."""
     trace = run.trace
     if not trace.switches:
@@ -78,9 +79,9 @@ def run_setting(setting: Setting, replays: int, data: Path | None) -> dict[str, 
             seconds.setdefault(name, []).append(run.total_s)
             if name == ADAPTIVE:
                 after.append(share_after_switch(run))
-                switch_s.append(run.switch_s)
+                switch_s.append(run.spent("switch"))
                 switches.append(len(run.trace.switches))
-                path = " > ".join(layout for _, layout in run.path)
+                path = " > ".join(run.trace.path)
                 paths[path] = paths.get(path, 0) + 1
     return {
         "seconds": seconds,

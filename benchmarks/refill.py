@@ -31,7 +31,7 @@ def rollout(responses: np.ndarray, rows: int, part: int) -> dict[str, int]:
     controller.REFILL_PART = part or 1  # all rows: as if nobody waited
     workload = Workload(np.ones(len(responses), int), responses, CAP)
     done = replay(workload, FixedLayout(ALONE), free_of_charge(ALONE, rows, CAP + 1))
-    return {"steps": done.trace.total_steps, "bursts": len(done.bursts)}
+    return {"steps": done.decode_steps, "bursts": len(done.bursts)}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def test_what_lies_behind_the_first_switch():
     run = replay(workload, NaiveThreshold(splits), machine)
     first = run.trace.switches[0]
     before = sum(burst.seconds for burst in run.bursts if str(burst.split) == first.source)
-    expected = 1 - (before + run.prefill_s) / run.total_s
+    expected = 1 - (before + run.spent("prefill")) / run.total_s
     assert share_after_switch(run) == pytest.approx(expected)
 
 

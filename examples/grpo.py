@@ -83,7 +83,7 @@ def train(config: RunConfig) -> list[float]:
         state, result = trainer.update(state, batch, reference)
 
         means.append(float(rewards.mean()))
-        path = " -> ".join(report.trace().path)
+        path = " -> ".join(report.trace.path)
         loss = result.metrics["train/loss"]
         print(f"step {step + 1}: reward {means[-1]:.3f}, loss {loss:.4f}, {path}")
     return means

@@ -71,6 +71,11 @@ class RolloutReport:
         self.total_s, self.seconds = clock.elapsed, clock.seconds
         self.done_after = np.sort(controller.table.done_after).tolist()
 
+    def spent(self, *stages: str) -> float:
+        """Seconds of some stages together: `rollout.rollout` names them."""
+        return sum(self.seconds.get(stage, 0.0) for stage in stages)
+
+    @property
     def trace(self) -> RolloutTrace:
         return RolloutTrace(
             times_s=tuple(self.times_s),

@@ -124,13 +124,13 @@ def _switch(
     work, waits = controller.arrive(relocation, arrival.new_page)
     report.add_prefill(work, executor.recompute(relocation, work, waits))
     seconds = executor.clock.elapsed - began
-    live = relocation.load.live
+    live, recomputed = relocation.load.live, len(work.spans.sequence) + int(waits.sum())
     return Switch(
         step=report.decode_steps,
         live=live,
         source=str(relocation.source),
         target=str(relocation.target),
-        kv=way(int(relocation.is_left.sum()), live),
+        kv=way(recomputed, live),
         bytes_moved=arrival.num_bytes,
         least_bytes=arrival.least_bytes,
         extra_bytes=arrival.extra_bytes,

@@ -184,7 +184,7 @@ def describe_rollouts(
         "rollout/row_occupancy": report.busy_rows / report.total_rows,
         "rollout/prefill_padding": report.prefill_padding,
         "rollout/kv_waste": report.kv_waste,
-        "rollout/layouts": " -> ".join(report.trace().path),
+        "rollout/layouts": " -> ".join(report.trace.path),
         "rollout/switches": len(report.switches),
         "rollout/switch_seconds": sum(switch.seconds for switch in report.switches),
         "rollout/balanced": sum(balance.sequences for balance in report.balanced),

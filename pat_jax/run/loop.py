@@ -208,7 +208,7 @@ class Run:
             planner,
             self.config.rollout,
             np.array(sequences).T,
-            report.trace(),
+            report.trace,
             capacity=self.setup.engine.capacity,
             expected=report.expected,
         )
@@ -265,7 +265,7 @@ class Run:
         if config.steps > self.first_step:
             with self.signals.held():
                 self.saves.end(config.steps, *self.kept())
-            plot_rollout(self.report.trace(), self.folder / "rollout.png")
+            plot_rollout(self.report.trace, self.folder / "rollout.png")
         self.checkpoints.close()
         self.progress.close()
         devices = self.setup.engine.mesh.devices.flat

@@ -11,12 +11,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Ran, Split
-from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
@@ -174,7 +175,7 @@ def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
 
 def _static(
     split: Split, workloads: Sequence[Workload], machine: Machine, learned: LengthModel
-) -> list[Replay]:
+) -> list[RolloutReport]:
     """In one layout throughout; its groups are kept even where that was measured, as in training."""
     planner: Planner = FixedLayout(split)
     if machine.truth.shift_round(split) < math.inf:
@@ -183,16 +184,16 @@ def _static(
 
 
 def _summed(
-    name: str, replays: Sequence[Replay], machine: Machine, sum_seconds: SumSeconds | None
+    name: str, replays: Sequence[RolloutReport], machine: Machine, sum_seconds: SumSeconds | None
 ) -> System:
     bursts = [burst for done in replays for burst in done.bursts]
     return System(
         name,
         tuple(done.total_s for done in replays),
-        tuple(done.prefill_s for done in replays),
-        tuple(done.decode_s for done in replays),
-        tuple(done.switch_s + done.balance_s for done in replays),
-        tuple(done.num_preempted for done in replays),
+        tuple(done.spent("prefill") for done in replays),
+        tuple(done.spent("decode") for done in replays),
+        tuple(done.spent("switch", "balance") for done in replays),
+        tuple(done.preempted for done in replays),
         step_parts(bursts, machine, sum_seconds),
     )
 

@@ -1,4 +1,4 @@
-"""What is replayed, where, and what comes of it: the types of `simulator.py`."""
+"""What is replayed, and where: the types of `simulator.py`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import Buckets, Shapes
 from pat_jax.engine.sequences.page_allocator import num_pages_for
-from pat_jax.engine.trace import RolloutTrace
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.types import Load, Ran, Siblings, Split
+from pat_jax.planning.types import Load, Siblings, Split
 
 
 @dataclass(frozen=True)
@@ -43,35 +42,6 @@ class Workload:
             none = np.zeros(0, int)
             siblings = Siblings(prompt, of_live, none, none, np.zeros(0, bool))
         return Load(zeros, zeros, self.prompts[:live], budget, siblings, self.size - live)
-
-
-@dataclass(frozen=True)
-class Replay:
-    trace: RolloutTrace
-    bursts: tuple[Ran, ...]
-    prefill_s: float
-    switch_s: float
-    num_preempted: int = 0  # times that a sequence gave up its pages, to be computed again
-
-    @property
-    def total_s(self) -> float:
-        return self.trace.total_s
-
-    @property
-    def decode_s(self) -> float:
-        return sum(burst.seconds for burst in self.bursts)
-
-    @property
-    def balance_s(self) -> float:
-        return sum(balance.seconds for balance in self.trace.balanced)
-
-    @property
-    def path(self) -> list[tuple[int, str]]:
-        """(decode step, layout) of the start and of every switch."""
-        return [
-            (0, self.trace.layout[0] if not self.trace.switches else self.trace.switches[0].source),
-            *((switch.step, switch.target) for switch in self.trace.switches),
-        ]
 
 
 @dataclass(frozen=True)

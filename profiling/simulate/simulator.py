@@ -13,11 +13,11 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulated_executor import SimulatedExecutor
 
 
-def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
+def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutReport:
     """Runs one rollout to its end under `planner`."""
     split = planner.start(workload.load(machine.capacity))
     controller = waiting(workload, machine, split)
@@ -25,14 +25,7 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> Replay:
     report = RolloutReport()
     for _ in rollout(controller, executor, planner, report):
         continue
-    seconds = report.seconds
-    return Replay(
-        report.trace(),
-        tuple(report.bursts),
-        seconds["prefill"],
-        seconds.get("switch", 0.0),
-        report.preempted,
-    )
+    return report
 
 
 def waiting(workload: Workload, machine: Machine, split: Split) -> Controller:

@@ -411,5 +411,5 @@ def check_simulator(
     assert [b.live for b in simulated.bursts] == report.live
     assert simulated.trace.steps == tuple(report.steps)
     assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]
-    assert simulated.num_preempted == report.preempted
+    assert simulated.preempted == report.preempted
     return report

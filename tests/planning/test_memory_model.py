@@ -154,7 +154,7 @@ class Scenario:
 def test_a_replay_in_small_pools_stays_where_it_is_fastest():
     scenario = Scenario(pages=33)
     done = scenario.replayed(scenario.memory)
-    assert done.path == [(0, "dp8tp1")] and done.num_preempted
+    assert done.trace.path == ["dp8tp1"] and done.preempted
 
 
 def test_hindsight_stays_in_small_pools_too_but_not_where_weights_have_no_room():
@@ -167,4 +167,5 @@ def test_hindsight_stays_in_small_pools_too_but_not_where_weights_have_no_room()
 
 def test_room_for_everything_changes_nothing():
     scenario = Scenario(pages=1000)
-    assert scenario.replayed(scenario.memory).path == scenario.replayed(None).path
+    pooled, free = scenario.replayed(scenario.memory), scenario.replayed(None)
+    assert (pooled.trace.layout, pooled.trace.steps) == (free.trace.layout, free.trace.steps)

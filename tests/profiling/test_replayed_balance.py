@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, workloads
 
 from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.regret import regret
 from pat_jax.profiling.simulate.hindsight import clairvoyant
-from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8 = SPLITS[0]
@@ -35,7 +36,7 @@ class TestBalance:
         ),
     )
 
-    def evened(self, machine: Machine) -> Replay:
+    def evened(self, machine: Machine) -> RolloutReport:
         planner = CostModelPlanner((DP8,), machine.truth, self.lengths)
         return replay(self.workload, planner, machine)
 
@@ -52,7 +53,7 @@ class TestBalance:
         assert {burst.rows for burst in even.bursts if burst.live == 8} == {1}
         assert {burst.rows for burst in fixed.bursts if burst.live == 8} == {8}
         assert even.trace.total_steps == fixed.trace.total_steps
-        assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
+        assert even.total_s == pytest.approx(even.spent("prefill", "decode", "balance"))
         saved = fixed.total_s - even.total_s + done.seconds
         assert saved == pytest.approx(104 * 7 * 0.1, rel=0.2) and saved > 5
 
@@ -61,7 +62,7 @@ class TestBalance:
         best, even = clairvoyant(self.workload, machine), self.evened(machine)
         assert (best.evened, best.switches, best.is_exact) == ((16,), (), False)
         # It takes no more for granted than that four of the eight have to leave the first group.
-        assert best.total_s == pytest.approx(even.prefill_s + even.decode_s + 4 * 25 * 1e-3)
+        assert best.total_s == pytest.approx(even.spent("prefill", "decode") + 4 * 25 * 1e-3)
         migrate = {key: s for key, s in machine.truth.migrate_table.items() if key[0] != key[1]}
         unmoved = replace(machine, truth=replace(machine.truth, migrate_table=migrate))
         fixed = replay(self.workload, FixedLayout(DP8), unmoved)
@@ -83,7 +84,7 @@ class TestBalance:
         fixed = replay(workload, FixedLayout(split), machine)
         planner = CostModelPlanner((split,), machine.truth, self.lengths)
         even = replay(workload, planner, machine)
-        assert even.total_s == pytest.approx(even.prefill_s + even.decode_s + even.balance_s)
+        assert even.total_s == pytest.approx(even.spent("prefill", "decode", "balance"))
         assert even.trace.total_steps == fixed.trace.total_steps
         assert all(balance.fullest[1] < balance.fullest[0] for balance in even.trace.balanced)
         assert len(even.trace.balanced) <= len(machine.buckets.rows[split])

@@ -48,7 +48,7 @@ class TestPools:
     def test_where_everything_fits_they_make_no_difference(self, workload, split):
         free = replay(workload, FixedLayout(split), MACHINE)
         pooled = replay(workload, FixedLayout(split), with_pools(MACHINE, 1000))
-        assert pooled.num_preempted == 0
+        assert pooled.preempted == 0
         # Who is in which group may differ: the engine deals out by free pages.
         assert pooled.trace.total_steps == free.trace.total_steps
         assert pooled.trace.done_after == free.trace.done_after
@@ -69,7 +69,7 @@ class TestPools:
             done = replay(workload, planner, machine)
             assert len(done.trace.done_after) == workload.size
             assert done.total_s == pytest.approx(
-                done.prefill_s + done.decode_s + done.switch_s + done.balance_s
+                done.spent("prefill", "decode", "switch", "balance")
             )
             # Every token is said in some step of a burst in which its sequence was live.
             said = sum(burst.live * burst.steps for burst in done.bursts)
@@ -82,9 +82,9 @@ class TestPools:
         assert short.memory is not None
         alone = replace(short, splits=(TP8,), memory=replace(short.memory, pages={TP8: 12}))
         done = replay(workload, FixedLayout(TP8), alone)
-        assert done.num_preempted == 1
+        assert done.preempted == 1
         assert max(burst.live for burst in done.bursts) == 2
         assert {burst.live for burst in done.bursts[-4:]} == {1}
         roomy = replay(workload, FixedLayout(TP8), in_short_bursts(with_pools(MACHINE, 100)))
         assert done.trace.total_steps > 1.4 * roomy.trace.total_steps
-        assert done.prefill_s > roomy.prefill_s
+        assert done.spent("prefill") > roomy.spent("prefill")

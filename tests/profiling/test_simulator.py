@@ -41,9 +41,9 @@ def test_a_static_replay_is_the_sum_of_table_entries(workload, split):
     assert done.total_s == pytest.approx(static_seconds(workload, split, short))
     for machine in (short, MACHINE):
         one = replay(workload, FixedLayout(split), machine)
-        assert one.total_s == pytest.approx(one.prefill_s + one.decode_s)
+        assert one.total_s == pytest.approx(one.spent("prefill", "decode"))
         assert one.total_s >= static_seconds(workload, split, machine) * (1 - 1e-9)
-        assert (one.switch_s, one.path) == (0.0, [(0, str(split))])
+        assert (one.spent("switch"), one.trace.path) == (0.0, [str(split)])
 
 
 @given(grouped, st.sampled_from(SPLITS))
@@ -74,7 +74,7 @@ class TestSwitches:
         )
         assert switch.seconds == pytest.approx(truth.reslice(source, target) + kv)
         assert (switch.step, switch.live, switch.kv) == (64, 32, carry)
-        assert done.switch_s == switch.seconds
+        assert done.spent("switch") == switch.seconds
         # 64 steps in one layout and 40 in the other (36 to the end, in whole checks).
         decode = [(s.split, s.rows, s.length, s.steps) for s in done.bursts]
         assert sum(n for split, *_, n in decode if split == source) == 64
@@ -160,7 +160,7 @@ class TestQueue:
         assert len(done.trace.done_after) == self.workload.size
         # All rows have work until the queue is empty.
         assert done.trace.total_steps < self.workload.responses.sum() / CAPACITY + 2 * CAP
-        assert done.total_s == pytest.approx(done.prefill_s + done.decode_s)
+        assert done.total_s == pytest.approx(done.spent("prefill", "decode"))
 
     def test_nobody_is_in_the_layout_of_the_tail_while_sequences_wait(self):
         """Full, DP8 is a little faster; who sees a tail only begins where it will end."""
@@ -171,8 +171,8 @@ class TestQueue:
         seeing = Noting((DP8, TP8), machine.truth, lengths)
         blind = replace(seeing, is_blind=True, switched=[])
         best, other = (replay(self.workload, planner, machine) for planner in (seeing, blind))
-        assert best.path[0] == (0, "dp8tp1") and seeing.switched == [(TP8, 0)]
-        assert other.path[0] == (0, "dp1tp8") and other.total_s > 1.05 * best.total_s
+        assert best.trace.path[0] == "dp8tp1" and seeing.switched == [(TP8, 0)]
+        assert other.trace.path[0] == "dp1tp8" and other.total_s > 1.05 * best.total_s
 
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples():
@@ -184,8 +184,8 @@ def test_a_prompt_is_prefilled_once_for_all_its_samples():
     for workload, done, pages in ((strangers, one, 32 * 2), (siblings, once, 8 * 2)):
         calls = -(-pages // MACHINE.truth.prefill_blocks)
         seconds = prefill_seconds(workload, TP8, np.zeros(32, int))
-        assert done.prefill_s == pytest.approx(seconds) == pytest.approx(calls)
-    assert once.decode_s == one.decode_s
+        assert done.spent("prefill") == pytest.approx(seconds) == pytest.approx(calls)
+    assert once.spent("decode") == one.spent("decode")
 
 
 @given(grouped, st.sampled_from(SPLITS))

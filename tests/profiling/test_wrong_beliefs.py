@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.budget import SHARE
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Outcome, Ran
-from pat_jax.profiling.simulate.machine import Machine, Replay, Workload
+from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
@@ -73,7 +74,9 @@ foreign_lengths = st.lists(st.integers(1, CAP), min_size=1, max_size=3).map(
 )
 
 
-def run(planner: CostModelPlanner, workload: Workload, machine: Machine) -> tuple[Replay, float]:
+def run(
+    planner: CostModelPlanner, workload: Workload, machine: Machine
+) -> tuple[RolloutReport, float]:
     """The rollout, and the seconds of staying where it began."""
     start = planner.start(workload.load(workload.size))
     stayed = replay(workload, FixedLayout(start), machine)
@@ -105,7 +108,7 @@ def test_no_wrong_belief_goes_to_and_fro(workload, machine, by_layout, factor, l
     planner = CostModelPlanner(SPLITS, replace(truth, **tables), lengths)
     done, _ = run(planner, workload, machine)
     # More than a few only where they cost next to nothing.
-    assert len(done.trace.switches) <= 8 or done.switch_s <= 0.1 * done.total_s
+    assert len(done.trace.switches) <= 8 or done.spent("switch") <= 0.1 * done.total_s
 
 
 def test_a_dear_switch_is_paid_once_and_known_from_then_on():
