@@ -84,6 +84,14 @@ class TestSwitches:
             (target, 32 // target.dp),
         }
 
+    @pytest.mark.parametrize("short, carry", [(0, "recompute"), (8, "mixed"), (32, "migrate")])
+    def test_what_has_nothing_to_compute_is_not_recomputed(self, short, carry):
+        """Before the first step: of a prompt of one token no cache is left behind."""
+        prompts = np.repeat([1, 10], [short, 32 - short])
+        planner = AtSteps(DP8, ((0, TP8),), recompute_below("recompute"))
+        done = replay(Workload(prompts, np.full(32, 20), CAP), planner, MACHINE)
+        assert [(switch.live, switch.kv) for switch in done.switches] == [(32, carry)]
+
     @pytest.mark.parametrize("live, step", [(24, 16), (20, 32), (4, 56)])
     def test_a_threshold_ends_a_burst_within_one_check(self, live, step):
         """Rows of TP8 are compacted at 16 live and below: 24 and 20 are the planner's alone."""
