@@ -149,15 +149,16 @@ class Controller:
         """The second half: what was left behind is to be computed anew.
 
         Args:
-          new_page: int[moves], where pages have arrived; None: where `relocate` has put them.
+          new_page: int[moves], where pages have arrived, NULL_PAGE where one found no room; None: where
+            `relocate` has put them.
 
         Returns:
           What is to be computed, and bool[live], the sequences that find no pages and wait.
         """
+        is_left = relocation.is_left
         if new_page is not None:
-            self.scheduler.tables.renumber(relocation.moves, new_page)
-        steps = self.shapes.check_every
-        return self.scheduler.arrive(relocation.group, relocation.is_left, steps)
+            is_left = is_left | self.scheduler.settle(relocation.moves, new_page)
+        return self.scheduler.arrive(relocation.group, is_left, self.shapes.check_every)
 
     def balance(self, balance: Balance) -> Relocation:
         """Live sequences to the groups that `balance` gives them."""

@@ -136,8 +136,8 @@ class DeviceExecutor(Executor):
             return Arrival(None, traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
         pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)
-        arrivals = placed(relocation.moves, old, new)
-        self.pool.copy(arrivals.copies)
+        moves = relocation.moves
+        arrivals = placed(moves, self.tables.holds(moves), old, new)
         target = self.specs.layouts[relocation.target]
         traffic = self.pool.migrate(target, arrivals.shipments)
         weight_bytes, chunk_bytes = self.weights.reslice(target)

@@ -15,7 +15,9 @@ from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
 class Arrival:
     """How sequences and weights came to where they were to go."""
 
-    new_page: np.ndarray | None = None  # int[moves]; None: where the scheduler put them
+    new_page: np.ndarray | None = (
+        None  # int[moves], NULL_PAGE: it stayed behind; None: where the scheduler put them
+    )
     # From device to device, weights and KV together, all devices; None where nothing really moved.
     num_bytes: int | None = None
     least_bytes: int = 0  # of these, what no other way of moving the same could save

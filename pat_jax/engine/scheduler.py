@@ -196,6 +196,25 @@ class Scheduler:
         tables.forget(live[is_left])
         return PageMoves.of(moves), is_left
 
+    def settle(self, moves: PageMoves, new_page: np.ndarray) -> np.ndarray:
+        """Pages have arrived at `new_page`, int[moves]; NULL_PAGE where one stayed behind.
+
+        Returns:
+          bool[live], sequences with such a page: they give back the others.
+        """
+        tables, live, stays = self.tables, self.table.live, new_page == NULL_PAGE
+        is_lost = np.zeros((len(tables.pools), tables.pools[0].num_pages), bool)
+        is_lost[moves.new_group[stays], moves.new_page[stays]] = True
+        is_left = np.zeros(len(live), bool)
+        for k in np.flatnonzero(tables.count[live]).tolist() if stays.any() else ():
+            pages, group = tables.of(int(live[k])), tables.group[live[k]]
+            if is_lost[group, pages].any():
+                tables.pools[group].discard(pages)
+                is_left[k] = True
+        tables.forget(live[is_left])
+        tables.renumber(PageMoves(*(x[~stays] for x in moves)), new_page[~stays])
+        return is_left
+
     def arrive(
         self, group: np.ndarray, is_left: np.ndarray, steps: int
     ) -> tuple[PrefillWork, np.ndarray]:

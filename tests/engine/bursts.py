@@ -1,12 +1,17 @@
 """A burst and a switch without devices: what they would have said is given."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import numpy as np
 
-from pat_jax.engine.relocation.order import Pools, placed
+from pat_jax.engine.relocation import order
+from pat_jax.engine.relocation.order import Placed, Pools, placed
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import Contents
-from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
+from pat_jax.engine.sequences.prefill_calls import PageMoves, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import BurstOutput
 
@@ -58,13 +63,28 @@ def burst(
     retire(responses, burst_output(all_tokens, -all_tokens.astype(np.float32), said, is_live))
 
 
+@contextmanager
+def crowded(waits: list[int]) -> Iterator[None]:
+    """As many times as there are numbers, `placed` finds that this one of the pages would have to wait
+    and may not: as in large pools whose free memory lies scattered."""
+    tried, left = order._tried, list(waits)
+
+    def once(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
+        if left and len(moves.old_page):
+            return np.array([left.pop() % len(moves.old_page)])
+        return tried(moves, old, new)
+
+    with patch.object(order, "_tried", once):
+        yield
+
+
 def carry(
     scheduler: Scheduler, num_groups: int, *, num_pages: int, is_recomputed: np.ndarray, steps: int
-) -> tuple[Copies, list[Shipment], PrefillWork]:
+) -> tuple[list[Shipment], PrefillWork]:
     """A switch, as the controller and the device executor make it.
 
     Returns:
-      What is to be copied in the old pools, then moved, in this order, then computed.
+      What is to be moved, in this order, then computed.
     """
     tables = scheduler.tables
     group = scheduler.table.regroup(num_groups, is_recomputed)
@@ -72,7 +92,7 @@ def carry(
     moves, is_left = scheduler.leave(
         group, num_groups=num_groups, num_pages=num_pages, is_recomputed=is_recomputed
     )
-    arrivals = placed(moves, old, Pools(num_groups, num_pages))
-    tables.renumber(moves, arrivals.new_page)
+    arrivals = placed(moves, tables.holds(moves), old, Pools(num_groups, num_pages))
+    is_left |= scheduler.settle(moves, arrivals.new_page)
     work, _ = scheduler.arrive(group, is_left, steps)
-    return arrivals.copies, arrivals.shipments, work
+    return arrivals.shipments, work

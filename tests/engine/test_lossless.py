@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bursts import crowded
 from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
 from runs import finish, start
 
-from pat_jax.engine import device_executor
-from pat_jax.engine.relocation.order import Placed, Pools, placed, together
-from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from tests.lossless import CARRIES, MODELS, PATHS, make_requests, tally
@@ -61,20 +59,12 @@ def test_a_full_pool_goes_along(name, path):
 
 
 @pytest.mark.parametrize("path", [(1, 8), (8, 1)], ids=["up", "down"])
-def test_pages_copied_together_first_are_the_same_pages(monkeypatch, path):
-    """As in large pools whose free memory lies scattered (`placed`)."""
-    num_copied = []
-
-    def together_first(moves: PageMoves, old: Pools, new: Pools) -> Placed:
-        copies, moves = together(moves, old)
-        num_copied.append(len(copies.group))
-        return replace(placed(moves, old, new), copies=copies)
-
-    monkeypatch.setattr(device_executor, "placed", together_first)
+def test_what_finds_no_room_on_its_way_is_computed_anew(path):
     requests, static = static_run("kv8", seed=0)
     one = subject("kv8")
-    adaptive, report = one.run(requests, one.adaptive(path, "migrate", len(requests)))
-    assert len(report.switches) == len(num_copied) == 1 and num_copied[0] > 0
+    with crowded([0, 5]):
+        adaptive, report = one.run(requests, one.adaptive(path, "migrate", len(requests)))
+    assert [switch.kv for switch in report.switches] == ["mixed"]
     check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
 
 

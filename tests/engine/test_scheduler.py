@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bursts import burst, carry
+from bursts import burst, carry, crowded
 
 from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
@@ -159,7 +159,7 @@ def test_pages_that_are_shared_move_once():
     requests = [*plain(1, prompt=13)] * 3
     scheduler = make_scheduler(requests, num_groups=1, num_pages=100)
     scheduler.admit(3, BURST, at_once=BURST)
-    _, shipments, round = carry(
+    shipments, round = carry(
         scheduler, 1, num_pages=50, is_recomputed=np.array([False, False, True]), steps=BURST
     )
     # 12 known tokens: three pages, all shared; the third sequence finds them.
@@ -173,7 +173,7 @@ def test_pages_that_are_shared_move_once():
 def test_who_finds_too_few_pages_in_a_switch_waits_the_oldest_first():
     scheduler = make_scheduler(plain(5, prompt=8, most=5), num_groups=2, num_pages=100)
     scheduler.admit(2, BURST, at_once=BURST)  # the fifth waits
-    _, shipments, _ = carry(
+    shipments, _ = carry(
         scheduler, 1, num_pages=6, is_recomputed=np.array([False, True, False, True]), steps=BURST
     )
     assert scheduler.table.live.tolist() == [0, 2] and len(arrivals(shipments)) == 4
@@ -194,6 +194,24 @@ def test_in_a_switch_the_oldest_get_their_pages_first(is_recomputed):
     assert scheduler.table.live.tolist() == [1, 2]
 
 
+def test_who_finds_no_room_on_the_way_gives_back_its_pages_and_is_computed_anew():
+    """Two begin alike, and the shorter one of them stays behind: the other goes on holding what they share."""
+    system = tuple(range(100, 108))
+    texts = [(*system, *range(200, 209)), (*system, *range(300, 305)), tuple(range(17))]
+    requests = [Request(text, np.zeros(2, np.uint32), 5) for text in texts]
+    scheduler = make_scheduler(requests, num_groups=1, num_pages=100)
+    scheduler.admit(3, BURST, at_once=BURST)
+    with crowded([0]):  # the first page of the first sequence
+        shipments, round = carry(
+            scheduler, 1, num_pages=50, is_recomputed=np.zeros(3, bool), steps=BURST
+        )
+    scheduler.check_integrity()
+    assert len(arrivals(shipments)) == 4 + 4
+    assert set(arrivals(shipments)) == set(scheduler.tables.rows(np.array([0, 2]), 4).ravel())
+    assert (round.spans.sequence.tolist(), round.spans.start.tolist()) == ([1], [0])
+    assert scheduler.table.live.tolist() == [0, 1, 2]
+
+
 def test_groups_get_alike_numbers_and_pages():
     long, short = plain(2, prompt=17), plain(2, prompt=17)
     requests = [*long, *(replace(request, tokens=request.tokens[:3]) for request in short)]
@@ -209,9 +227,7 @@ def test_groups_that_merge_share_what_they_have_in_common():
     scheduler = make_scheduler(requests, num_groups=2, num_pages=100)
     scheduler.admit(1, BURST, at_once=BURST)
     assert scheduler.tables.num_held == 2 * 3
-    _, shipments, _ = carry(
-        scheduler, 1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST
-    )
+    shipments, _ = carry(scheduler, 1, num_pages=100, is_recomputed=np.zeros(2, bool), steps=BURST)
     groups = {int(g) for one in shipments for g in np.nonzero(one.old_page)[0]}
     assert len(arrivals(shipments)) == 2 and len(groups) == 1
 

@@ -1,7 +1,7 @@
 """Rows and pages of sequences, held against devices that write and move tokens as they are told."""
 
 import numpy as np
-from bursts import burst, carry
+from bursts import burst, carry, crowded
 from devices_draw import draw_in_a_burst
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -180,8 +180,13 @@ class Serving(RuleBasedStateMachine):
         return steps
 
     @has_work
-    @rule(data=st.data(), num_groups=st.sampled_from(GROUPS), fewer=st.integers(0, 8))
-    def switch(self, data, num_groups, fewer):
+    @rule(
+        data=st.data(),
+        num_groups=st.sampled_from(GROUPS),
+        fewer=st.integers(0, 8),
+        waits=st.lists(st.integers(0, 10**6), max_size=3),
+    )
+    def switch(self, data, num_groups, fewer, waits):
         table = self.table
         live = table.live
         if not len(live):
@@ -190,15 +195,16 @@ class Serving(RuleBasedStateMachine):
         smallest = 1 + -(-int(table.end.max() - 1) // self.tables.page_size)
         before = len(self.tables.pools), self.num_pages
         self.num_pages = max(smallest, self.num_pages - fewer)
-        copies, shipments, round = carry(
-            self.scheduler,
-            num_groups,
-            num_pages=self.num_pages,
-            is_recomputed=np.array(data.draw(flags)),
-            steps=CHECK,
-        )
+        is_recomputed = np.array(data.draw(flags))
+        with crowded(waits):
+            shipments, round = carry(
+                self.scheduler,
+                num_groups,
+                num_pages=self.num_pages,
+                is_recomputed=is_recomputed,
+                steps=CHECK,
+            )
         self.rows = max(self.rows, table.rows_per_group)
-        self.devices.copy(copies)
         self.devices.ship(shipments, before, (num_groups, self.num_pages))
         self.devices.prefill(round)
         for i, group in zip(table.live.tolist(), table.group(table.live), strict=True):

@@ -2,34 +2,25 @@
 
 A round packs its pages before any of them is unpacked, so that they make room for each other. One
 whose pages find no room waits in the buffers in which it arrived, until later ones have been packed:
-a pool may be full to its last page. Where free memory lies scattered, what leaves is copied together
-first. NumPy, on the host.
-
-One order, and recomputing what finds no room in it, would save the other two, which 0.6 % of switches
-need. It would cost 0.01 % of a rollout in the mean over switches, and 3.5 % of a short one at worst
-(`python -m benchmarks.relocation_order`).
+a pool may be full to its last page. Pages leave from the last to the first, so that the end of the
+memory gets free in all groups alike. Where what is free lies so scattered that too many would wait, a
+few sequences stay behind and are recomputed (docs/figures.md says how often). NumPy, on the host.
 
 Groups share devices with those congruent modulo the fewer groups; see `SequenceTable.regroup`.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pat_jax.engine.relocation.rounds import ALL, SIZES, Round, Shipment, rounds
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
+from pat_jax.engine.sequences.prefill_calls import PageMoves
 
 NOBODY = -1
 MOST_WAITING = 2 * SIZES[0]  # pages of a group, in rounds that wait: the buffers of the two largest
-CANDIDATES = 128  # blocks that are compared for the next place in an even order
-GOLDEN = (5**0.5 - 1) / 2
-NO_COPIES = Copies(*np.zeros((3, 0), np.int32))
-# `is_even` and `sizes` of `placed_by`, each slower than the one before: a page alone waits for no other.
-TRIES = ((False, SIZES), (True, SIZES), (True, SIZES[-1:]))
 
 
 class Pools(NamedTuple):
@@ -39,54 +30,46 @@ class Pools(NamedTuple):
     pages: int  # of each group, NULL_PAGE among them
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """Every page that moves, in one round and at one place."""
 
-    copies: Copies  # in the old pools, before all else; rounds send the copies
-    new_page: np.ndarray  # int[moves]
+    new_page: np.ndarray  # int[moves]; NULL_PAGE: it stays behind
     shipments: list[Shipment]
-    most_waiting: float  # pages of a group, as `MOST_WAITING` counts them
 
 
-def placed(moves: PageMoves, old: Pools, new: Pools) -> Placed:
-    """Where and when pages arrive: by the first of `TRIES` in which no more than `MOST_WAITING` wait.
+def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools) -> Placed:
+    """Where and when pages arrive, so that no more than `MOST_WAITING` wait.
 
-    More wait, as few as in any of them, where all fail: that takes full pools of groups that hold very
-    unlike shares.
+    Where more would, a sequence with a page among those stays behind, the shortest, and so on.
 
     Args:
       moves: one for each page that arrives, to as many as the pools of the new groups hold;
         `new_page` is not looked at.
+      holds: which moves bring the pages of each sequence, int[pages]; several may share one.
     """
-    found = []
-    for way in TRIES:
-        found.append(placed_by(moves, old, new, *way))
-        if found[-1].most_waiting <= MOST_WAITING:
-            return found[-1]
-    return min(found, key=lambda one: one.most_waiting)
+    going, num_late = sorted(holds, key=len), 1
+    while True:
+        goes = np.unique(np.concatenate([np.zeros(0, int), *going]))
+        found = _tried(PageMoves(*(x[goes] for x in moves)), old, new)
+        if isinstance(found, Placed):
+            new_page = np.full(len(moves.old_page), NULL_PAGE)
+            new_page[goes] = found.new_page
+            return Placed(new_page, found.shipments)
+        waits = np.zeros(len(moves.old_page), bool)
+        waits[goes[found]] = True
+        late = [k for k, mine in enumerate(going) if waits[mine].any()][:num_late]
+        going = [mine for k, mine in enumerate(going) if k not in late]
+        num_late *= 2  # one is mostly enough
 
 
-def placed_by(
-    moves: PageMoves, old: Pools, new: Pools, is_even: bool, sizes: tuple[int, ...]
-) -> Placed:
-    """As `placed`, in one order, however many wait.
-
-    Args:
-      is_even: pages are copied together first, then leave by whole blocks of memory, each round's share
-        of each group in each block. Else they leave page by page, from the last to the first.
-      sizes: pages of a round.
-    """
-    copies = NO_COPIES
-    if is_even:
-        copies, moves = together(moves, old)
+def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
+    """All `moves` placed, or those, int[pages], that wait when for the first time too many do."""
     leaving = _Leaving(moves, old, new)
-    plan = leaving.rounds(sizes)
-    turn = leaving.even_turn(plan) if is_even else -leaving.block
-    slots = list(leaving.slots(plan, turn))
-    room, new_page = _Room(moves, old, new), np.full(len(turn), NULL_PAGE)
+    plan = leaving.rounds()
+    slots = list(leaving.slots(plan))
+    room, new_page = _Room(moves, old, new), np.full(len(moves.old_page), NULL_PAGE)
     waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
-    puts, most_waiting = [], 0.0
+    puts = []
     for number, mine in enumerate(slots):
         waiting[number] = mine[mine != NOBODY]
         room.leave(waiting[number])
@@ -97,26 +80,14 @@ def placed_by(
                 new_page[sent] = places
                 del waiting[other]
                 puts[-1].append(other)
-        most_waiting = max(most_waiting, sum(leaving.waiting(plan[one]) for one in waiting))
+        if sum(leaving.waiting(plan[one]) for one in waiting) > MOST_WAITING:
+            return np.concatenate(list(waiting.values()))
     assert not waiting, "the pools hold all that arrives"
     shipments = [
         Shipment(step, _pages(mine, moves.old_page), _pages(mine, new_page), tuple(put))
         for step, mine, put in zip(plan, slots, puts, strict=True)
     ]
-    return Placed(copies, new_page, shipments, most_waiting)
-
-
-def together(moves: PageMoves, old: Pools) -> tuple[Copies, PageMoves]:
-    """Copies after which the pages that leave are the first ones of their group, and the moves then."""
-    number, copies = np.tile(np.arange(old.pages), (old.groups, 1)), []
-    for group in range(old.groups):
-        held = np.unique(moves.old_page[moves.old_group == group])
-        beyond = held[held > len(held)]
-        holes = np.setdiff1d(np.arange(NULL_PAGE + 1, len(held) + 1), held)
-        number[group, beyond] = holes
-        copies.append(np.stack([np.full(len(beyond), group), beyond, holes]))
-    old_page = number[moves.old_group, moves.old_page]
-    return Copies(*np.hstack(copies).astype(np.int32)), moves._replace(old_page=old_page)
+    return Placed(new_page, shipments)
 
 
 class _Leaving:
@@ -127,26 +98,21 @@ class _Leaving:
         self.group = moves.old_group if self.is_up else moves.new_group
         self.num_groups, self.num_wide = max(old.groups, new.groups), min(old.groups, new.groups)
         self.num_members = self.num_groups // self.num_wide
-        # A block is a page of the narrow layout, or all that lies in its memory.
-        self.block = moves.old_page * min(old.pages, new.pages) // old.pages
+        self.old_page = moves.old_page
 
-    @property
-    def pages(self) -> np.ndarray:
-        return np.bincount(self.group, minlength=self.num_groups)
-
-    def rounds(self, sizes: tuple[int, ...]) -> list[Round]:
+    def rounds(self) -> list[Round]:
         """What some groups have more than others goes while it takes little memory of the others.
 
         Going up that is at the beginning: all devices get a part of what one of them loses. Going
         down it is at the end.
         """
-        plan = rounds(self.pages, sizes)
+        plan = rounds(np.bincount(self.group, minlength=self.num_groups))
         return plan[::-1] if self.is_up else plan
 
-    def slots(self, plan: Sequence[Round], turn: np.ndarray) -> Iterator[np.ndarray]:
-        """Which move each slot of each round has, int[narrow groups, size]; those first in turn first."""
+    def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:
+        """Which move each slot of each round has, int[narrow groups, size]; the last pages first."""
         queue = [np.flatnonzero(self.group == g) for g in range(self.num_groups)]
-        queue = [mine[np.argsort(turn[mine], kind="stable")] for mine in queue]
+        queue = [mine[np.argsort(-self.old_page[mine], kind="stable")] for mine in queue]
         for step in plan:
             slots = np.full((self.num_groups, step.size), NOBODY)
             for g in range(self.num_groups) if step.group == ALL else (step.group,):
@@ -154,60 +120,10 @@ class _Leaving:
                 slots[g, : len(now)] = now
             yield slots
 
-    def even_turn(self, plan: Sequence[Round]) -> np.ndarray:
-        """A turn for each move, int[moves]: whole blocks, each round's share of each group in each."""
-        sent, left = np.zeros((len(plan) + 1, self.num_groups)), self.pages
-        for k, step in enumerate(plan):
-            takes_part = (np.arange(self.num_groups) == step.group) | (step.group == ALL)
-            sent[k + 1] = np.where(takes_part, np.minimum(left, step.size), 0)
-            left = left - sent[k + 1]
-        turn = np.zeros(len(self.group), np.int64)
-        for wide in range(self.num_wide):
-            mine = self.group % self.num_wide == wide
-            blocks, block = np.unique(self.block[mine], return_inverse=True)
-            count = np.zeros((len(blocks), self.num_members), np.int64)
-            np.add.at(count, (block, self.group[mine] // self.num_wide), 1)
-            path = np.cumsum(sent[:, wide :: self.num_wide], axis=0)
-            turn[mine] = np.argsort(even_order(count, path))[block]
-        return turn
-
     def waiting(self, step: Round) -> float:
         """What a round takes of a device's memory while it waits, in pages of the largest rounds."""
         is_part = self.is_up and step.group != ALL
         return step.size / self.num_members if is_part else step.size
-
-
-def even_order(count: np.ndarray, path: np.ndarray) -> np.ndarray:
-    """Blocks in an order in which every beginning has about the pages that rounds have sent so far.
-
-    Greedily, the block after which least is wrong; vectors that add up to nothing have an order in
-    which no beginning adds up to more than the longest of them times the dimension (Steinitz).
-
-    Args:
-      count: int[blocks, members], pages of each group in each block.
-      path: float[1 + rounds, members], pages sent after so many rounds; ends at the sum of `count`.
-
-    Returns:
-      int[blocks].
-    """
-    total = path.sum(axis=1)
-    due = np.stack([np.interp(np.arange(total[-1] + 1), total, x) for x in path.T], axis=1)
-    # Candidates from all over the memory: neighbours are often alike.
-    queue = np.argsort(np.arange(len(count)) * GOLDEN % 1)
-    now, queue = np.split(queue, [CANDIDATES])
-    size, sent, order = count.sum(axis=1), np.zeros(count.shape[1]), []
-    at = 0
-    for k in range(len(count)):
-        wrong = sent + count[now] - due[at + size[now]]
-        best = int((wrong**2).sum(axis=1).argmin())
-        block = int(now[best])
-        order.append(block)
-        sent, at = sent + count[block], at + int(size[block])
-        if k < len(queue):
-            now[best] = queue[k]
-        else:
-            now = np.delete(now, best)
-    return np.array(order, np.int64)
 
 
 def _pages(slots: np.ndarray, page: np.ndarray) -> np.ndarray:

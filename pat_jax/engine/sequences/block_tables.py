@@ -174,6 +174,13 @@ class BlockTables:
         self.give(sequence, group, pages)
         return Move(old, filled[num_found:], group, pages[num_found:])
 
+    def holds(self, moves: PageMoves) -> list[np.ndarray]:
+        """Which of `moves`, all that arrives in new pools, bring the pages of each that has some."""
+        number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int64)
+        number[moves.new_group, moves.new_page] = np.arange(len(moves.new_page))
+        held = np.flatnonzero(self.count).tolist()
+        return [number[self.group[i], self.of(i)] for i in held]
+
     def renumber(self, moves: PageMoves, new_page: np.ndarray) -> None:
         """Pages of pools in which nothing but `moves` has arrived lie at `new_page`, int[moves]."""
         number = np.zeros((len(self.pools), self.pools[0].num_pages), np.int32)
