@@ -1,6 +1,6 @@
 """The charts and tables of a plan's page, one function for each."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from html import escape
 from itertools import groupby
 
@@ -17,13 +17,9 @@ from pat_jax.profiling.capacity.page_charts import (
     legend,
     plot,
 )
-from pat_jax.profiling.capacity.report import SOURCES, PlanReport
-from pat_jax.profiling.capacity.text import decode_collectives
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.tables import Table
 from pat_jax.profiling.simulate.comparison import System
-
-
-def systems(report: PlanReport) -> Sequence[System]:
-    return report.comparison.adaptive, *report.comparison.static
 
 
 def time_bar(system: System) -> Bar:
@@ -35,18 +31,6 @@ def time_bar(system: System) -> Bar:
     )
     segments = [Segment(name, seconds / count, c) for name, seconds, c in parts]
     return Bar(system.name, segments, f"{shown(system.mean_s)} s")
-
-
-def time_row(report: PlanReport, system: System) -> list[Cell]:
-    found, count = report.comparison, len(system.total_s)
-    return [
-        system.name,
-        system.mean_s,
-        sum(system.prefill_s) / count,
-        sum(system.switch_s) / count,
-        sum(system.num_preempted),
-        "" if system is found.adaptive else percent(found.gain(system)),
-    ]
 
 
 def trace_plot(report: PlanReport) -> str:
@@ -73,24 +57,6 @@ def trace_plot(report: PlanReport) -> str:
     return drawn + legend([(n, colour(i)) for i, n in enumerate(names) if n in trace.layout])
 
 
-def switch_table(report: PlanReport) -> Iterator[str]:
-    trace = report.comparison.traces[0]
-    if trace.switches:
-        rows: list[list[Cell]] = [
-            [
-                f"{switch.source} → {switch.target}",
-                switch.at_s,
-                switch.live,
-                switch.seconds,
-                switch.predicted_saving_s,
-                switch.kv,
-            ]
-            for switch in trace.switches
-        ]
-        header = ["switch", "at s", "live", "takes s", "expected to save s", "KV cache"]
-        yield table(header, rows)
-
-
 def memory_bars(report: PlanReport) -> str:
     rows = []
     for layout in report.memory.layouts:
@@ -105,38 +71,6 @@ def memory_bars(report: PlanReport) -> str:
         rows.append(Bar(str(layout.split), segments, words))
     limit = report.memory.limit / GIB
     return bars(rows, limit=limit, limit_words=f"a device has {limit:.3g}")
-
-
-def memory_table(report: PlanReport) -> str:
-    header = ["layout", "weights", "optimizer", "KV cache", "programs", "all", "whole", ""]
-    rows: list[list[Cell]] = [
-        [
-            str(layout.split),
-            *(n / GIB for n in (layout.weights, layout.optimizer, layout.kv_cache)),
-            layout.programs / GIB if report.programs else None,
-            layout.total / GIB,
-            layout.whole,
-            "fits" if layout.is_used else "not used",
-        ]
-        for layout in report.memory.layouts
-    ]
-    refused = [f"{x.split}: {x.refusal}" for x in report.memory.layouts if x.refusal]
-    programs = f" Programs: {SOURCES['compiler']}." if report.programs else ""
-    return (
-        table(header, rows)
-        + listed([*refused, *report.memory.undivided])
-        + f'<p class="source">Whole: sequences that find pages at full length. Figures: {SOURCES["arithmetic"]}.'
-        f"{programs}</p>"
-    )
-
-
-def training_words(report: PlanReport) -> Iterator[str]:
-    if report.memory.training:
-        fits = "fits" if report.memory.training <= report.memory.limit else "does not fit"
-        yield (
-            f"<p>The training step takes {report.memory.training / GIB:.3g} GiB of a device at most: it "
-            f"{fits}.</p>"
-        )
 
 
 def step_plots(report: PlanReport) -> Iterator[str]:
@@ -162,28 +96,19 @@ def step_plots(report: PlanReport) -> Iterator[str]:
     yield f'<div class="panels">{"".join(drawn)}</div>'
 
 
-def step_table(report: PlanReport) -> str:
+def step_table(report: PlanReport) -> Table:
     steps = report.steps
-    rows: list[list[Cell]] = [
+    rows = [
         [context, live, *(None if s is None else 1e3 * s for s in line)]
         for context, table in zip(steps.contexts, steps.seconds, strict=True)
         for live, line in zip(steps.live, table, strict=True)
     ]
-    return table(["context", "live", *(f"{split} ms" for split in steps.splits)], rows)
+    return Table(["context", "live", *(f"{split} ms" for split in steps.splits)], rows)
 
 
-def sent_rows(report: PlanReport) -> list[list[Cell]]:
-    return [
-        [str(program.split), *cells]
-        for program in report.programs
-        if program.name == "decode" and not program.error
-        for cells in decode_collectives(program)
-    ]
-
-
-def program_table(report: PlanReport) -> str:
+def program_table(report: PlanReport) -> Table:
     header = ["program", "rows", "length", "arguments GiB", "temporary GiB", "Gflop", "compiled s"]
-    rows: list[list[Cell]] = [
+    rows = [
         [
             f"{program}" + (f": {program.error}" if program.error else ""),
             program.rows,
@@ -195,18 +120,7 @@ def program_table(report: PlanReport) -> str:
         ]
         for program in report.programs
     ]
-    return table(header, rows)
-
-
-def depth_words(report: PlanReport) -> str:
-    shallow = next((program for program in report.programs if program.is_extrapolated), None)
-    if shallow is None:
-        return "The whole model was compiled."
-    depths = " and ".join(map(str, shallow.compiled_layers))
-    return (
-        f"Compiled with {depths} layers and taken to {shallow.layers}: every number is affine in the "
-        "layers."
-    )
+    return Table(header, rows)
 
 
 def length_plot(report: PlanReport) -> str:
@@ -236,11 +150,11 @@ def details(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def html_table(table: Table) -> str:
     def cell(value: Cell) -> str:
         kind = "" if isinstance(value, str) else ' class="n"'
         return f"<td{kind}>{escape(shown(value))}</td>"
 
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in table.rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

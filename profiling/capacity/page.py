@@ -7,28 +7,31 @@ from pathlib import Path
 from pat_jax.common.files import replace_text
 from pat_jax.common.text_table import percent, shown
 from pat_jax.profiling.capacity.charts import (
-    depth_words,
     details,
+    html_table,
     length_plot,
     listed,
     memory_bars,
-    memory_table,
     program_table,
-    sent_rows,
     step_plots,
     step_table,
-    switch_table,
-    systems,
-    table,
     time_bar,
-    time_row,
     trace_plot,
-    training_words,
 )
 from pat_jax.profiling.capacity.limits import NAMES, shares
 from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars, colour
-from pat_jax.profiling.capacity.report import KINDS, SOURCES, PlanReport
-from pat_jax.profiling.capacity.text import compile_rows, uncompiled_words
+from pat_jax.profiling.capacity.report import SOURCES, PlanReport
+from pat_jax.profiling.capacity.tables import (
+    compile_table,
+    depth_words,
+    gain_table,
+    memory_table,
+    memory_words,
+    sent_table,
+    switch_table,
+    systems,
+    uncompiled_words,
+)
 
 STYLE = Path(__file__).with_name("page.css")
 
@@ -98,38 +101,39 @@ def _sections(report: PlanReport) -> Iterator[str]:
     yield _section(
         "Time of a rollout",
         bars([time_bar(system) for system in systems(report)]),
-        table(
-            ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"],
-            [time_row(report, system) for system in systems(report)],
-        ),
+        html_table(gain_table(report)),
         source=f"Replayed {len(report.comparison.tokens)} rollouts with the planner that ships, on a "
         f"clock whose steps take what {report.steps.explained} say. {report.steps.reliance} Lengths: "
         f"{report.lengths.source}.",
     )
-    yield _section("The first rollout", trace_plot(report), *switch_table(report))
+    switches = html_table(switch_table(report)) if report.comparison.traces[0].switches else ""
+    yield _section("The first rollout", trace_plot(report), switches)
+    programs = f" Programs: {SOURCES['compiler']}." if report.programs else ""
     yield _section(
         "Memory of a device, GiB",
         memory_bars(report),
-        memory_table(report),
-        *training_words(report),
+        html_table(memory_table(report.memory)),
+        listed(memory_words(report.memory)),
+        source="Whole: sequences that find pages at full length. "
+        f"Figures: {SOURCES['arithmetic']}.{programs}",
     )
     yield _section(
         "Time of a decode step",
         *step_plots(report),
-        details("Every predicted step", step_table(report)),
+        details("Every predicted step", html_table(step_table(report))),
         source=f"Predicted, from {report.steps.explained}. {report.steps.reliance}",
     )
     if report.programs:
         yield _section(
             "What compiles for it",
-            table(["layout", *KINDS], compile_rows(report)),
+            html_table(compile_table(report)),
             listed(f"refused: {program}: {program.error}" for program in report.failed),
             source=" ".join(uncompiled_words(report)),
         )
         yield _section(
             "What a decode step sends",
-            table(["layout", "kind", "times", "devices", "bytes each"], sent_rows(report)),
-            details(f"All {len(report.programs)} programs", program_table(report)),
+            html_table(sent_table(report)),
+            details(f"All {len(report.programs)} programs", html_table(program_table(report))),
             source=f"Compiler: {SOURCES['compiler']}. {depth_words(report)}",
         )
     yield _section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
@@ -142,8 +146,7 @@ def _limits(report: PlanReport) -> str:
         for i, (name, share) in enumerate(parts.items())
         if share > 0
     ]
-    told = "".join(f"<li>{escape(line)}</li>" for line in report.limits)
-    return _section("What limits it", bars([Bar("decoding", segments, "")]), f"<ul>{told}</ul>")
+    return _section("What limits it", bars([Bar("decoding", segments, "")]), listed(report.limits))
 
 
 def _sources(report: PlanReport) -> str:
@@ -154,5 +157,4 @@ def _sources(report: PlanReport) -> str:
         f"The chip, as its maker describes it: {chip}.",
         *(f"{name} {version}" for name, version in report.versions.items()),
     ]
-    listed = "".join(f"<li>{escape(line)}</li>" for line in told)
-    return _section("What this rests on", f"<ul>{listed}</ul><pre>{escape(report.command)}</pre>")
+    return _section("What this rests on", listed(told), f"<pre>{escape(report.command)}</pre>")

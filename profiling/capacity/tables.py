@@ -1,0 +1,130 @@
+"""The tables and sentences of a plan that its text and its page have in common, by value."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pat_jax.common.text_table import Cell, percent
+from pat_jax.planning.memory import GIB
+from pat_jax.profiling.capacity.report import KINDS, Memory, PlanReport
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.simulate.comparison import System
+
+UNCOMPILED = "–"
+IN_A_STEP = 2  # loops around what happens in every decode step
+
+
+class Table(NamedTuple):
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+def memory_table(memory: Memory) -> Table:
+    header = ["layout", "weights", "optimizer", "KV cache", "programs", "all", "whole", ""]
+    rows = [
+        [
+            str(layout.split),
+            *(n / GIB for n in (layout.weights, layout.optimizer, layout.kv_cache)),
+            layout.programs / GIB if memory.source == "compiler" else None,
+            layout.total / GIB,
+            layout.whole,
+            "fits" if layout.is_used else "not used",
+        ]
+        for layout in memory.layouts
+    ]
+    return Table(header, rows)
+
+
+def memory_words(memory: Memory) -> Iterator[str]:
+    """What stands below the table: a long reason in a cell would make its line a tower."""
+    yield from (f"{layout.split}: {layout.refusal}" for layout in memory.layouts if layout.refusal)
+    yield from memory.undivided
+    if memory.training:
+        fits = "fits" if memory.training <= memory.limit else "does NOT fit"
+        yield f"The training step takes {memory.training / GIB:.3g} GiB of a device at most: it {fits}."
+
+
+def compile_table(report: PlanReport) -> Table:
+    """Of each layout yes and no, and a dash where nothing was compiled for it."""
+    words = {True: "yes", False: "no", None: UNCOMPILED}
+    rows = [
+        [str(layout.split), *(words[can] for can in report.compiles(layout.split).values())]
+        for layout in report.memory.layouts
+    ]
+    return Table(["layout", *KINDS], rows)
+
+
+def uncompiled_words(report: PlanReport) -> Iterator[str]:
+    """What the dashes of `compile_table` mean, where there are any."""
+    if any(UNCOMPILED in row for row in compile_table(report).rows):
+        yield (
+            f"{UNCOMPILED}: not compiled for it. Switches are between neighbours; weights from training "
+            "go to the layouts with the least and the most TP, which stand for the others."
+        )
+
+
+def sent_table(report: PlanReport) -> Table:
+    rows = [
+        [str(program.split), *cells]
+        for program in report.programs
+        if program.name == "decode" and not program.error
+        for cells in _collectives(program)
+    ]
+    return Table(["layout", "kind", "times", "devices", "bytes each"], rows)
+
+
+def _collectives(program: CompiledProgram) -> Iterator[list[Cell]]:
+    found = [sent for sent in program.collectives if sent.depth >= IN_A_STEP and sent.group > 1]
+    for sent in found:
+        yield [sent.kind, sent.count, sent.group, sent.num_bytes]
+    if not found:
+        yield ["nothing", None, None, None]
+
+
+def depth_words(report: PlanReport) -> str:
+    shallow = next((program for program in report.programs if program.is_extrapolated), None)
+    if shallow is None:
+        return "The whole model was compiled."
+    depths = " and ".join(map(str, shallow.compiled_layers))
+    return (
+        f"Compiled with {depths} layers and taken to {shallow.layers}: every number is affine in the "
+        "layers (--layers all compiles the whole model)."
+    )
+
+
+def systems(report: PlanReport) -> Sequence[System]:
+    return report.comparison.adaptive, *report.comparison.static
+
+
+def gain_table(report: PlanReport) -> Table:
+    header = ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"]
+    found = report.comparison
+    rows = [
+        [
+            system.name,
+            system.mean_s,
+            sum(system.prefill_s) / len(system.total_s),
+            sum(system.switch_s) / len(system.total_s),
+            sum(system.num_preempted),
+            "" if system is found.adaptive else percent(found.gain(system)),
+        ]
+        for system in systems(report)
+    ]
+    return Table(header, rows)
+
+
+def switch_table(report: PlanReport) -> Table:
+    """Of the first rollout."""
+    header = ["at s", "switch", "live", "step", "takes s", "expected to save s", "KV cache"]
+    rows = [
+        [
+            switch.at_s,
+            f"{switch.source} to {switch.target}",
+            switch.live,
+            switch.step,
+            switch.seconds,
+            switch.predicted_saving_s,
+            switch.kv,
+        ]
+        for switch in report.comparison.traces[0].switches
+    ]
+    return Table(header, rows)
