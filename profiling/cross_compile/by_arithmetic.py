@@ -5,41 +5,21 @@ tenth of a device that `planning/memory.py` leaves to them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
-from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.plant import Order, Plant
-from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.predict.targets import Target, chips, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
 MOST_DEVICES = 256  # looked at for what would hold a model
 
 
-@dataclass(frozen=True)
-class PaperDevice:
-    """What a mesh asks of a device."""
-
-    id: int
-    process_index: int  # the host
-    platform: str = "gpu"  # no torus: only numbers of devices count here
-    device_kind: str = "on paper"
-
-
-def paper_devices(devices_per_host: int, num_hosts: int = 1) -> list[Device]:
-    return [
-        cast(Device, PaperDevice(host * devices_per_host + number, host))
-        for host in range(num_hosts)
-        for number in range(devices_per_host)
-    ]
-
-
 def by_arithmetic(order: Order) -> Plant:
-    target = order.target
-    return Plant(order, paper_devices(target.devices_per_host, target.num_hosts))
+    return Plant(order, paper_devices(order.target))
 
 
 def needs_of(order: Order) -> MemoryModel:

@@ -18,7 +18,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain, prime_factors
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.memory import engine_memory, kv_bytes, memory_limit
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
@@ -30,7 +30,7 @@ from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.composer import Composer
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import Sums, links_of
-from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.targets import Target, paper_devices
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +40,8 @@ Progress = Callable[[int, int], None]  # programs done, of how many
 
 
 def layouts_of(target: Target, model: ModelConfig) -> tuple[Split, ...]:
-    """Every layout of the target that divides the model, lowest TP first: `engine/layout/layout.py`."""
-    sizes = prime_factors(target.devices_per_host)[::-1] + prime_factors(target.num_hosts)[::-1]
-    tp, kv, splits = 1, 1, []
-    is_split = True  # the KV heads, so far
-    for size in [1, *sizes]:
-        tp *= size
-        is_split = is_split and model.num_kv_heads % (kv * size) == 0
-        kv *= size if is_split else 1
-        divides = (
-            model.queries_per_kv % (tp // kv),
-            model.mlp_dim % tp,
-            model.padded_vocab_size % tp,
-        )
-        if not any(divides):
-            splits.append(Split(target.num_devices // tp, tp))
-    return tuple(splits)
+    """Every layout of the target that divides the model, lowest TP first."""
+    return tuple(layout_chain(factored_mesh(paper_devices(target)), model)[0])
 
 
 def shard_of(model: ModelConfig, tp: int) -> ModelConfig:

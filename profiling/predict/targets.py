@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import yaml
 
+from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError, shown
 
 MOST_DEVICES = 1024
@@ -71,6 +72,22 @@ class Target:
             )
         chip, sizes = known[name], _sizes(text, shape)
         return _slice(plain, chip, sizes) if chip.platform == "tpu" else _hosts(plain, chip, sizes)
+
+
+@dataclass(frozen=True)
+class PaperDevice:
+    """What a mesh asks of a device."""
+
+    id: int
+    process_index: int  # the host
+    platform: str = "gpu"  # no torus: only numbers of devices count here
+    device_kind: str = "on paper"
+
+
+def paper_devices(target: Target) -> list[Device]:
+    """As many as a target has, and on as many hosts."""
+    every = range(target.num_devices)
+    return [cast(Device, PaperDevice(i, i // target.devices_per_host)) for i in every]
 
 
 @lru_cache(maxsize=1)
