@@ -7,7 +7,7 @@ the last two.
 import csv
 import gzip
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +51,31 @@ class Interpolated:
             return float(np.interp(size, self.sizes, self.ms))
         (x0, x1), (y0, y1) = self.sizes[-2:], self.ms[-2:]
         return float(y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (size - x1))
+
+
+class Attention:
+    """Milliseconds of one layer by KV heads and heads, over two sizes."""
+
+    def __init__(self, rows: Iterable[dict[str, str]], outer: str, inner: str):
+        """
+        Args:
+          outer, inner: the columns of the sizes.
+        """
+        self.table: dict = defaultdict(dict)
+        for row in rows:
+            heads = int(row["num_key_value_heads"]), int(row["num_heads"])
+            self.table[(*heads, int(row[outer]))][int(row[inner])] = float(row["latency_ms"])
+        self.kv_heads = {kv for kv, _, _ in self.table}
+        self.most = max(size for _, _, size in self.table)  # of the outer sizes
+
+    def ms(self, kv_heads: int, heads: int, outer: int, inner: int) -> float:
+        along_heads = {}
+        for h in _around(sorted({h for kv, h, _ in self.table if kv == kv_heads}), heads):
+            sizes = sorted(n for kv, head, n in self.table if (kv, head) == (kv_heads, h))
+            around = _around(sizes, outer)
+            along = {n: Interpolated(self.table[kv_heads, h, n])(inner) for n in around}
+            along_heads[h] = Interpolated(along)(outer)
+        return Interpolated(along_heads)(heads)
 
 
 class KernelTables:
@@ -113,75 +138,41 @@ class KernelTables:
         return Interpolated(along_n)(n)
 
     @cached_property
-    def _decode_attention(self) -> dict:
-        table: dict = defaultdict(dict)
-        for row in self._rows("decode_attention_bf16.csv"):
-            key = int(row["num_key_value_heads"]), int(row["num_heads"]), int(row["batch_size"])
-            table[key][int(row["step"]) + 1] = float(row["latency_ms"])
-        return table
+    def _decode_attention(self) -> Attention:
+        return Attention(self._rows("decode_attention_bf16.csv"), "batch_size", "step")
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """ms of one layer, `rows` sequences of `length` tokens."""
         table = self._decode_attention
-        if kv_heads not in {kv for kv, _, _ in table}:
+        if kv_heads not in table.kv_heads:
             return self.modelled.decode_attention(rows, length, heads, kv_heads)
-        measured = sorted({h for kv, h, _ in table if kv == kv_heads})
-        batches = sorted({b for kv, _, b in table if kv == kv_heads})
-        along_heads = {}
-        for h in _around(measured, heads):
-            some = [b for b in batches if (kv_heads, h, b) in table]
-            around = _around(some, rows)
-            along_heads[h] = Interpolated(
-                {b: Interpolated(table[kv_heads, h, b])(length) for b in around}
-            )(rows)
-        return Interpolated(along_heads)(heads)
+        return table.ms(kv_heads, heads, rows, length - 1)  # a step is the one after so many tokens
 
     @cached_property
-    def _prefill_attention(self) -> dict:
-        table: dict = defaultdict(dict)
-        for row in self._rows("prefill_attention_bf16.csv"):
-            key = int(row["num_key_value_heads"]), int(row["num_heads"]), int(row["isl"])
-            table[key][int(row["batch_size"])] = float(row["latency_ms"])
-        return table
+    def _prefill_attention(self) -> Attention:
+        return Attention(self._rows("prefill_attention_bf16.csv"), "isl", "batch_size")
 
     def prefill_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """ms of one layer, `rows` prompts of `length` tokens each; past the table by length²."""
         table = self._prefill_attention
-        if kv_heads not in {kv for kv, _, _ in table}:
+        if kv_heads not in table.kv_heads:
             return self.modelled.prefill_attention(rows, length, heads, kv_heads)
-        along_heads = {}
-        for h in _around(sorted({h for kv, h, _ in table if kv == kv_heads}), heads):
-            lengths = sorted(n for kv, head, n in table if (kv, head) == (kv_heads, h))
-            longest = min(length, lengths[-1])
-            around = _around(lengths, longest)
-            ms = Interpolated({n: Interpolated(table[kv_heads, h, n])(rows) for n in around})(
-                longest
-            )
-            along_heads[h] = ms * (length / longest) ** 2
-        return Interpolated(along_heads)(heads)
+        longest = min(length, table.most)
+        return table.ms(kv_heads, heads, longest, rows) * (length / longest) ** 2
 
     @cached_property
     def _all_reduces(self) -> dict[int, Interpolated]:
         if self.sums != "one-shot":
             return self._nccl("all_reduce")
-        points: dict = defaultdict(dict)
-        for row in self._rows("custom_allreduce.csv"):
-            if row["backend"] == "sglang_graph":
-                elements = int(row["message_elems_bf16"])
-                points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
-        return {gpus: Interpolated(line) for gpus, line in points.items()}
+        rows = self._rows("custom_allreduce.csv")
+        return _by_gpus(row for row in rows if row["backend"] == "sglang_graph")
 
     @cached_property
     def _all_gathers(self) -> dict[int, Interpolated]:
         return self._nccl("all_gather")
 
     def _nccl(self, kind: str) -> dict[int, Interpolated]:
-        points: dict = defaultdict(dict)
-        for row in self._rows("nccl*.csv"):
-            if row["op_name"] == kind:
-                elements = int(row["message_elems_fp16"])
-                points[int(row["num_gpus"])][elements] = float(row["latency_ms"])
-        return {gpus: Interpolated(line) for gpus, line in points.items()}
+        return _by_gpus(row for row in self._rows("nccl*.csv") if row["op_name"] == kind)
 
     def all_reduce(self, devices: int, elements: int) -> float:
         if devices == 1:
@@ -202,6 +193,15 @@ class KernelTables:
 
     def exchange_bytes_s(self, devices: int) -> float:
         return self.modelled.exchange_bytes_s(devices)
+
+
+def _by_gpus(rows: Iterable[dict[str, str]]) -> dict[int, Interpolated]:
+    """Milliseconds of a collective over so many devices, by elements of two bytes."""
+    points: dict = defaultdict(dict)
+    for row in rows:
+        elements = row.get("message_elems_bf16") or row["message_elems_fp16"]
+        points[int(row["num_gpus"])][int(elements)] = float(row["latency_ms"])
+    return {gpus: Interpolated(line) for gpus, line in points.items()}
 
 
 def _around(sizes: Sequence[int], size: int) -> list[int]:
