@@ -43,7 +43,7 @@ def machine_of(sequences: int, cap: int) -> Machine:
     run: RunConfig = config.run(target)
     plant = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
     costs = costs_of(plant, None, Path("no tables"), "one-shot")
-    machine = Machine.of(
+    return Machine.of(
         costs.latency,
         tuple(plant.layouts),
         run.rollout,
@@ -51,7 +51,6 @@ def machine_of(sequences: int, cap: int) -> Machine:
         memory=plant.memory,
         runs_ahead=True,
     )
-    return replace(machine, truth=costs.latency.on(machine.buckets.rows, machine.buckets.lengths))
 
 
 def seconds(work: Callable[[], object], runs: int) -> list[float]:

@@ -17,9 +17,7 @@ from tqdm import tqdm
 
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
-from pat_jax.common.rules import (
-    check_context,
-)
+from pat_jax.common.rules import check_context
 from pat_jax.config.command_line import dump, parse, run_command
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint

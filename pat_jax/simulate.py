@@ -17,9 +17,7 @@ from typing import Any
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.rules import (
-    check_context,
-)
+from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import percent, text_table
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.planning.latency.profile import Profile, read_profile

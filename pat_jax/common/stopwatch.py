@@ -29,8 +29,9 @@ class Stopwatch:
     def elapsed(self) -> float:
         return self._now() - self._begin
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        return {f"{prefix}{stage}": seconds for stage, seconds in self.seconds.items()}
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {f"timing/{stage}": seconds for stage, seconds in self.seconds.items()}
 
     def reset(self) -> None:
         self.seconds.clear()

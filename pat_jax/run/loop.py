@@ -143,7 +143,7 @@ class Run:
                 with clock("transfer"):  # the next rollout samples the new policy
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= result.metrics | {"train/padding_efficiency": batch.padding_efficiency}
-            self.end_step(step + 1, report, measured | clock.metrics("timing/"))
+            self.end_step(step + 1, report, measured | clock.metrics)
 
     def end_step(self, step: int, report: RolloutReport, measured: dict[str, Any]) -> None:
         self.report, self.steps_done = report, step

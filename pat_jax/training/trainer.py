@@ -35,7 +35,7 @@ def model_functions(
     policy: Policy, layout: Layout, dtype: jnp.dtype, *, remat: bool = True
 ) -> tuple[Callable[[Params, Array], Array], Callable[[Params, Array], Array]]:
     """forward(params, tokens) and logits(params, hidden), as `rl.update` wants them."""
-    partition = AutoPartition(layout, "train")
+    partition = AutoPartition(layout)
 
     def forward(params: Params, tokens: Array) -> Array:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)

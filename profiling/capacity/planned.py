@@ -77,9 +77,6 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         runs_ahead=True,
         has_pools=True,
     )
-    machine = replace(
-        machine, truth=costs.latency.on(machine.buckets.rows, machine.buckets.lengths)
-    )
     comparison = compare(machine, question.lengths, question.series, costs.sum_seconds)
     programs = compilation.programs if compilation else ()
     return PlanReport(
@@ -187,7 +184,7 @@ def _training(memory: MemoryModel, programs: tuple[CompiledProgram, ...]) -> int
 
 
 def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
-    live = tuple(dict.fromkeys([*_doubling(1, sequences), sequences]))
+    live = tuple(dict.fromkeys([*(1 << k for k in range(sequences.bit_length())), sequences]))
     lengths = machine.buckets.lengths
     contexts = tuple(dict.fromkeys((lengths[0], lengths[len(lengths) // 2], lengths[-1])))
     return StepTimes(
@@ -204,10 +201,6 @@ def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes
             for context in contexts
         ),
     )
-
-
-def _doubling(first: int, last: int) -> list[int]:
-    return [first << k for k in range((last // first).bit_length())]
 
 
 def _step(machine: Machine, split: Split, live: int, context: int) -> float | None:

@@ -71,7 +71,7 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
                 f"{best} needs {alone.held(best) / GIB:.3g} GiB of a device and "
                 f"{alone.usable / GIB:.3g} GiB can be used."
             )
-    machine = Machine.of(
+    return Machine.of(
         latency,
         splits,
         config,
@@ -81,7 +81,6 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
     )
-    return replace(machine, truth=latency.on(machine.buckets.rows, machine.buckets.lengths))
 
 
 def profile_words(path: Path, profile: Profile) -> str:

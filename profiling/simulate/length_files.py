@@ -38,7 +38,7 @@ class LengthEntry(NamedTuple):
     prompt: Any = None
 
 
-def find_lengths(name: str, option: str = "lengths") -> ResponseLengths:
+def find_lengths(name: str) -> ResponseLengths:
     """The built-in distribution or the file of that name.
 
     Raises:
@@ -49,7 +49,7 @@ def find_lengths(name: str, option: str = "lengths") -> ResponseLengths:
     path = Path(name)
     if not path.is_file():
         raise UserError(
-            f"option --{option} is {name!r}: expected a .csv, .json or .jsonl file of response "
+            f"option --lengths is {name!r}: expected a .csv, .json or .jsonl file of response "
             f"lengths, or one of the built-in distributions {', '.join(BUILT_IN)}."
         )
     return read_lengths(path)

@@ -83,6 +83,7 @@ class Machine:
         )
         steps = config.burst_steps, config.check_every
         rest = memory, runs_ahead, has_pools, host_s_per_sequence
+        truth = truth.on(buckets.rows, buckets.lengths)
         return cls(truth, tuple(splits), buckets, *steps, *rest)
 
     def has_room(self, split: Split) -> bool:

@@ -73,15 +73,12 @@ class ResponseLengths:
     tokens: np.ndarray  # int[lengths], at least 1, ascending
     counts: np.ndarray  # float[lengths], positive
     prompts: np.ndarray | None = None  # int[lengths], tokens, where they are known
-    is_measured: bool = True  # False: built in
 
     @classmethod
     def built_in(cls, name: str) -> "ResponseLengths":
         quantiles = BUILT_IN[name]
         tokens = quantiles.at((np.arange(POINTS) + 0.5) / POINTS)
-        return cls(
-            f"built-in {name!r}: {quantiles.source}", tokens, np.ones(POINTS), is_measured=False
-        )
+        return cls(f"built-in {name!r}: {quantiles.source}", tokens, np.ones(POINTS))
 
     @cached_property
     def _cumulative(self) -> np.ndarray:

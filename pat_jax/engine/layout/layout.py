@@ -282,10 +282,9 @@ class ManualPartition(Partition):
 
 @dataclass(frozen=True)
 class AutoPartition(Whole):
-    """Under automatic sharding: arrays are whole, the compiler communicates, constraints steer it."""
+    """As a trainer's: arrays are whole, the compiler communicates, constraints steer it."""
 
     layout: Layout
-    role: Role
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role=self.role))
+        return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))
