@@ -7,9 +7,10 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from fakes import SETTINGS, made_up_latency, static_run, subject
+from fakes import static_run, subject
+from two_devices import CONFIG, DP2, TP2, engine, generate, look_at_pages
 
-from pat_jax.engine.controller import Burst, Collected, Controller, Shape
+from pat_jax.engine.controller import Burst, Collected, Controller
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.device_executor import DeviceExecutor
@@ -18,32 +19,9 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
-from pat_jax.models.policy import Params
-from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split
-from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.simulator import replay
-from tests.lossless import EOS_IDS
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL
 from tests.near_ties import Tally, compare
-
-DP2, TP2 = Split(2, 1), Split(1, 2)
-CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
-
-
-@cache
-def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
-    engine = RolloutEngine(
-        subject("kv2").policy,
-        jax.devices()[:2],
-        replace(CONFIG, kv_pages=kv_pages),
-        capacity=capacity,
-        eos_ids=EOS_IDS,
-        runs_ahead=True,
-    )
-    engine.compile()
-    return engine
 
 
 @pytest.fixture
@@ -76,15 +54,7 @@ def ahead(monkeypatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
-    release = DeviceExecutor.release
-
-    def checked(self: DeviceExecutor) -> None:
-        if not (self.tables.table.has_work or self._running):
-            assert self.tables.num_held == 0
-            assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.pool.pages))
-        release(self)
-
-    monkeypatch.setattr(DeviceExecutor, "release", checked)
+    look_at_pages(monkeypatch)
 
 
 @cache
@@ -102,22 +72,6 @@ on_both = pytest.mark.parametrize(
     [engine, pytest.param(reading_pages, marks=pytest.mark.slow)],
     ids=["copied", "on pages"],
 )
-
-
-def generate(
-    engine: RolloutEngine,
-    requests: list[Request],
-    planner: Planner,
-    params: Params | None = None,
-    **options,
-) -> tuple[list[Completion], RolloutReport]:
-    layout = engine.layouts[DP2]
-    weights = subject("kv2").params if params is None else params
-    engine.set_weights(jax.device_put(weights, layout.param_shardings(engine.policy)), layout)
-    report = RolloutReport()
-    done = dict(engine.stream(requests, planner, report, **options))
-    engine.release_weights()
-    return [done[i] for i in range(len(requests))], report
 
 
 def check(requests: list[Request], expected: list[Completion], found: list[Completion]) -> None:
@@ -303,113 +257,3 @@ def test_no_nan_reaches_others_through_a_row_that_nobody_heard(ahead):
     assert [*requests[ended].tokens, *found[ended].tokens.tolist()] == texts[ended][: 3 + 8]
     assert not any(found[i].error for i in kept)
     check([requests[i] for i in kept], [expected[i] for i in kept], [found[i] for i in kept])
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "ahead"])
-def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
-    """Burst for burst: layouts, buckets, live sequences and steps."""
-    monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
-    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
-    check_simulator(engine(), planner, seed, has_pools=False)
-
-
-NEXT = Controller._next
-
-
-def in_short_bursts(self: Controller, steps_before: int) -> tuple[Shape, int]:
-    shape, steps = NEXT(self, steps_before)
-    return shape, min(steps, self.shapes.check_every)
-
-
-def in_the_largest_bucket(self: Controller) -> None:
-    self._grow()
-    self.table.compact(self.shapes.buckets.rows[self.split][-1])
-
-
-@pytest.mark.parametrize(
-    "rule, broken",
-    [
-        ("_stop_at", lambda self, threshold: self.table.fullest - 1),
-        ("_next", in_short_bursts),
-        ("fit", in_the_largest_bucket),
-    ],
-)
-def test_a_rule_is_written_once(rule, broken, monkeypatch):
-    """Broken in one place, it changes what the engine does and what the simulator does, alike."""
-    monkeypatch.setattr(engine(), "runs_ahead", True)
-    planner = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4), Step(TP2, 2)))
-    whole = check_simulator(engine(), planner, seed=0, has_pools=False)
-    monkeypatch.setattr(Controller, rule, broken)
-    other = check_simulator(engine(), planner, seed=0, has_pools=False)
-    rows = [[burst.rows for burst in report.bursts] for report in (whole, other)]
-    assert (other.steps, rows[1]) != (whole.steps, rows[0])
-
-
-@pytest.mark.slow  # compiles an engine of its own
-@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize("seed", [0, 2, 4, 5])
-def test_the_simulator_goes_the_same_way_where_rows_and_pages_are_scarce(
-    seed, runs_ahead, monkeypatch
-):
-    """Who waits, and bursts that end because pages run out, or for those that wait."""
-    small = engine(kv_pages=10, capacity=4)
-    monkeypatch.setattr(small, "runs_ahead", runs_ahead)
-    report = check_simulator(small, FixedLayout(DP2), seed, has_pools=True)
-    assert report.preempted > 0 and 4 in np.diff(report.steps), "half a burst"
-    path = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4)))
-    assert check_simulator(small, path, seed, has_pools=True).switches
-
-
-def check_simulator(
-    engine: RolloutEngine, planner: Planner, seed: int, *, has_pools: bool
-) -> RolloutReport:
-    rng = np.random.default_rng(seed)
-    prompts = rng.integers(1, 12, 16)
-    requests = [
-        Request(tuple(rng.integers(3, 61, n).tolist()), sequence_key(seed, i), max_new_tokens=40)
-        for i, n in enumerate(prompts.tolist())
-    ]
-    found, report = generate(engine, requests, planner)
-    responses = np.array([len(done.tokens) for done in found])
-    specs, splits = engine.specs, tuple(engine.layouts)
-    truth = made_up_latency(
-        dict.fromkeys(splits, 1.0),
-        dict.fromkeys(splits, 0.0),
-        reslice=0.0,
-        migrate_per_token=0.0,
-        max_rows=16,
-        lengths=specs.buckets.lengths,
-    )
-    truth = replace(truth, page_size=specs.page_size)
-    memory = MemoryModel(
-        limit=1e9,
-        resident=0,
-        weights=dict.fromkeys(splits, 1),
-        page=dict.fromkeys(splits, 1),
-        pages=specs.pages,
-        page_size=specs.page_size,
-        chunk=1,
-        staging=1,
-        ahead=4,
-    )
-    machine = Machine(
-        truth,
-        splits,
-        specs.buckets,
-        specs.functions.burst_steps,
-        specs.functions.check_every,
-        memory,
-        runs_ahead=engine.runs_ahead,
-        has_pools=has_pools,
-    )
-    simulated = replay(Workload(prompts, responses, 40), planner, machine)
-    assert [(b.split, b.rows) for b in simulated.bursts] == [
-        (b.split, b.rows) for b in report.bursts
-    ]
-    assert [b.held for b in simulated.bursts] == [b.held for b in report.bursts]
-    assert [b.live for b in simulated.bursts] == report.live
-    assert simulated.trace.steps == tuple(report.steps)
-    assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]
-    assert simulated.preempted == report.preempted
-    return report

@@ -1,0 +1,64 @@
+"""An engine on two devices that dispatches bursts ahead, and what its rollouts say."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from fakes import SETTINGS, subject
+
+from pat_jax.engine.device_executor import DeviceExecutor
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.models.policy import Params
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import Split
+from tests.lossless import EOS_IDS
+
+DP2, TP2 = Split(2, 1), Split(1, 2)
+CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
+
+
+@cache
+def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
+    engine = RolloutEngine(
+        subject("kv2").policy,
+        jax.devices()[:2],
+        replace(CONFIG, kv_pages=kv_pages),
+        capacity=capacity,
+        eos_ids=EOS_IDS,
+        runs_ahead=True,
+    )
+    engine.compile()
+    return engine
+
+
+def look_at_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page has to be free at the end of a rollout, and no NaN in it."""
+    release = DeviceExecutor.release
+
+    def checked(self: DeviceExecutor) -> None:
+        if not (self.tables.table.has_work or self._running):
+            assert self.tables.num_held == 0
+            assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.pool.pages))
+        release(self)
+
+    monkeypatch.setattr(DeviceExecutor, "release", checked)
+
+
+def generate(
+    engine: RolloutEngine,
+    requests: list[Request],
+    planner: Planner,
+    params: Params | None = None,
+    **options,
+) -> tuple[list[Completion], RolloutReport]:
+    layout = engine.layouts[DP2]
+    weights = subject("kv2").params if params is None else params
+    engine.set_weights(jax.device_put(weights, layout.param_shardings(engine.policy)), layout)
+    report = RolloutReport()
+    done = dict(engine.stream(requests, planner, report, **options))
+    engine.release_weights()
+    return [done[i] for i in range(len(requests))], report
