@@ -203,12 +203,6 @@ def _machine(
 
 @cache
 def _latency(data: Path, model: str, config: RolloutConfig, switch_s: float) -> LatencyModel:
-    buckets = Buckets.build(
-        SPLITS,
-        capacity=config.prompts_per_step * SAMPLES,
-        min_rows=config.min_rows,
-        min_length=config.min_length,
-        max_length=config.max_prompt_length + config.max_completion_length,
-    )
+    buckets = Buckets.of(SPLITS, config.prompts_per_step * SAMPLES, config)
     composer = Composer(measured_kernels(data, GPU), preset(model), switch_s)
     return composer.latency_model(buckets)

@@ -65,13 +65,7 @@ class Setting:
             min_rows=1,
             min_length=512,
         )
-        buckets = Buckets.build(
-            SPLITS,
-            capacity=self.responses,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
-        )
+        buckets = Buckets.of(SPLITS, self.responses, config)
         truth = self.composer(data).latency_model(buckets)
         return Machine.of(truth, SPLITS, config, capacity=self.responses, runs_ahead=True)
 

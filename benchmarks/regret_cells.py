@@ -70,13 +70,7 @@ class Cell:
             min_rows=1,
             min_length=512,
         )
-        buckets = Buckets.build(
-            SPLITS,
-            capacity=self.size,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
-        )
+        buckets = Buckets.of(SPLITS, self.size, config)
         composer = Composer(
             measured_kernels(self.data, self.gpu), preset(self.model), self.switch_s
         )

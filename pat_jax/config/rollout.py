@@ -67,6 +67,11 @@ class RolloutConfig:
     device_memory_gib: float = 0.0
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest prompt and the longest response."""
+        return self.max_prompt_length + self.max_completion_length
+
     def __post_init__(self):
         check(self, "prompts_per_step num_generations", RESPONSES, "rollout.")
         check(self, "max_prompt_length max_completion_length", TOKENS, "rollout.")

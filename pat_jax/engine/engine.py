@@ -75,13 +75,7 @@ class RolloutEngine:
             for reason in dropped:
                 log.info("dropped: %s", reason)
         self.layouts = layouts
-        buckets = Buckets.build(
-            tuple(layouts),
-            capacity=capacity,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
-        )
+        buckets = Buckets.of(tuple(layouts), capacity, config)
         backend = next(iter(layouts.values())).backend
         self.runs_ahead = backend.runs_ahead if runs_ahead is None else runs_ahead
         functions = DecodeFunctions(

@@ -105,9 +105,7 @@ def memory_alone(
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
     """
-    longest = largest_length(
-        config.max_prompt_length + config.max_completion_length, config.min_length
-    )
+    longest = largest_length(config.max_length, config.min_length)
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
     unsplit = {
         split: max(config.kv_pages, unsplit_pages(layout, 1, longest, config.page_size))
@@ -221,7 +219,7 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
         else f"memory of a device: {gib(memory.limit)}, {USABLE:.0%} of it to be used, training "
         f"state {gib(memory.resident)}"
     ]
-    longest = np.array(config.max_prompt_length + config.max_completion_length - 1)
+    longest = np.array(config.max_length - 1)
     for split, weights in memory.weights.items():
         pages = split.dp * (memory.pages[split] - 1)
         whole = int(pages // memory.needed(np.array(1), longest))

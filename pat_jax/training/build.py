@@ -78,7 +78,7 @@ def _updates(
 
 def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:
     rollout = config.rollout
-    longest = rollout.max_prompt_length + rollout.max_completion_length
+    longest = rollout.max_length
     whole = largest_length(longest, rollout.min_length)
     return shapes(
         ladder(rollout.min_length, whole), config.algorithm.tokens_per_micro_batch, num_shards

@@ -157,7 +157,7 @@ def _memory(
         if program.name in WHILE_DECODING and not program.error:
             more = program.peak_bytes - program.argument_bytes
             beside[program.split] = max(beside[program.split], more)
-    longest = np.array(rollout.max_prompt_length + rollout.max_completion_length - 1)
+    longest = np.array(rollout.max_length - 1)
     sequences = rollout.prompts_per_step * rollout.num_generations
     layouts = []
     for split in plant.layouts:

@@ -133,14 +133,7 @@ class Plant:
     @cached_property
     def buckets(self) -> Buckets:
         """The shapes that a run's programs are compiled for."""
-        rollout = self.order.config.rollout
-        return Buckets.build(
-            tuple(self.layouts),
-            capacity=self.capacity,
-            min_rows=rollout.min_rows,
-            min_length=rollout.min_length,
-            max_length=rollout.max_prompt_length + rollout.max_completion_length,
-        )
+        return Buckets.of(tuple(self.layouts), self.capacity, self.order.config.rollout)
 
     @cached_property
     def resident(self) -> Sequence[Any]:

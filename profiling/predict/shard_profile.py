@@ -7,7 +7,7 @@ shard leaves out and the engine does on every device, sampling from all logits, 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -183,28 +183,19 @@ class ShardProfiler:
     @cached_property
     def buckets(self) -> Buckets:
         """Buckets of the target's layouts that are measured."""
-        return self._buckets(tuple(self.engines))
-
-    def _buckets(self, splits: Sequence[Split]) -> Buckets:
-        config = self.config
-        return Buckets.build(
-            splits,
-            capacity=self.capacity,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
-        )
+        return Buckets.of(tuple(self.engines), self.capacity, self.config)
 
     def _engine(self, split: Split) -> RolloutEngine:
         policy = Policy.from_config(shard_of(self.model, split.tp))
         policy = policy.with_weights(self.config.weights)
         layouts, _ = layout_chain(factored_mesh([self.device]), policy.config)
         limit = memory_limit(self.config, [self.device])
+        all_of_them = layouts_of(self.target, self.model)
         return RolloutEngine(
             policy,
             [self.device],
             self.config,
-            capacity=self._buckets(layouts_of(self.target, self.model)).rows[split][-1],
+            capacity=Buckets.of(all_of_them, self.capacity, self.config).rows[split][-1],
             eos_ids=(0,),
             dtype=self.dtype,
             layouts=layouts,

@@ -74,13 +74,7 @@ class Machine:
         has_pools: bool = False,
         host_s_per_sequence: float = 0.0,
     ) -> "Machine":
-        buckets = Buckets.build(
-            splits,
-            capacity=capacity,
-            min_rows=config.min_rows,
-            min_length=config.min_length,
-            max_length=config.max_prompt_length + config.max_completion_length,
-        )
+        buckets = Buckets.of(splits, capacity, config)
         steps = config.burst_steps, config.check_every
         rest = memory, runs_ahead, has_pools, host_s_per_sequence
         truth = truth.on(buckets.rows, buckets.lengths)

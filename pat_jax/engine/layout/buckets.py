@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pat_jax.planning.types import Split
 
@@ -28,12 +29,36 @@ def largest_length(max_length: int, min_length: int) -> int:
     return -(-max_length // min_length) * min_length
 
 
+class Limits(Protocol):
+    """What the options of a rollout say of its buckets."""
+
+    @property
+    def min_rows(self) -> int: ...
+
+    @property
+    def min_length(self) -> int: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Buckets:
     """Row buckets (rows of one data-parallel group) by split, and context lengths in tokens."""
 
     rows: dict[Split, tuple[int, ...]]
     lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, splits: Sequence[Split], capacity: int, limits: Limits) -> "Buckets":
+        """Those of a rollout with these options, `capacity` sequences in all."""
+        return cls.build(
+            splits,
+            capacity=capacity,
+            min_rows=limits.min_rows,
+            min_length=limits.min_length,
+            max_length=limits.max_length,
+        )
 
     @classmethod
     def build(
