@@ -24,7 +24,7 @@ from pat_jax.rl.tokenizer import PromptText, flatten_messages, has_lone_surrogat
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 # Names that the trainer itself passes to reward functions, beside the columns of the file.
-RESERVED_COLUMNS = ("prompts", "completions", "finish_reason")
+RESERVED_COLUMNS = ("prompts", "completions", "finish_reason", "prompt_ids", "completion_ids")
 PROMPTS = ("prompt", "problem", "question", "messages")
 STATED = ("problem", "question")  # texts that do not say what to do with them
 SOLUTION = "solution"  # is the answer or ends in it

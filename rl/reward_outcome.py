@@ -4,7 +4,7 @@ Plain values that go from one process to another. Imports no jax.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,15 +34,15 @@ class Outcome:
 
     scores: Sequence[float | Failure] = ()  # one a response, unless …
     failure: Failure | None = None  # … the call as a whole failed
+    numbers: Sequence[Mapping[str, float]] = ()  # what was measured beside each score, if anything
     mistake: str = ""  # the function cannot be called at all: a sentence for the user
     seconds: float = 0.0  # that the function took
 
 
-def failure_metrics(failures: Iterable[Failure]) -> dict[str, float | int]:
-    """How many responses have no reward, of all and of each cause that occurred."""
+def count_causes(failures: Iterable[Failure], prefix: str) -> dict[str, int]:
+    """How many failures there are of each cause that occurred, as metrics `prefix/cause`."""
     counts = Counter(failure.cause for failure in failures)
-    by_cause = {f"reward/failed/{cause}": count for cause, count in sorted(counts.items())}
-    return {"reward/failed": counts.total(), **by_cause}
+    return {f"{prefix}/{cause}": count for cause, count in sorted(counts.items())}
 
 
 def describe_causes(failures: Iterable[Failure]) -> str:

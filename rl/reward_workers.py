@@ -12,13 +12,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from pat_jax.common.errors import UserError
+from pat_jax.rl.responses import Response
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
-from pat_jax.rl.reward_process import Batch
 
 _IMPORT_SECONDS = 300.0
 _END_SECONDS = 5.0  # from its last word to its end
@@ -58,14 +59,14 @@ class RewardWorkers:
         for worker in self._workers:
             worker.end()
 
-    def submit(self, batch: Batch, seconds: float) -> Future[Outcome]:
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
         """One call, killed when it has run for `seconds`."""
-        return self._threads.submit(self._call, batch, seconds)
+        return self._threads.submit(self._call, responses, seconds)
 
-    def _call(self, batch: Batch, seconds: float) -> Outcome:
+    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
         worker = self._idle.get()
         try:
-            return worker.call(batch, seconds)
+            return worker.call(responses, seconds)
         finally:
             self._idle.put(worker)
 
@@ -82,13 +83,13 @@ class _Worker:
         self._running: _Running | None = None
         self._is_closed, self._lock = False, threading.Lock()
 
-    def call(self, batch: Batch, seconds: float) -> Outcome:
+    def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
         if self._running is None and (mistake := self.start()):
             return Outcome(mistake=mistake)
         assert self._running is not None
         calls = self._running.calls
         try:
-            calls.send(batch)
+            calls.send(responses)
             if calls.poll(seconds):
                 return calls.recv()
         except (EOFError, OSError):

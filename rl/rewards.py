@@ -1,26 +1,21 @@
-"""Rewards: `fn(prompts, completions, **columns) -> list[float]`, built in or the user's.
+"""Reward functions by name: built in, or the user's own from a module or a file.
 
-`prompts` and `completions` are texts, one of each a response; `columns` are the other columns of
-the data as lists of the same length, and `finish_reason`, the `FinishReason` of each response.
-
-Knows names and texts. Does not know processes or time limits (`reward_workers.py`), and imports
-no jax, because reward workers import this module.
+Knows names. Does not know how a function wants to be called (`reward_signatures.py`), nor processes
+or time limits (`reward_workers.py`), and imports no jax, because reward workers import this module.
 """
 
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import BUILT_IN, MATH, RewardFunction
 from pat_jax.rl.math_value import same_value
-from pat_jax.rl.tokenizer import Tokenizer
-from pat_jax.rl.types import FinishReason, Prompt, Rollout
 
 
 def resolve_reward(spec: str) -> RewardFunction:
@@ -46,44 +41,22 @@ def resolve_reward(spec: str) -> RewardFunction:
     return function
 
 
-@dataclass(frozen=True)
-class Response:
-    """What a reward function is told of one response."""
-
-    prompt: str
-    completion: str
-    columns: Mapping[str, object]
-
-
-def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rollout], Response]:
-    """Texts, columns of the data and `finish_reason` of responses.
-
-    Args:
-      names: of all columns that any prompt has; one is None where the prompt has it not.
-    """
-
-    def read(rollout: Rollout) -> Response:
-        has_eos = rollout.finish is FinishReason.STOP
-        tokens = rollout.tokens[:-1] if has_eos else rollout.tokens
-        text = tokenizer.decode(tokens.tolist())
-        return _response(rollout.prompt, names, text, rollout.finish)
-
-    return read
+def short_names(specs: Sequence[str]) -> list[str]:
+    """What metrics call the functions: each its own name, counted on where several have the same."""
+    names: list[str] = []
+    for spec in specs:
+        name = found = metric_name(spec.rpartition(":")[2])
+        number = 1
+        while found in names:
+            number += 1
+            found = f"{name}_{number}"
+        names.append(found)
+    return names
 
 
-def trial_responses(prompt: Prompt, names: Sequence[str]) -> list[Response]:
-    """Made-up responses, with columns as of `response_reader`: nothing, and the answer in the usual
-    forms."""
-    answer = prompt.columns.get("answer", "1")
-    right = f"<answer>{answer}</answer>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
-    return [_response(prompt, names, text, FinishReason.STOP) for text in ("", right)]
-
-
-def _response(
-    prompt: Prompt, names: Sequence[str], completion: str, finish: FinishReason
-) -> Response:
-    columns = {name: prompt.columns.get(name) for name in names}
-    return Response(prompt.text, completion, columns | {"finish_reason": finish})
+def metric_name(text: str) -> str:
+    """With the characters alone that every reader of metrics takes."""
+    return re.sub(r"[^\w.-]", "_", text, flags=re.ASCII)
 
 
 def _import_source(source: str, spec: str) -> ModuleType:

@@ -12,7 +12,6 @@ from pat_jax.common.rules import (
     DEVICES,
     GIVEN,
     LAYOUT,
-    MEMORY_GIB,
     RESPONSES,
     SEED,
     STEPS,
@@ -20,7 +19,6 @@ from pat_jax.common.rules import (
     check,
     count,
     matches,
-    positive,
     require,
 )
 from pat_jax.config.data import DataConfig
@@ -31,6 +29,7 @@ from pat_jax.config.learning import (
     check_signal,
     learning_notes,
 )
+from pat_jax.config.rewards import check_rewards
 from pat_jax.config.rollout import RolloutConfig
 
 
@@ -90,15 +89,19 @@ class RunConfig:
     model: str = "demo"
     """A Hugging Face checkpoint directory, or the name of a built-in shape that starts from random
     weights."""
-    reward: str = "auto"
-    """`module:function`; `math` (the response has ended, and its final answer, as `\\boxed{x}`,
+    reward: tuple[str, ...] = ("auto",)
+    """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`; `math` (the response has ended, and its final answer, as `\\boxed{x}`,
     `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line, has the answer's value);
     `math_lenient` (its last box or number has); `exact`; or auto (the task's own; math for files)."""
+    reward_weights: tuple[float, ...] = ()
+    """A number for each of --reward; none stands for 1 each. A negative one makes a penalty of it, 0
+    measures it only."""
     reward_timeout: float = 10.0
     """Seconds one response may take to score before it is killed, logged and left out of baseline and
     loss: by the clock, beside a rollout that may use the same cores."""
     reward_workers: int = 0
-    """Processes that score responses at the same time; 0 takes as many as there are cores."""
+    """Processes of each reward that score responses at the same time; 0 takes as many as there are
+    cores."""
     reward_memory: float = 8.0
     """GiB that each of these processes may have, and each of its children; 0 is no limit."""
     steps: int = 100
@@ -145,9 +148,7 @@ class RunConfig:
         check(self, "steps", STEPS)
         check(self, "seed", SEED)
         check(self, "devices", DEVICES)
-        check(self, "reward_timeout", positive(86_400))
-        check(self, "reward_workers", count(0, 1024))
-        check(self, "reward_memory", MEMORY_GIB)
+        check_rewards(self)
         check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
         path = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
         check(self, "switch_to", path)
@@ -209,7 +210,8 @@ class RunConfig:
         )
 
     def _check_given(self) -> None:
-        check(self, "model reward profile", GIVEN)
+        check(self, "model profile", GIVEN)
+        require(self.reward != () and all(self.reward), "reward", " ".join(self.reward), GIVEN[1])
         self.data.check_given()
 
     def _check_switch_at(self) -> None:

@@ -6,13 +6,17 @@ Knows rollouts, rewards and text. Does not know how any of them comes about.
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 from jaxtyping import Float
 
+from pat_jax.common.errors import UserError
 from pat_jax.common.files import open_lines
+from pat_jax.rl.reward_outcome import Failure
+from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.tokenizer import Tokenizer
 from pat_jax.rl.types import Rollout
 
@@ -40,12 +44,13 @@ class Heard:
 class Completions:
     """
     Args:
-      folder: where the file of all responses goes; None writes none.
+      folder: of the run, where the file goes.
+      is_asked: for a file of all responses; otherwise it has those alone that an error would lose.
     """
 
-    def __init__(self, tokenizer: Tokenizer, folder: Path | None):
-        self._tokenizer = tokenizer
-        self._file = folder and open_lines(folder / COMPLETIONS_FILE)
+    def __init__(self, tokenizer: Tokenizer, folder: Path, *, is_asked: bool):
+        self._tokenizer, self._path = tokenizer, folder / COMPLETIONS_FILE
+        self._file = open_lines(self._path) if is_asked else None
 
     def write(
         self,
@@ -53,22 +58,46 @@ class Completions:
         kind: Literal["train", "eval"],
         rollouts: Sequence[Rollout],
         rewards: Rewards,
+        functions: Sequence[FunctionScores] = (),
     ) -> None:
-        """Appends a line for each response. A step that is repeated after a kill is there twice."""
+        """Appends a line for each response. A step that is repeated after a kill is there twice.
+
+        Args:
+          functions: what each function gave; of several it is written beside the reward.
+        """
         if self._file is None:
             return
-        for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
+        by_function = _by_function(functions) if len(functions) > 1 else [{}] * len(rollouts)
+        for rollout, reward, parts in zip(rollouts, rewards.tolist(), by_function, strict=True):
             row = {
                 "step": step,
                 "kind": kind,
                 "prompt": rollout.prompt.text,
                 "completion": self._text(rollout),
                 "reward": None if math.isnan(reward) else reward,
+                **parts,
                 "tokens": len(rollout.tokens),
                 "finish": str(rollout.finish),
             }
             self._file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
         self._file.flush()
+
+    @contextmanager
+    def kept(
+        self, step: int, kind: Literal["train", "eval"], rollouts: Sequence[Rollout]
+    ) -> Iterator[None]:
+        """Writes responses whose rewards end the run, so that what was generated is not lost.
+
+        Raises:
+          UserError: the one that was raised inside, which then says where they are.
+        """
+        try:
+            yield
+        except UserError as error:
+            if self._file is None:
+                self._file = open_lines(self._path)
+            self.write(step, kind, rollouts, np.full(len(rollouts), np.nan, np.float32))
+            raise UserError(f"{error} The responses are kept in {self._path}.") from error
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +116,21 @@ class Completions:
 
     def _text(self, rollout: Rollout) -> str:
         return self._tokenizer.decode(rollout.tokens.tolist())
+
+
+def _by_function(functions: Sequence[FunctionScores]) -> list[dict[str, dict[str, float | None]]]:
+    """The field `rewards` of each response: scores without their weights, null where there is none."""
+    rows = zip(*(one.scores for one in functions), strict=True)
+    names = [one.name for one in functions]
+    return [
+        {
+            "rewards": {
+                name: None if isinstance(x, Failure) else x
+                for name, x in zip(names, row, strict=True)
+            }
+        }
+        for row in rows
+    ]
 
 
 def _shortened(text: str) -> str:

@@ -28,9 +28,9 @@ from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.measure.regret import planned_regret
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.reward_metrics import describe_rewards, mean_reward
+from pat_jax.rl.responses import response_reader
+from pat_jax.rl.reward_metrics import describe_evaluation, describe_rewards
 from pat_jax.rl.reward_scorer import RewardScorer, Scoring
-from pat_jax.rl.rewards import response_reader
 from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
 from pat_jax.run.beginning import begin
 from pat_jax.run.checkpoint import Checkpointer
@@ -81,7 +81,7 @@ class Run:
         self.saves = Saves(self.checkpoints, every, config.steps, self.progress.print)
         self.stopwatch, self.started = Stopwatch(), time.perf_counter()
         self.completions = Completions(
-            setup.task.tokenizer, folder if config.log_completions else None
+            setup.task.tokenizer, folder, is_asked=config.log_completions
         )
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
@@ -119,13 +119,13 @@ class Run:
             groups, report = self.generator.rollout(prompts, step, scoring.add)
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
-        with clock("reward"):
+        said = [one for group in groups for one in group.rollouts]
+        with clock("reward"), self.completions.kept(step + 1, "train", said):
             rewards = wait_for_rewards(scoring, self.progress).reshape(len(groups), -1)
-        measured = describe_rewards(rewards, scoring.failures)
+        measured = describe_rewards(rewards, scoring.failures, scoring.scores)
         measured |= describe_rollouts(groups, report) | self.hindsight(groups, report)
         measured["reward/hidden_seconds"] = scoring.hidden_seconds
-        said = [one for group in groups for one in group.rollouts]
-        self.completions.write(step + 1, "train", said, rewards.reshape(-1))
+        self.completions.write(step + 1, "train", said, rewards.reshape(-1), scoring.scores)
         with self.signals.held():  # from here to its end a step is carried through
             if config.train:
                 batch = to_train_batch(
@@ -227,11 +227,12 @@ class Run:
         scoring = self.scoring(prompts, 1)
         heard = Heard(scoring.add)
         self.generator.evaluate(prompts, self.config.eval.temperature, heard.add)
-        rewards = wait_for_rewards(scoring, self.progress)
-        reward = mean_reward(rewards)
-        self.completions.write(step, "eval", heard.rollouts, rewards)
-        measured = {"eval/reward": reward, "eval/failed": len(scoring.failures)}
+        with self.completions.kept(step, "eval", heard.rollouts):
+            rewards = wait_for_rewards(scoring, self.progress)
+        self.completions.write(step, "eval", heard.rollouts, rewards, scoring.scores)
+        measured = describe_evaluation(rewards, scoring.failures, scoring.scores)
         self.metrics.write(step, measured | {"eval/seconds": time.perf_counter() - start})
+        reward = measured["eval/reward"]
         self.progress.print(f"step {step}: held-out reward {reward:.3f} ({len(prompts)} prompts)")
         few = self.config.eval.num_completions_to_print
         for line in self.completions.samples(heard.rollouts, rewards, few):

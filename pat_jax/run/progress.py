@@ -62,6 +62,8 @@ def describe(metrics: Mapping[str, Any]) -> str:
         "rollout/layouts": "{}",
     }
     parts = [text.format(metrics[name]) for name, text in templates.items() if name in metrics]
+    if by_function := _rewards(metrics):
+        parts[:1] = [f"{parts[0]} ({by_function})"]
     stages = [f"{name} {seconds:.2f}" for name, seconds in _stages(metrics).items()]
     return "  ".join([*parts, f"{', '.join(stages)} s"] if stages else parts)
 
@@ -110,6 +112,14 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
         times = f"cost {cost:.2f} s, predicted saving {saving:.2f} s"
         lines.append(f"{_count(switches, 'switch', 'switches')}: {times}")
     return "\n".join(lines)
+
+
+def _rewards(metrics: Mapping[str, Any]) -> str:
+    """The mean score of each function, where there are several."""
+    names = [name.split("/") for name in metrics if name.startswith("reward/")]
+    means = [path[1] for path in names if len(path) == 3 and path[2] == "mean"]
+    several = means if len(means) > 1 else []
+    return ", ".join(f"{name} {metrics[f'reward/{name}/mean']:.3f}" for name in several)
 
 
 def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:

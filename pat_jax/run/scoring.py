@@ -7,9 +7,9 @@ from jaxtyping import Float
 
 from pat_jax.common.devices import num_cores
 from pat_jax.config.run import RunConfig
+from pat_jax.rl.responses import trial_responses
 from pat_jax.rl.reward_outcome import describe_causes
 from pat_jax.rl.reward_scorer import RewardScorer, Scoring
-from pat_jax.rl.rewards import trial_responses
 from pat_jax.run.progress import Progress
 from pat_jax.run.task import Task
 
@@ -20,7 +20,13 @@ def open_scorer(config: RunConfig, task: Task) -> RewardScorer:
       UserError: the reward cannot be imported.
     """
     num_workers = config.reward_workers or num_cores()
-    return RewardScorer(task.reward, config.reward_timeout, num_workers, config.reward_memory)
+    return RewardScorer(
+        *task.rewards,
+        weights=config.reward_weights,
+        timeout=config.reward_timeout,
+        num_workers=num_workers,
+        memory=config.reward_memory,
+    )
 
 
 def try_out(scorer: RewardScorer, config: RunConfig, task: Task, progress: Progress) -> None:
@@ -32,7 +38,7 @@ def try_out(scorer: RewardScorer, config: RunConfig, task: Task, progress: Progr
     progress.stage("trying out the reward")
     first, *_ = task.train_batch(0, config.rollout.prompts_per_step)
     responses = trial_responses(first, task.columns)
-    if note := scorer.try_out(responses, config.rollout.num_generations):
+    for note in scorer.try_out(responses, config.rollout.num_generations):
         progress.print(note)
 
 

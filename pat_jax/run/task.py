@@ -25,7 +25,7 @@ Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response t
 @dataclass(frozen=True)
 class Task:
     tokenizer: Tokenizer
-    reward: str  # the option's, or what `auto` means here
+    rewards: Sequence[str]  # the option's, or what `auto` means here
     train_batch: Callable[[int, int], list[Prompt]]  # (step, prompts) -> prompts, a pure function
     heldout: Sequence[Prompt]
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
@@ -109,14 +109,14 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     """
     if config.data.is_arithmetic:
         return _arithmetic(config)
-    reward = "math" if config.reward == "auto" else config.reward
+    rewards = _rewards(config, "math")
     read = partial(
         load_problems,
         tokenizer=tokenizer,
         seed=config.seed,
         max_prompt_length=config.rollout.max_prompt_length,
         columns=Columns(config.data.prompt_key, config.data.answer_key),
-        is_compared=reward in BUILT_IN,
+        is_compared=any(reward in BUILT_IN for reward in rewards),
     )
     is_split = config.eval.every > 0 and not config.eval.data
     splits = read(
@@ -129,9 +129,18 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
         note = f"{note}\n{evaluated}{_overlap(splits.train, heldout)}"
     _check_problems(config, splits, heldout)
     for prompt in (*splits.train, *heldout):
-        check_columns(reward, prompt.columns)
+        for reward in rewards:
+            check_columns(reward, prompt.columns)
     shown, columns = heldout.first(config.eval.num_prompts), _columns((*splits.train, *heldout))
-    return Task(tokenizer, reward, splits.train.batch, shown, None, columns, note)
+    return Task(tokenizer, rewards, splits.train.batch, shown, None, columns, note)
+
+
+def _rewards(config: RunConfig, own: str) -> list[str]:
+    """
+    Args:
+      own: what `auto` means.
+    """
+    return [own if reward == "auto" else reward for reward in config.reward]
 
 
 def _columns(prompts: Iterable[Prompt]) -> list[str]:
@@ -173,6 +182,5 @@ def _arithmetic(config: RunConfig) -> Task:
         ]
 
     heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
-    reward = "exact" if config.reward == "auto" else config.reward
-    columns = _columns(heldout)
-    return Task(arithmetic.TOKENIZER, reward, train.batch, heldout, demonstrations, columns)
+    rewards, columns = _rewards(config, "exact"), _columns(heldout)
+    return Task(arithmetic.TOKENIZER, rewards, train.batch, heldout, demonstrations, columns)

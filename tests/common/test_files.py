@@ -23,7 +23,7 @@ logging.getLogger("pat_jax").addHandler(logging.NullHandler())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 tokens, numbers = np.array(TOKENIZER.encode("3"), np.int32), np.zeros(1, np.float32)
 said = [Rollout(Prompt(0, (1,), "1+2=", {}), 0, tokens, numbers, FinishReason.LENGTH)]
-with Completions(TOKENIZER, Path(sys.argv[1])) as completions:
+with Completions(TOKENIZER, Path(sys.argv[1]), is_asked=True) as completions:
     for step in range(60):
         size = 2_000 if 10 <= step < 40 else resource.RLIM_INFINITY  # as a full disk would
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -93,6 +93,35 @@ def test_the_file_reads_one_e_minus_six_as_a_number(config_file):
     assert cli.parse(["--config", path]).rollout.top_k == 5
 
 
+def test_several_rewards_and_their_weights(config_file):
+    config = cli.parse(["--reward", "math", "m:f", "--reward_weights", "1", "-0.5"])
+    assert config.reward == ("math", "m:f") and config.reward_weights == (1.0, -0.5)
+    path = config_file(cli.dump(config))
+    assert cli.parse(["--config", path]) == config
+    one = cli.parse(["--config", config_file("reward: math\nreward_weights: 2\n")])
+    assert one.reward == ("math",) and one.reward_weights == (2.0,)
+    assert cli.parse([]).reward_weights == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--reward a:f b:g --reward_weights 1", "is '1': expected one number for each of the 2 in"),
+        (
+            "--reward_weights 1 2",
+            "is '1 2': expected one number for each of the 1 in --reward (exact",
+        ),
+        ("--reward a:f b:g --reward_weights 0 0", "is '0 0': expected one at least that is not 0"),
+        ("--reward_weights 1e7", "is '1e+07': expected numbers of size 1e-06 to 1,000,000"),
+        ("--reward_weights nan", "is 'nan': expected one number or several"),
+        ("--reward_weights half", "is 'half': expected one number or several"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_rewards(options: str, message: str):
+    words = options.split() if "--reward " in options else ["--reward", "exact", *options.split()]
+    assert f"option --reward_weights {message}" in mistake(*words)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_valid_and_says_what_it_is(name: str):
     assert cli.parse(["--preset", name, *GIVEN]).data.files == ("some/data.jsonl",)

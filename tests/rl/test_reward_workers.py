@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pat_jax.common.errors import UserError
+from pat_jax.rl.responses import Response, trial_responses
 from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.rewards import Response, trial_responses
 from pat_jax.rl.types import Prompt
 
 ROOT = Path(__file__).parents[2]
@@ -257,14 +257,14 @@ def test_a_function_that_cannot_work_is_found_when_it_is_tried_out(
             with pytest.raises(UserError, match=message):
                 scorer.try_out(trial(**columns), 2)
         else:
-            assert scorer.try_out(trial(**columns), 2) == ""
+            assert scorer.try_out(trial(**columns), 2) == []
 
 
 def test_a_function_that_raises_when_it_is_tried_out_may_still_work(functions, caplog):
     path = functions.parent / "picky.py"
     path.write_text("import json\ndef f(completions): return [json.loads(c) for c in completions]")
     with RewardScorer(f"{path}:f", timeout=5.0) as scorer:
-        note = scorer.try_out(trial(), 2)
+        [note] = scorer.try_out(trial(), 2)
         assert "raised json.decoder.JSONDecodeError" in note and "if it never scores" in note
         assert "Traceback" in caplog.text
         assert scorer.score(["p"], ["7"], {}).tolist() == [7]

@@ -6,13 +6,9 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.built_in_rewards import exact_reward, math_lenient_reward
-from pat_jax.rl.reward_process import Batch
+from pat_jax.rl.responses import Response, response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.rewards import (
-    Response,
-    resolve_reward,
-    response_reader,
-)
+from pat_jax.rl.rewards import resolve_reward
 from pat_jax.rl.types import FinishReason, Prompt, Rollout
 
 ROOT = Path(__file__).parents[2]
@@ -91,14 +87,21 @@ def test_a_reward_is_told_text_columns_and_how_the_response_ended():
         read(rollout(one, 1, "#1", LENGTH)),
         read(rollout(two, 0, "#2", STOP)),
     ]
+    once, twice = TOKENIZER.encode("#1"), TOKENIZER.encode("#2")
     assert told == [
-        Response("a1=", "#1", {"answer": "1", "level": None, "finish_reason": STOP}),
-        Response("a1=", "#1", {"answer": "1", "level": None, "finish_reason": LENGTH}),
-        Response("a2=", "#2", {"answer": "2", "level": 3, "finish_reason": STOP}),
+        Response(
+            "a1=", "#1", {"answer": "1", "level": None, "finish_reason": STOP}, (5,), [*once, 1]
+        ),
+        Response("a1=", "#1", {"answer": "1", "level": None, "finish_reason": LENGTH}, (5,), once),
+        Response(
+            "a2=", "#2", {"answer": "2", "level": 3, "finish_reason": STOP}, (6,), [*twice, 1]
+        ),
     ]
-    batch = Batch.of(told)
     with RewardScorer("exact", timeout=1.0) as scorer:
-        scores = scorer.score(batch.prompts, batch.completions, batch.columns)
+        scoring = scorer.begin([one.prompt for one in told], told.__getitem__)
+        for row in range(3):
+            scoring.add(row, row)
+        scores = scoring.rewards()
     assert scores.dtype == np.float32 and scores.tolist() == [1, 0, 1]
 
 

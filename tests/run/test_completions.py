@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pat_jax.common.errors import UserError
 from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.reward_outcome import Cause, Failure
+from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.types import FinishReason, Prompt, Rollout
 from pat_jax.run.completions import WIDTH, Completions, Heard
 
@@ -20,7 +23,7 @@ def rollout(text: str, finish: FinishReason = FinishReason.LENGTH) -> Rollout:
 
 def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
     said = [rollout("3", FinishReason.STOP), rollout("12")]
-    with Completions(TOKENIZER, tmp_path) as completions:
+    with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, np.array([1.0, np.nan], np.float32))
         completions.write(2, "eval", said[:1], np.array([0.5], np.float32))
     lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
@@ -31,16 +34,52 @@ def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
     assert {line["prompt"] for line in lines} == {"1+2="}
 
 
+def test_what_each_of_several_functions_gave_is_written_beside_the_reward(tmp_path: Path):
+    none = Failure(Cause.NONE, "returned None")
+    one = FunctionScores("m:right", "right", 1.0, [1.0, none], [{}, {}])
+    two = FunctionScores("m:short", "short", 0.5, [0.25, 2.0], [{}, {}])
+    said, rewards = [rollout("3"), rollout("12")], np.array([1.125, 1.0], np.float32)
+    with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
+        completions.write(1, "train", said, rewards, [one, two])
+        completions.write(1, "train", said, one.array, [one])
+    lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [1.125, 1.0, 1.0, None]
+    by_function = [{"right": 1.0, "short": 0.25}, {"right": None, "short": 2.0}]
+    assert [line["rewards"] for line in lines[:2]] == by_function
+    assert "rewards" not in lines[2] | lines[3]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_responses_are_kept_where_their_rewards_end_the_run(tmp_path: Path, is_asked: bool):
+    with Completions(TOKENIZER, tmp_path, is_asked=is_asked) as completions:
+        with completions.kept(1, "train", [rollout("1")]):
+            pass
+        with (
+            pytest.raises(
+                UserError, match=r"the judge is down\. The responses are kept in .*jsonl"
+            ),
+            completions.kept(2, "train", [rollout("3"), rollout("12")]),
+        ):
+            raise UserError("the judge is down.")
+    lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["completion"], line["reward"]) for line in lines] == [
+        (2, "3", None),
+        (2, "12", None),
+    ]
+
+
 def test_nobody_asked_and_nothing_is_written(tmp_path: Path):
-    Completions(TOKENIZER, None).write(1, "train", [rollout("3")], np.zeros(1, np.float32))
+    completions = Completions(TOKENIZER, tmp_path, is_asked=False)
+    completions.write(1, "train", [rollout("3")], np.zeros(1, np.float32))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_samples_fit_a_terminal_of_100_columns(count: int):
+def test_samples_fit_a_terminal_of_100_columns(tmp_path: Path, count: int):
     said = [rollout("7" * 500), rollout("3", FinishReason.STOP)]
     rewards = np.array([np.nan, 1.0], np.float32)
-    lines = list(Completions(TOKENIZER, None).samples(said, rewards, count))
+    completions = Completions(TOKENIZER, tmp_path, is_asked=False)
+    lines = list(completions.samples(said, rewards, count))
     assert len(lines) == 3 * min(count, 2)
     assert all(len(line) <= 12 + WIDTH <= 100 and "\n" not in line for line in lines)
     if count:

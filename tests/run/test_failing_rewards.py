@@ -1,5 +1,6 @@
 """Runs whose reward function fails: for some responses, for all, or before the first."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,9 @@ def test_a_reward_that_never_works_is_an_error_with_its_traceback_in_the_log(tmp
     output = train(tmp_path, "nothing_for_any", code=2)
     assert "has scored none of 8 responses (8 exception)" in output
     assert 'raise RuntimeError("of the user")' in (tmp_path / "here" / "run.log").read_text()
+    assert "The responses are kept in here/completions.jsonl" in output
+    kept = (tmp_path / "here" / "completions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reward"] for line in kept] == [None] * 8
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.rewards import response_reader
 from pat_jax.rl.types import FinishReason, Prompt
 from pat_jax.run.generation import Generator
 

@@ -162,6 +162,9 @@ def test_a_run_without_a_step_claims_none():
 def test_what_was_not_measured_is_left_out():
     assert describe({"reward/mean": 1}) == "reward 1.000"
     assert describe({}) == ""
+    several = {"reward/a/mean": 0.5, "reward/b/mean": -1, "reward/b/failed/none": 2}
+    assert describe({"reward/mean": 1} | several) == "reward 1.000 (a 0.500, b -1.000)"
+    assert describe({"reward/mean": 1, "reward/a/mean": 0.5}) == "reward 1.000"
 
 
 def test_the_summary_says_where_the_time_went_and_what_came_of_it():

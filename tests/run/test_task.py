@@ -9,7 +9,7 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.rl import arithmetic
-from pat_jax.rl.rewards import trial_responses
+from pat_jax.rl.responses import trial_responses
 from pat_jax.rl.tokenizer import PromptText, flatten_messages
 from pat_jax.run.task import Task, find_files, load_task
 
@@ -116,7 +116,7 @@ def test_every_problem_needs_what_the_reward_compares_with(load, tmp_path):
     options = ["--data", "{a}", str(tmp_path / "b.json"), "--eval.every", "0"]
     with pytest.raises(UserError, match="reward 'math' needs the column 'answer'"):
         load(*options, a=range(40))
-    assert load(*options, "--reward", "mine.py:score", a=range(40)).reward == "mine.py:score"
+    assert load(*options, "--reward", "mine.py:score", a=range(40)).rewards == ["mine.py:score"]
 
 
 def test_nothing_left_to_train_on(load):

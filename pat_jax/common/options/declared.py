@@ -23,7 +23,7 @@ LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 @dataclass(frozen=True)
 class Option:
     name: str  # dotted, as on the command line
-    kind: Any  # bool, int, float, str, a Literal of strings, or tuple[str, ...]
+    kind: Any  # bool, int, float, str, a Literal of strings, or tuple[str or float, ...]
     default: Any
     help: str
     short: str = ""  # the name of its section, if that alone stands for it
@@ -39,29 +39,38 @@ class Option:
     @property
     def expected(self) -> str:
         if self.takes_many:
-            return "one text or several"
+            return "one number or several" if self._each is float else "one text or several"
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(get_args(self.kind))
         names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
         return names[self.kind]
+
+    @property
+    def _each(self) -> Any:
+        """The kind of each value of those that it takes."""
+        return get_args(self.kind)[0] if self.takes_many else self.kind
 
     def convert(self, texts: Sequence[str]) -> Any:
         """The value of what was written: of one text, unless the option takes many."""
         for text in texts:
             self._check_text(text)
         if self.takes_many:
-            return tuple(texts)
+            return tuple(map(self._convert, texts))
         (text,) = texts
-        if self.kind is str or text in get_args(self.kind):
+        return self._convert(text)
+
+    def _convert(self, text: str) -> Any:
+        kind = self._each
+        if kind is str or text in get_args(kind):
             return text
-        if self.kind is bool and text.lower() in ("true", "false"):
+        if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if self.kind in (int, float):
+        if kind in (int, float):
             try:
-                value = self.kind(text)
+                value = kind(text)
             except ValueError:  # more digits than Python reads are one as well
                 value = math.nan
-            if self.kind is int and abs(value) > LARGEST:
+            if kind is int and abs(value) > LARGEST:
                 raise OptionError(self.name, text, "an integer of at most 64 bits")
             if math.isfinite(value):
                 return value

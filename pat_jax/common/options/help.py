@@ -55,7 +55,7 @@ def _headline(option: Option) -> str:
     choices = () if option.takes_many else get_args(option.kind)
     kind = "{" + ",".join(choices) + "}" if choices else option.expected
     default = str(option.default).lower() if option.kind is bool else option.default
-    default = " ".join(option.default) if option.takes_many else default
+    default = " ".join(map(str, option.default)) if option.takes_many else default
     note = "" if default in ("", None) else f" (default: {default})"
     full = f", or --{option.name}" if option.short else ""
     return f"  --{option.short or option.name} {kind}{full}{note}"

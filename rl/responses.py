@@ -1,0 +1,58 @@
+"""Responses as reward functions are told of them: texts, tokens and the columns of their rows.
+
+Knows texts, and how a response ended. Does not know functions or processes; imports no jax, because
+reward workers import this module.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pat_jax.rl.tokenizer import Tokenizer
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a reward function may be told of one response."""
+
+    prompt: str
+    completion: str
+    columns: Mapping[str, object]
+    prompt_ids: Sequence[int] = ()
+    completion_ids: Sequence[int] = ()  # the end-of-sequence token included
+
+
+def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rollout], Response]:
+    """Texts, tokens, columns of the data and `finish_reason` of responses.
+
+    Args:
+      names: of all columns that any prompt has; one is None where the prompt has it not.
+    """
+
+    def read(rollout: Rollout) -> Response:
+        has_eos = rollout.finish is FinishReason.STOP
+        tokens = rollout.tokens.tolist()
+        text = tokenizer.decode(tokens[:-1] if has_eos else tokens)
+        return _response(rollout.prompt, names, text, tokens, rollout.finish)
+
+    return read
+
+
+def trial_responses(prompt: Prompt, names: Sequence[str]) -> list[Response]:
+    """Made-up responses, with columns as of `response_reader`: nothing, and the answer in the usual
+    forms. Their tokens are those of the prompt: not every tokenizer has these texts."""
+    answer = prompt.columns.get("answer", "1")
+    right = f"<answer>{answer}</answer>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
+    stop = FinishReason.STOP
+    return [_response(prompt, names, text, prompt.tokens, stop) for text in ("", right)]
+
+
+def _response(
+    prompt: Prompt,
+    names: Sequence[str],
+    completion: str,
+    tokens: Sequence[int],
+    finish: FinishReason,
+) -> Response:
+    columns = {name: prompt.columns.get(name) for name in names} | {"finish_reason": finish}
+    return Response(prompt.text, completion, columns, prompt.tokens, tokens)

@@ -1,0 +1,210 @@
+"""One reward function and its scores for the responses of a rollout, as they end.
+
+A response that fails must not cost others their scores. Knows which responses one call is for, and
+which are scored again. Does not know processes (`reward_workers.py`), nor other functions.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.built_in_rewards import BUILT_IN
+from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
+from pat_jax.rl.reward_signatures import recognise
+from pat_jax.rl.reward_sum import FunctionScores
+from pat_jax.rl.reward_workers import RewardWorkers
+
+logger = logging.getLogger(__name__)
+
+# String comparisons that cannot hang: sending the texts to a process would cost more than scoring.
+_IN_PROCESS = ("exact",)
+# Functions known to look at each response alone need not see its group.
+_ONE_BY_ONE = tuple(BUILT_IN)
+# What no response explains.
+_FATAL = (Cause.WRONG_RESULT, Cause.TIMEOUT, Cause.OUT_OF_MEMORY, Cause.CRASHED)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each function may take."""
+
+    timeout: float  # seconds for a response; a call has them for each of its responses
+    num_workers: int = 1  # calls at a time
+    memory: float = 0.0  # GiB of each process; 0: no limit
+
+
+@runtime_checkable  # for the type checks of the tests
+class Caller(Protocol):
+    """Where a function is called."""
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """One call, which ends when it has run for `seconds` at the latest."""
+        ...
+
+    def close(self) -> None:
+        """Ends all calls; what has not been scored never will be."""
+        ...
+
+
+class ScoredFunction:
+    """The function that `spec` names (`rewards.resolve_reward`).
+
+    Functions of the user see a group at a time (consecutive equal prompts).
+
+    Raises UserError if it cannot be imported.
+    """
+
+    def __init__(self, spec: str, name: str, weight: float, limits: Limits):
+        self.spec, self.name, self.weight = spec, name, weight
+        self._timeout = limits.timeout
+        self._told: set[tuple[str, ...]] = set()  # where it raised
+        self._caller = _open(spec, limits)
+
+    def close(self) -> None:
+        self._caller.close()
+
+    def submit(self, responses: Sequence[Response]) -> Future[Outcome]:
+        """One call."""
+        return self._caller.submit(responses, self._timeout * len(responses))
+
+    def calls(self, prompts: Sequence[str]) -> list[range]:
+        """Which responses the function sees together; each is in one of them."""
+        if self.spec in _ONE_BY_ONE:
+            return [range(row, row + 1) for row in range(len(prompts))]
+        return list(_groups(prompts))
+
+    def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
+        """Calls the function once, for made-up responses, with the time of a group.
+
+        Args:
+          is_alone: whether a response has no reward where this function returns None.
+
+        Returns:
+          A line for the user, if it raised or gave no number: real responses may be other ones.
+
+        Raises:
+          UserError: it cannot be called, does not return one value a response, hangs or crashes.
+        """
+        outcome = self._caller.submit(responses, self._timeout * group_size).result()
+        if outcome.mistake:
+            raise UserError(outcome.mistake)
+        scores = [outcome.failure] if outcome.failure else outcome.scores
+        failures = [score for score in scores if isinstance(score, Failure)]
+        if not is_alone:
+            failures = [failure for failure in failures if failure.cause is not Cause.NONE]
+        if len(failures) < len(scores):
+            return ""
+        self.log_traceback(failures[0])
+        said = f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
+        if failures[0].cause in _FATAL:
+            raise UserError(f"{said} made-up responses; correct the function.")
+        return f"{said} made-up responses; the run ends if it never scores real ones"
+
+    def log_traceback(self, failure: Failure) -> None:
+        """Once for each place, whatever the messages."""
+        lines = failure.traceback.splitlines()
+        places = tuple(line for line in lines if line.startswith("  File "))
+        if places and places not in self._told:
+            self._told.add(places)
+            logger.warning("reward %r:\n%s", self.spec, failure.traceback)
+
+
+class FunctionScoring:
+    """The scores that one function gives; they do not depend on the order in which responses end.
+
+    Each call begins when the last of its responses has ended. One that fails, such as by taking too
+    long, is made again for each of its responses alone. Everything here happens on one thread.
+    """
+
+    def __init__(self, function: ScoredFunction, prompts: Sequence[str], do: Callable[..., None]):
+        """
+        Args:
+          do: has a step done on that thread, with arguments.
+        """
+        self._function, self._do = function, do
+        self._calls = {row: rows for rows in function.calls(prompts) for row in rows}
+        self.scores: dict[int, float | Failure] = {}
+        self.numbers: dict[int, Mapping[str, float]] = {}
+        self.seconds = 0.0  # of scoring so far
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.scores) == len(self._calls)
+
+    def in_order(self) -> FunctionScores:
+        """All scores, once they are there."""
+        function, rows = self._function, range(len(self._calls))
+        return FunctionScores(
+            function.spec,
+            function.name,
+            function.weight,
+            [self.scores[row] for row in rows],
+            [self.numbers.get(row, {}) for row in rows],
+        )
+
+    def take(self, row: int, responses: Mapping[int, Response]) -> None:
+        """Response `row` has ended.
+
+        Args:
+          responses: all that have.
+        """
+        rows = self._calls[row]
+        if all(one in responses for one in rows):
+            self._submit(rows, responses)
+
+    def _submit(self, rows: range, responses: Mapping[int, Response]) -> None:
+        future = self._function.submit([responses[row] for row in rows])
+        future.add_done_callback(lambda done: self._do(self._settle, rows, responses, done))
+
+    def _settle(
+        self, rows: range, responses: Mapping[int, Response], done: Future[Outcome]
+    ) -> None:
+        outcome = done.result()
+        self.seconds += outcome.seconds
+        if outcome.mistake:
+            raise UserError(outcome.mistake)
+        if outcome.failure and len(rows) > 1:
+            for row in rows:
+                self._submit(range(row, row + 1), responses)
+            return
+        scores = [outcome.failure] if outcome.failure else outcome.scores
+        self.scores |= zip(rows, scores, strict=True)
+        self.numbers |= zip(rows, outcome.numbers, strict=False)
+
+
+class _InProcess:
+    """Calls a built-in function right here."""
+
+    def __init__(self, spec: str):
+        self._function = recognise(BUILT_IN[spec], spec)
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        del seconds
+        start, here = time.perf_counter(), Future[Outcome]()
+        outcome = self._function(responses)
+        here.set_result(replace(outcome, seconds=time.perf_counter() - start))
+        return here
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _open(spec: str, limits: Limits) -> Caller:
+    if spec in _IN_PROCESS:
+        return _InProcess(spec)
+    return RewardWorkers(spec, limits.num_workers, limits.memory)
+
+
+def _groups(prompts: Sequence[str]) -> Iterator[range]:
+    """Runs of equal prompts: the responses that a function may compare."""
+    start = 0
+    for _, group in itertools.groupby(prompts):
+        stop = start + len(list(group))
+        yield range(start, stop)
+        start = stop

@@ -1,0 +1,194 @@
+"""Reward functions as TRL, verl and this project write them: what they are told, what they may return."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
+from pat_jax.rl.reward_signatures import PerGroup, PerResponse, recognise
+
+VERL: dict[str, object] = {
+    "data_source": "openai/gsm8k",
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+    "extra_info": {"split": "train", "index": 5},
+    "answer": "72.0",
+    "finish_reason": "stop",
+}
+
+
+def group(*texts: str, columns: Mapping[str, object] = VERL) -> list[Response]:
+    return [
+        Response("p", text, columns, prompt_ids=(7, 8), completion_ids=[*map(ord, text), 1])
+        for text in texts
+    ]
+
+
+def call(function: Callable[..., Any], responses: Sequence[Response]) -> Outcome:
+    recognised = recognise(function, "m:f")
+    with contextlib.closing(recognised.loop):
+        return recognised(responses)
+
+
+# --- once a group --------------------------------------------------------------------------------
+
+
+def test_a_group_function_is_told_lists():
+    told = {}
+
+    def reward(prompts, completions, **columns):
+        told.update(columns, prompts=prompts, completions=completions)
+        return [1, 2]
+
+    assert call(reward, group("a", "b")) == Outcome(scores=[1.0, 2.0])
+    wanted = {name: [value, value] for name, value in VERL.items()}
+    assert told == wanted | {"prompts": ["p", "p"], "completions": ["a", "b"]}
+
+
+def test_trl_functions_get_token_ids_and_nothing_that_they_do_not_name():
+    def by_length(completion_ids, **kwargs):
+        assert "prompt_ids" not in kwargs and kwargs["completions"] == ["a", "bcd"]
+        return [float(len(ids)) for ids in completion_ids]
+
+    def whole(prompts, completions, prompt_ids, completion_ids, answer):
+        assert prompt_ids == [[7, 8], [7, 8]] and completion_ids[1] == [98, 99, 100, 1]
+        assert isinstance(completion_ids[0], list) and answer == ["72.0", "72.0"]
+        return [0.0, 1.0]
+
+    async def awaited(completions):
+        await asyncio.sleep(0)
+        return [float(len(text)) for text in completions]
+
+    assert call(by_length, group("a", "bcd")).scores == [2, 4]
+    assert call(whole, group("a", "bcd")).scores == [0, 1]
+    assert call(awaited, group("a", "bcd")).scores == [1, 3]
+
+
+def test_none_of_a_group_is_a_failure_of_its_own():
+    """TRL: the function does not apply to this response."""
+    (one, none) = call(lambda completions: [1.0, None], group("a", "b")).scores
+    assert one == 1 and isinstance(none, Failure) and none.cause is Cause.NONE
+
+
+def test_calls_share_an_event_loop():
+    """A client of a service that a module keeps is bound to the loop of its first call."""
+    loops = []
+
+    async def reward(completions):
+        loops.append(asyncio.get_running_loop())
+        return [1.0]
+
+    recognised = recognise(reward, "m:f")
+    assert [recognised(group("a")).scores for _ in range(2)] == [[1.0]] * 2
+    assert loops[0] is loops[1]
+    recognised.loop.close()
+
+
+# --- once a response -----------------------------------------------------------------------------
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "openai/gsm8k" and extra_info == {"split": "train", "index": 5}
+    return float(solution_str == ground_truth)
+
+
+async def compute_score_async(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0)
+    return compute_score(data_source, solution_str, ground_truth, extra_info)
+
+
+@pytest.mark.parametrize("function", [compute_score, compute_score_async])
+def test_verls_function_is_told_a_response_and_its_row(function):
+    assert call(function, group("72", "73", "72")) == Outcome([1.0, 0.0, 1.0], numbers=[{}] * 3)
+
+
+def test_coroutines_of_a_group_wait_beside_each_other():
+    """One after another they would wait for ever."""
+    is_last = asyncio.Event()
+
+    async def compute_score(solution_str, ground_truth):
+        if solution_str == "last":
+            is_last.set()
+        await asyncio.wait_for(is_last.wait(), timeout=30)
+        return len(solution_str)
+
+    assert call(compute_score, group("a", "last")).scores == [1, 4]
+
+
+def test_a_dict_is_a_score_and_numbers_beside_it():
+    def compute_score(data_source, solution_str, ground_truth):
+        if solution_str == "plain":
+            return 0.5
+        return {"score": 2, "acc": True, "size": np.float32(3), "pred": "x", "bad": float("inf")}
+
+    outcome = call(compute_score, group("dict", "plain"))
+    assert outcome.scores == [2, 0.5]
+    assert outcome.numbers == [{"acc": 1.0, "size": 3.0}, {}]
+
+
+def test_a_response_that_fails_costs_no_other_its_score():
+    def compute_score(solution_str, ground_truth):
+        if solution_str == "raise":
+            raise KeyError(solution_str)
+        return {"a": 1} if solution_str == "dict" else 1.0
+
+    async def compute_score_async(solution_str, ground_truth):
+        return compute_score(solution_str, ground_truth)
+
+    for function in (compute_score, compute_score_async):
+        fine, raised, odd = call(function, group("fine", "raise", "dict")).scores
+        assert fine == 1
+        assert isinstance(raised, Failure) and raised.cause is Cause.EXCEPTION
+        assert "raised KeyError: 'raise'" in raised.text
+        assert "raise KeyError(solution_str)" in raised.traceback
+        assert "/reward_signatures.py" not in raised.traceback
+        assert isinstance(odd, Failure) and odd.cause is Cause.NOT_A_NUMBER
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        ({"reward_model": {"ground_truth": ["in", "verl"]}, "answer": "x"}, ["in", "verl"]),
+        ({"reward_model": "a text", "ground_truth": 5, "answer": "5"}, 5),
+        ({"answer": "72"}, "72"),
+    ],
+)
+def test_the_ground_truth_is_the_rows(columns, wanted):
+    told = []
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        told.append((data_source, ground_truth, extra_info))
+        return 0
+
+    call(compute_score, group("a", columns=columns))
+    assert told == [(None, wanted, None)]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda solution_str, ground_truth: 1, "missing a required argument: 'ground_truth'"),
+        (lambda solution_str, tokenizer: 1, "missing a required argument: 'tokenizer'"),
+        (lambda completions, trainer_state: [1], "missing a required argument: 'trainer_state'"),
+    ],
+)
+def test_an_argument_that_there_is_not_is_named(function, message):
+    with pytest.raises(UserError, match=f"reward 'm:f' cannot be called .{message}.: expected"):
+        call(function, group("a", columns={"finish_reason": "stop"}))
+
+
+def test_functions_are_told_apart_by_their_parameters():
+    class Judge:
+        def __call__(self, data_source, solution_str, ground_truth, **kwargs):
+            assert kwargs == {"extra_info": VERL["extra_info"]}
+            return 1.0
+
+    assert isinstance(recognise(Judge(), "f"), PerResponse)
+    assert isinstance(recognise(lambda completions: [], "f"), PerGroup)
+    assert isinstance(recognise(max, "f"), PerGroup)  # compiled code that does not say
+    assert call(Judge(), group("a")).scores == [1.0]
