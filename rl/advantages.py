@@ -1,9 +1,14 @@
 """How much better a response is than its siblings. Knows rewards, not tokens; runs on the host."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+
+Baseline = Literal["group", "leave_one_out", "length_weighted", "none"]
+Scale = Literal["group", "batch", "none"]
 
 # Of the largest reward: a few units in the last place of float32, in which rewards are kept.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
@@ -23,22 +28,32 @@ def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray,
 
 def group_advantages(
     rewards: Float[np.ndarray, "groups samples"],
-    scale: Literal["group", "none"] = "group",
+    scale: Scale = "group",
     eps: float = 1e-6,
+    *,
+    baseline: Baseline = "group",
+    lengths: Int[np.ndarray, "groups samples"] | None = None,
 ) -> Float[np.ndarray, "groups samples"]:
-    """The group-relative advantage of GRPO: every response against the others of its prompt.
+    """How much better a response is than a baseline, which is that of the other responses to its
+    prompt.
 
-        A = r - mean(r)                      scale = "none" (Dr. GRPO)
-        A = (r - mean(r)) / (std(r) + eps)   scale = "group"
+        A = r - b                     scale = "none" (Dr. GRPO)
+        A = (r - b) / (σ + eps)       σ of the group's rewards: "group" (GRPO); of all: "batch"
+
+        b = mean(r)                               baseline = "group" (GRPO)
+        b = mean of the others' r                 "leave_one_out" (RLOO)
+        b = Σ length * r / Σ length               "length_weighted" (OPO)
+        b = 0                                     "none"
 
     The paper does not say which standard deviation; here it is the sample's (n - 1), as in the
-    common implementations. A group of rewards equal up to rounding, or of one, gives exactly zero.
+    common implementations. A group of rewards equal up to rounding, or of one, gives exactly zero
+    with every baseline but "none".
 
     Args:
       rewards: one row for each prompt, one column for each of its responses; NaN for a response
         that has none, which then is in no mean and no deviation.
-      scale: divide by the group's standard deviation, or not.
       eps: keeps nearly equal rewards from being blown up; in units of the reward.
+      lengths: tokens of each response; needed by "length_weighted" alone.
 
     Returns:
       float32, the shape of `rewards`; NaN where there is no reward.
@@ -47,26 +62,150 @@ def group_advantages(
     [[0.5, -0.5, nan], [0.0, 0.0, 0.0]]
 
     Reference: Shao et al. 2024, https://arxiv.org/abs/2402.03300, section 4.1.2;
-    Liu et al. 2025, https://arxiv.org/abs/2503.20783 (no scaling).
+    Liu et al. 2025, https://arxiv.org/abs/2503.20783 (no scaling);
+    Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740, section 2.2 (leave one out);
+    Hao et al. 2025, https://arxiv.org/abs/2505.23585 (length-weighted).
     """
     rewards = np.asarray(rewards, np.float64)
     _check(rewards)
     is_scored = ~np.isnan(rewards)
-    num_scored = is_scored.sum(axis=1, keepdims=True)
     known = np.where(is_scored, rewards, 0.0)
-    mean = known.sum(axis=1, keepdims=True) / np.maximum(num_scored, 1)
     # The rounded mean of equal numbers can differ from them, so equality is tested, not computed.
-    is_centred = is_scored & has_signal(rewards)[:, None]
-    centred = np.where(is_centred, known - mean, 0.0)
+    is_compared = is_scored & (has_signal(rewards)[:, None] | (baseline == "none"))
+    centred = np.where(is_compared, known - _baseline(known, is_scored, baseline, lengths), 0.0)
     match scale:
         case "none":
-            advantages = centred
+            deviation = np.ones_like(rewards)
         case "group":
-            variance = np.square(centred).sum(axis=1, keepdims=True) / np.maximum(num_scored - 1, 1)
-            advantages = centred / np.where(is_centred, np.sqrt(variance) + eps, 1.0)
+            deviation = _deviation(known, is_scored, axis=1) + eps
+        case "batch":
+            deviation = _deviation(known, is_scored, axis=None) + eps
         case _:
-            raise ValueError(f"scale is {scale!r}; expected 'group' or 'none'.")
+            raise ValueError(f"scale is {scale!r}; expected 'group', 'batch' or 'none'.")
+    advantages = centred / np.where(is_compared, deviation, 1.0)
     return np.where(is_scored, advantages, np.nan).astype(np.float32)
+
+
+def _baseline(
+    known: np.ndarray, is_scored: np.ndarray, baseline: Baseline, lengths: np.ndarray | None
+) -> np.ndarray:
+    """Of each response; `known` is 0 where there is no reward."""
+    count = is_scored.sum(axis=1, keepdims=True)
+    total = known.sum(axis=1, keepdims=True)
+    match baseline:
+        case "group":
+            return total / np.maximum(count, 1)
+        case "leave_one_out":
+            return (total - known) / np.maximum(count - 1, 1)
+        case "length_weighted":
+            if lengths is None:
+                raise ValueError("baseline 'length_weighted' needs lengths; got none.")
+            weight = np.where(is_scored, np.asarray(lengths, np.float64), 0.0)
+            weighted = (weight * known).sum(axis=1, keepdims=True)
+            return weighted / np.maximum(weight.sum(axis=1, keepdims=True), 1.0)
+        case "none":
+            return np.zeros_like(known)
+        case _:
+            raise ValueError(
+                f"baseline is {baseline!r}; expected 'group', 'leave_one_out', 'length_weighted' or "
+                "'none'."
+            )
+
+
+def _deviation(known: np.ndarray, is_scored: np.ndarray, axis: int | None) -> np.ndarray:
+    """The sample's standard deviation, of the scored."""
+    count = is_scored.sum(axis=axis, keepdims=True)
+    mean = known.sum(axis=axis, keepdims=True) / np.maximum(count, 1)
+    squares = np.square(np.where(is_scored, known - mean, 0.0)).sum(axis=axis, keepdims=True)
+    return np.sqrt(squares / np.maximum(count - 1, 1))
+
+
+@dataclass(frozen=True)
+class AdvantageEstimator:
+    """From rewards to the advantage of each token.
+
+    Args:
+      whiten: advantages are then centred and scaled over all tokens of the batch.
+      beta: what a nat of KL to the reference policy takes off the reward.
+
+    Where a response is compared with others, KL of all its tokens is taken off its reward before;
+    where it is not, each token's advantage is what comes from there on, as in REINFORCE++:
+
+        A_t = r - β Σ_{s ≥ t} kl_s
+
+    Reference: Hu et al. 2025, https://arxiv.org/abs/2501.03262 (REINFORCE++).
+    """
+
+    baseline: Baseline = "group"
+    scale: Scale = "group"
+    whiten: bool = False
+    beta: float = 0.0
+
+    def __call__(
+        self,
+        rewards: Float[np.ndarray, "groups samples"],
+        lengths: Int[np.ndarray, "groups samples"],
+        kl: Sequence[Float[np.ndarray, " _"]] | None = None,
+    ) -> list[list[Float[np.ndarray, " _"]]]:
+        """
+        Args:
+          rewards: NaN for a response without one.
+          lengths: tokens of each response.
+          kl: of each response, group by group, an estimate in nats at each of its tokens; where
+            beta > 0.
+
+        Returns:
+          Of each group, of each response, the advantages of its tokens; NaN without a reward.
+        """
+        num_samples, penalty = rewards.shape[1], [np.zeros(n) for n in lengths.reshape(-1)]
+        if self.beta:
+            if kl is None:
+                raise ValueError("an estimator with beta needs the KL of each token; got none.")
+            penalty = [self.beta * np.asarray(each, np.float64) for each in kl]
+        total = np.array([each.sum() for each in penalty]).reshape(rewards.shape)
+        if self.baseline == "none":
+            later = [np.cumsum(each[::-1])[::-1] for each in penalty]
+            scored = rewards.astype(np.float64).reshape(-1)
+            found = [reward - each for reward, each in zip(scored, later, strict=True)]
+        else:
+            relative = group_advantages(
+                rewards - total, self.scale, baseline=self.baseline, lengths=lengths
+            ).astype(np.float64)
+            found = [
+                np.full(length, advantage)
+                for length, advantage in zip(lengths.reshape(-1), relative.reshape(-1), strict=True)
+            ]
+        if self.whiten:
+            found = _whitened(found)
+        found = [each.astype(np.float32) for each in found]
+        return [found[i : i + num_samples] for i in range(0, len(found), num_samples)]
+
+
+def _whitened(advantages: Sequence[np.ndarray], eps: float = 1e-8) -> list[np.ndarray]:
+    """Of mean 0 and variance 1 over all tokens that have one."""
+    tokens = np.concatenate(advantages)
+    tokens = tokens[~np.isnan(tokens)]
+    mean, variance = (tokens.mean(), tokens.var()) if len(tokens) else (0.0, 1.0)
+    return [(each - mean) / np.sqrt(variance + eps) for each in advantages]
+
+
+def overlong_penalty(
+    lengths: Int[np.ndarray, "*shape"], cap: int, *, share: float, penalty: float
+) -> Float[np.ndarray, "*shape"]:
+    """What is taken off the reward of long responses: DAPO's soft overlong punishment.
+
+        0 up to cap - buffer, then linearly to `penalty` at cap;   buffer = share * cap
+
+    Args:
+      lengths: tokens of each response, `cap` at most.
+      cap: tokens of the longest response.
+
+    Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 13.
+    """
+    buffer = share * cap
+    if not buffer:
+        return np.zeros(np.shape(lengths))
+    return penalty * np.clip((lengths - (cap - buffer)) / buffer, 0.0, 1.0)
 
 
 def _check(rewards: np.ndarray) -> None:

@@ -7,9 +7,9 @@ p - 1 … p + n - 2, and the last column is always empty. Everything here runs o
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ Aggregation = Literal["token", "sequence", "constant"]
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
 # Of a batch. Others are computed from it, as a loss needs them (`losses.Loss.needs`).
-COLUMNS = ("advantages", "behavior_logprobs")
+COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 
 
 @pytree_dataclass
@@ -31,9 +31,15 @@ class MicroBatch:
     """One forward-backward pass. Empty rows and positions are 0 everywhere."""
 
     tokens: Int[AnyArray, "rows length"]  # prompt + response, int32
-    mask: Bool[AnyArray, "rows length"]  # the target is a token of the response
+    # Which of the row's responses the target is a token of, from 1; 0: it is a token of none.
+    responses: Int[AnyArray, "rows length"]
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
     columns: dict[str, Float[AnyArray, "rows length"]]  # what a loss reads of the target, by name
+
+    @property
+    def mask(self) -> Bool[AnyArray, "rows length"]:
+        """Whether the target is a token of a response."""
+        return self.responses > 0
 
     @property
     def targets(self) -> Int[Array, "rows length"]:
@@ -44,6 +50,38 @@ class MicroBatch:
 class TrainBatch:
     mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
     padding_efficiency: float  # tokens / (rows * length) over all micro-batches
+    places: Sequence["Place"] = ()  # of each response, group by group
+
+    def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
+        """Of each response, group by group, a column's values at its tokens."""
+        host = [[np.asarray(micro.columns[column]) for micro in mini] for mini in self.mini_batches]
+        return [host[at.mini][at.micro][at.row, at.targets] for at in self.places]
+
+    def with_column(self, column: str, values: Sequence[Float[np.ndarray, " _"]]) -> "TrainBatch":
+        """With these values in a column, given as `by_response` returns them."""
+        filled = [
+            [np.zeros(micro.tokens.shape, np.float32) for micro in mini]
+            for mini in self.mini_batches
+        ]
+        for at, each in zip(self.places, values, strict=True):
+            filled[at.mini][at.micro][at.row, at.targets] = each
+        minis = [
+            [
+                replace(micro, columns={**micro.columns, column: one})
+                for micro, one in zip(mini, ones, strict=True)
+            ]
+            for mini, ones in zip(self.mini_batches, filled, strict=True)
+        ]
+        return replace(self, mini_batches=minis)
+
+
+class Place(NamedTuple):
+    """Where a response lies in a batch."""
+
+    mini: int  # of the batch's mini-batches
+    micro: int  # of the mini-batch's micro-batches
+    row: int
+    targets: slice  # positions
 
 
 @dataclass(frozen=True)
@@ -53,7 +91,8 @@ class Example:
     prompt: Sequence[int] | np.ndarray
     response: np.ndarray  # int[n]
     behavior_logprobs: np.ndarray  # float[n], nats, the rollout's: `policy_logprobs`
-    advantage: float  # of each of its tokens
+    sampled_logprobs: np.ndarray  # float[n], nats, under the distribution that sampled: `logprobs`
+    advantage: np.ndarray  # of each of its tokens, float[n], or of all, float[]
     in_loss: bool  # False: its tokens have weight 0
 
     def __post_init__(self):
@@ -64,6 +103,11 @@ class Example:
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
+
+    @property
+    def targets(self) -> slice:
+        """The positions that predict its response, in a row that begins with it."""
+        return slice(len(self.prompt) - 1, len(self) - 1)
 
 
 def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[tuple[int, int]]:
@@ -93,7 +137,7 @@ def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> Micr
 
     return MicroBatch(
         tokens=per_token(np.int32),
-        mask=per_token(np.bool_),
+        responses=per_token(np.int32),
         weights=per_token(np.float32),
         columns={name: per_token(np.float32) for name in columns},
     )
@@ -101,7 +145,7 @@ def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> Micr
 
 def to_train_batch(
     groups: Sequence[RolloutGroup],
-    advantages: Float[np.ndarray, "groups samples"],
+    advantages: Float[np.ndarray, "groups samples"] | Sequence[Sequence[np.ndarray]],
     *,
     mini_batch_size: int,
     micro_shapes: Sequence[tuple[int, int]],
@@ -113,8 +157,8 @@ def to_train_batch(
 
     Args:
       groups: the rollouts of one iteration.
-      advantages: one for each rollout, in the order of `groups` and of their rollouts; the tokens
-        of one without, NaN, have weight 0.
+      advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
+        their rollouts; the tokens of one without, NaN, have weight 0.
       mini_batch_size: prompts in one mini-batch; the last may hold fewer.
       micro_shapes: from `shapes`.
       aggregation: how tokens are weighted, see `token_weights`.
@@ -124,21 +168,18 @@ def to_train_batch(
     examples_G = [
         _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
     ]
-    mini_batches = [
-        pack(
-            list(chain(*examples_G[i : i + mini_batch_size])),
-            micro_shapes,
-            aggregation,
-            max_completion_length,
-        )
-        for i in range(0, len(groups), mini_batch_size)
-    ]
+    mini_batches, places = [], []
+    for i in range(0, len(groups), mini_batch_size):
+        examples = list(chain(*examples_G[i : i + mini_batch_size]))
+        micro_batches, placed = pack(examples, micro_shapes, aggregation, max_completion_length)
+        places += [at._replace(mini=len(mini_batches)) for at in placed]
+        mini_batches.append(micro_batches)
     num_tokens = sum(len(example) for example in chain(*examples_G))
-    return TrainBatch(mini_batches, _padding_efficiency(num_tokens, mini_batches))
+    return TrainBatch(mini_batches, _padding_efficiency(num_tokens, mini_batches), places)
 
 
 def _examples(
-    group: RolloutGroup, advantages: Float[np.ndarray, " samples"], truncated: str
+    group: RolloutGroup, advantages: np.ndarray | Sequence[np.ndarray], truncated: str
 ) -> list[Example]:
     if truncated not in ("mask", "score"):
         raise ValueError(f"truncated is {truncated!r}; expected 'mask' or 'score'.")
@@ -147,8 +188,9 @@ def _examples(
             prompt=rollout.prompt.tokens,
             response=rollout.tokens,
             behavior_logprobs=rollout.policy_logprobs,
-            advantage=0.0 if np.isnan(advantage) else float(advantage),
-            in_loss=not np.isnan(advantage)
+            sampled_logprobs=rollout.logprobs,
+            advantage=np.asarray(np.nan_to_num(advantage)),
+            in_loss=not np.isnan(advantage).any()
             and (truncated == "score" or rollout.finish is not FinishReason.LENGTH),
         )
         for rollout, advantage in zip(group.rollouts, advantages, strict=True)
@@ -166,10 +208,11 @@ def to_supervised_batch(
     Advantages are 1 and log-probabilities of the rollout 0, as if it had been certain of each.
     """
     examples = [
-        Example(prompt, np.asarray(response), np.zeros(len(response)), 1.0, True)
+        Example(prompt, np.asarray(response), zeros, zeros, np.ones(()), True)
         for prompt, response in demonstrations
+        for zeros in [np.zeros(len(response))]
     ]
-    return pack(examples, micro_shapes, aggregation)
+    return pack(examples, micro_shapes, aggregation)[0]
 
 
 def length_grouped(
@@ -194,11 +237,14 @@ def pack(
     micro_shapes: Sequence[tuple[int, int]],
     aggregation: Aggregation,
     max_completion_length: int = 0,
-) -> list[MicroBatch]:
+) -> tuple[list[MicroBatch], list[Place]]:
     """One mini-batch: every example in one row of one micro-batch, in as few of these as possible.
 
     All shapes cost about the same budget, and a shorter one has at least as many rows; so filling
     up from the longest example down needs the fewest. Equal lengths keep their order.
+
+    Returns:
+      The micro-batches, and where each example lies, as in a batch of one mini-batch.
     """
     longest = max((len(example) for example in examples), default=0)
     if longest > micro_shapes[-1][1]:
@@ -208,14 +254,16 @@ def pack(
         )
     weights = token_weights(examples, aggregation, max_completion_length)
     rest = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
-    micro_batches = []
+    micro_batches, places = [], {}
     while rest:
         rows, length = next(s for s in micro_shapes if s[1] >= len(examples[rest[0]]))
         chosen, rest = rest[:rows], rest[rows:]
+        for row, i in enumerate(chosen):
+            places[i] = Place(0, len(micro_batches), row, examples[i].targets)
         micro_batches.append(
             _fill([examples[i] for i in chosen], [weights[i] for i in chosen], rows, length)
         )
-    return micro_batches
+    return micro_batches, [places[i] for i in range(len(examples))]
 
 
 def token_weights(
@@ -258,19 +306,19 @@ def _fill(
     examples: Sequence[Example], weights: Sequence[float], rows: int, length: int
 ) -> MicroBatch:
     tokens = np.zeros((rows, length), np.int32)
-    mask = np.zeros((rows, length), bool)
+    responses = np.zeros((rows, length), np.int32)
     token_weights = np.zeros((rows, length), np.float32)
     columns = {name: np.zeros((rows, length), np.float32) for name in COLUMNS}
     for row, (example, weight) in enumerate(zip(examples, weights, strict=True)):
-        num_prompt, total = len(example.prompt), len(example)
-        targets = slice(num_prompt - 1, total - 1)
+        num_prompt, total, targets = len(example.prompt), len(example), example.targets
         tokens[row, :num_prompt] = example.prompt
         tokens[row, num_prompt:total] = example.response
-        mask[row, targets] = True
+        responses[row, targets] = 1
         token_weights[row, targets] = weight
         columns["advantages"][row, targets] = example.advantage
         columns["behavior_logprobs"][row, targets] = example.behavior_logprobs
-    return MicroBatch(tokens, mask, token_weights, columns)
+        columns["sampled_logprobs"][row, targets] = example.sampled_logprobs
+    return MicroBatch(tokens, responses, token_weights, columns)
 
 
 def _padding_efficiency(num_tokens: int, mini_batches: Sequence[Sequence[MicroBatch]]) -> float:

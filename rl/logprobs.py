@@ -29,6 +29,7 @@ def token_logprobs(
     vocab_size: int,
     temperature: float = 1.0,
     chunk: int = 128,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "rows length"], Float[Array, "rows length"]]:
     """log π(target) and the entropy of π at each position, π = softmax(logits / temperature).
 
@@ -42,9 +43,10 @@ def token_logprobs(
       vocab_size: the real vocabulary; logits beyond it are padding and get probability 0.
       temperature: 0 (greedy sampling) is treated as 1, there being no gradient otherwise.
       chunk: positions in one chunk, at most.
+      has_entropy_gradient: whether the entropies carry a gradient, which costs as much again.
 
     Returns:
-      Log-probabilities and entropies in nats, both float32. The entropy carries no gradient.
+      Log-probabilities and entropies in nats, both float32.
     """
     rows, length, _ = hidden.shape
     num_chunks = -(-length // chunk)
@@ -61,7 +63,10 @@ def token_logprobs(
     @jax.checkpoint
     def one_chunk(hidden_and_targets):
         hidden, targets = hidden_and_targets
-        return _chunk_logprobs(logits_fn(hidden), targets, vocab_size, temperature or 1.0)
+        logprobs, entropy = _chunk_logprobs(
+            logits_fn(hidden), targets, vocab_size, temperature or 1.0
+        )
+        return logprobs, entropy if has_entropy_gradient else jax.lax.stop_gradient(entropy)
 
     logprobs, entropy = jax.lax.map(one_chunk, (split(hidden), split(targets)))
     return join(logprobs), join(entropy)
@@ -86,4 +91,4 @@ def _chunk_logprobs(
     target = jnp.where(ids == targets[..., None], shifted, 0.0).sum(axis=-1)
     log_total = jnp.log(total)
     entropy = log_total - (exponentials * shifted).sum(axis=-1) / total
-    return target - log_total, jax.lax.stop_gradient(entropy)
+    return target - log_total, entropy

@@ -5,7 +5,7 @@ Plain values; pure functions. Imports no jax.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -33,6 +33,13 @@ class FunctionScores:
     @property
     def failures(self) -> list[Failure]:
         return [score for score in self.scores if isinstance(score, Failure)]
+
+
+def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
+    """What one function has made of several batches of responses."""
+    scores = [score for part in parts for score in part.scores]
+    numbers = [each for part in parts for each in part.numbers]
+    return replace(parts[0], scores=scores, numbers=numbers)
 
 
 def weighted_sum(

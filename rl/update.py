@@ -76,9 +76,13 @@ class PolicyUpdate:
 
         def loss(params: Params) -> tuple[Float[Array, ""], Sums]:
             logprobs, entropy = self._logprobs(
-                params, micro.tokens, micro.targets, self.temperature
+                params,
+                micro.tokens,
+                micro.targets,
+                self.temperature,
+                has_entropy_gradient=self.loss.has_entropy_gradient,
             )
-            return self.loss(logprobs, entropy, micro.columns, micro.weights)
+            return self.loss(logprobs, entropy, micro.columns, micro.weights, micro.responses)
 
         micro_grads, micro_sums = jax.grad(loss, has_aux=True)(params)
         return jax.tree.map(jnp.add, grads, micro_grads), self.loss.add(sums, micro_sums)
@@ -100,7 +104,13 @@ class PolicyUpdate:
         return state, grad_norm, is_applied
 
     def _logprobs(
-        self, params: Params, tokens: Array, targets: Array, temperature: float
+        self,
+        params: Params,
+        tokens: Array,
+        targets: Array,
+        temperature: float,
+        *,
+        has_entropy_gradient: bool = False,
     ) -> tuple[PerToken, PerToken]:
         hidden = self.forward(params, tokens)
         return token_logprobs(
@@ -110,6 +120,7 @@ class PolicyUpdate:
             vocab_size=self.vocab_size,
             temperature=temperature,
             chunk=max(1, self.logit_tokens // hidden.shape[0]),
+            has_entropy_gradient=has_entropy_gradient,
         )
 
 

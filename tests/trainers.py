@@ -12,7 +12,8 @@ from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
-from pat_jax.rl.losses import GRPOLoss, Loss
+from pat_jax.rl.losses import Loss
+from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions
 
@@ -20,7 +21,7 @@ CONFIG = preset("tiny", vocab_size=61)
 POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 ROWS, LENGTH = 8, 16
-ON_POLICY = GRPOLoss(is_on_policy=True)
+ON_POLICY = PolicyLoss(is_on_policy=True)
 
 
 def make_trainer(

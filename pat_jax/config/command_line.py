@@ -19,7 +19,13 @@ import yaml
 from pat_jax import __version__
 from pat_jax.common.errors import UserError
 from pat_jax.common.options.declared import Option, build, options_of
-from pat_jax.common.options.files import Setting, preset_names, read_preset, read_yaml
+from pat_jax.common.options.files import (
+    Setting,
+    expanded,
+    preset_names,
+    read_preset,
+    read_yaml,
+)
 from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import unknown
 from pat_jax.common.rules import OptionError
@@ -158,14 +164,16 @@ def _settings(
     settings: dict[str, Setting] = {}
     for name, (text, *_) in words:
         if name == "config":
-            settings |= read_yaml(Path(text), text, options)
-    settings |= {name: Setting(texts) for name, texts in words if name in options}
+            settings |= expanded(read_yaml(Path(text), text, options), options)
+    words_set = {name: Setting(texts) for name, texts in words if name in options}
+    settings |= expanded(words_set, options)
     if presets is None:
         return settings
     named = [text for name, (text, *_) in words if name == "preset"]
     if not named and _names_a_run(settings):
         return settings
-    return read_preset(presets, named[-1] if named else DEMO, options) | settings
+    preset = read_preset(presets, named[-1] if named else DEMO, options)
+    return expanded(preset, options) | settings
 
 
 def _names_a_run(settings: Iterable[str]) -> bool:

@@ -1,11 +1,11 @@
 """Options of learning: the algorithm, the optimizer, the supervised stage before."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from pat_jax.common.options.declared import stands_for
 from pat_jax.common.rules import (
     COUNT,
-    FRACTION,
     LEARNING_RATE,
     RESPONSES,
     STEPS,
@@ -16,23 +16,78 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
+from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.rollout import RolloutConfig
 
-DUAL_CLIP: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
+DELTA: Rule = (lambda x: x == 0 or 1 < x <= 1000, "0 (off) or a number above 1, at most 1000")
+LOWER_CLIP: Rule = (lambda x: 0 < x <= 1, "a number above 0 and up to 1")
+SHARE: Rule = (lambda x: 0 <= x < 1, "a number in [0, 1)")
+CAP: Rule = (lambda x: 1 <= x <= 1000, "a number from 1 to 1,000")
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """GRPO (Shao et al. 2024, arXiv 2402.03300) and its common variants."""
+    """Policy-gradient algorithms by name, and their parts (docs/algorithms.md)."""
 
+    name: Literal[
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "rloo",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "opo",
+    ] = field(default="grpo", metadata=stands_for(ALGORITHMS))
+    """Sets the options below of which the algorithm consists; each of them can still be set."""
+    baseline: Literal["group", "leave_one_out", "length_weighted", "none"] = "group"
+    """What is subtracted from a reward: the mean of its group (GRPO), the mean of the others of its
+    group (RLOO), the mean weighted by lengths (OPO), or nothing."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divide what is left by the standard deviation of the group's rewards (GRPO), by that of all
+    rewards of the iteration, or not (Dr. GRPO, together with loss_aggregation constant)."""
+    whiten_advantages: bool = False
+    """Subtract the mean of advantages over all tokens of the iteration and divide by their standard
+    deviation (REINFORCE++)."""
+    ratio: Literal["token", "sequence", "trajectory"] = "token"
+    """Probability ratio to the policy before the update: of each token (GRPO), the geometric mean
+    over the tokens of a response (GSPO), or their product (RLOO)."""
+    surrogate: Literal["ppo", "cispo"] = "ppo"
+    """What the clip bounds: the gain, which cuts gradients (PPO), or the weight of a token, which cuts
+    none (CISPO)."""
     epsilon: float = 0.2
-    """Lower clip of the probability ratio."""
+    """Lower clip of the probability ratio, at 1 - epsilon."""
     epsilon_high: float = 0.2
-    """Upper clip of the probability ratio (DAPO's clip-higher when above epsilon)."""
-    dual_clip: float = 3.0
+    """Upper clip of the probability ratio, at 1 + epsilon_high (DAPO's clip-higher when above
+    epsilon)."""
+    delta: float = 3.0
     """Most that the ratio counts for where the advantage is negative (dual-clip PPO); 0: no bound."""
     beta: float = 0.0
     """Weight of the KL penalty to the frozen reference policy; 0 keeps no reference in memory."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL penalty is: a term of the loss (GRPO), or taken off the reward (RLOO,
+    REINFORCE++)."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL is estimated from sampled tokens (Schulman 2020)."""
+    entropy_coef: float = 0.0
+    """Weight of the policy's entropy, which the update then raises."""
+    rollout_correction: Literal[
+        "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+    ] = "none"
+    """Importance weights for the distribution that sampled, top_p, top_k and an 8-bit rollout
+    included, where it is not the trainer's policy: of each token or each response, truncated at the
+    cap (TIS) or 0 above it (MIS)."""
+    rollout_correction_cap: float = 2.0
+    """Largest such weight."""
+    dynamic_sampling: int = 0
+    """Most further batches of prompts that an iteration generates to replace groups without signal,
+    whose rewards are all equal (DAPO); 0 keeps them."""
+    overlong_buffer: float = 0.0
+    """Share of max_completion_length at its end over which a response's reward falls linearly by
+    overlong_penalty (DAPO's soft overlong punishment); 0: none."""
+    overlong_penalty: float = 1.0
+    """What a response of max_completion_length loses, in units of the reward."""
     num_iterations: int = 1
     """Passes over each batch of rollouts (the inner epochs, mu in the paper)."""
     mini_batch_size: int = 32
@@ -40,9 +95,6 @@ class AlgorithmConfig:
     tokens_per_micro_batch: int = 8192
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""
-    scale_rewards: Literal["group", "none"] = "group"
-    """Divide centred rewards by the group's standard deviation (GRPO), or not (Dr. GRPO, together
-    with loss_aggregation constant)."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
     then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
@@ -52,13 +104,63 @@ class AlgorithmConfig:
     other. Averages over tokens or responses are over those left in; constant divides by all."""
 
     def __post_init__(self):
-        check(self, "epsilon", FRACTION, "algorithm.")
+        check(self, "epsilon", LOWER_CLIP, "algorithm.")
         check(self, "epsilon_high", positive(1000), "algorithm.")
-        check(self, "dual_clip", DUAL_CLIP, "algorithm.")
-        check(self, "beta", not_negative(1000), "algorithm.")
+        check(self, "delta", DELTA, "algorithm.")
+        check(self, "beta entropy_coef overlong_penalty", not_negative(1000), "algorithm.")
+        check(self, "rollout_correction_cap", CAP, "algorithm.")
+        check(self, "dynamic_sampling", count(0, 1000), "algorithm.")
         check(self, "num_iterations", count(1, 1000), "algorithm.")
+        check(self, "overlong_buffer", SHARE, "algorithm.")
         check(self, "mini_batch_size", RESPONSES, "algorithm.")
         check(self, "tokens_per_micro_batch", COUNT, "algorithm.")
+        self._check_pairs()
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether a response is compared with the others to its prompt."""
+        return self.baseline != "none"
+
+    @property
+    def title(self) -> str:
+        """The name, and what has been set otherwise, such as `dapo (epsilon_high 0.3)`."""
+        parts = ALGORITHMS[self.name]
+        changed = [
+            f"{part} {getattr(self, part)}" for part in parts if getattr(self, part) != parts[part]
+        ]
+        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+
+    def _check_pairs(self) -> None:
+        """Options that exclude each other."""
+        is_scaled = self.scale_rewards != "none"
+        for is_wrong, name, expected in (
+            (
+                self.surrogate == "cispo" and self.delta > 0,
+                "delta",
+                "0 with --algorithm.surrogate cispo, which has no gain to bound",
+            ),
+            (
+                self.beta > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
+                "kl_estimator",
+                "k2 or k3 with --algorithm.kl_in loss: the gradient of k1 is zero in the mean",
+            ),
+            (
+                is_scaled and self.whiten_advantages,
+                "scale_rewards",
+                "none with --algorithm.whiten_advantages, which scales already",
+            ),
+            (
+                is_scaled and not self.is_relative,
+                "scale_rewards",
+                "none with --algorithm.baseline none: nothing is centred; whiten_advantages scales",
+            ),
+            (
+                self.dynamic_sampling > 0 and not self.is_relative,
+                "dynamic_sampling",
+                "0 with --algorithm.baseline none, to which every response is a signal",
+            ),
+        ):
+            require(not is_wrong, f"algorithm.{name}", getattr(self, name), expected)
 
 
 @dataclass(frozen=True)
@@ -105,15 +207,15 @@ class WarmStartConfig:
         check(self, "learning_rate", LEARNING_RATE, "warm_start.")
 
 
-def check_signal(rollout: RolloutConfig) -> None:
-    """Nothing is learned where the responses to a prompt cannot differ: advantages compare them.
+def check_signal(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> None:
+    """Nothing is learned where the responses to a prompt cannot differ, and are compared.
 
     Raises:
       OptionError: they cannot.
     """
     why = "where something is trained: an advantage compares the responses to one prompt"
     for name, is_valid, expected in (
-        ("num_generations", rollout.num_generations > 1, "at least 2"),
+        ("num_generations", rollout.num_generations > 1 or not algorithm.is_relative, "at least 2"),
         ("temperature", rollout.temperature > 0, "above 0"),
         ("top_k", rollout.top_k != 1, "0 or at least 2"),
     ):
@@ -129,7 +231,12 @@ def learning_notes(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[s
             "from a part of the policy's distribution, but the loss is of the whole one, which they "
             "are no exact samples of; ratios and train/behavior_gap are of the whole one"
         )
-    if algorithm.scale_rewards == "none" and algorithm.loss_aggregation != "constant":
+    if (
+        algorithm.baseline == "group"
+        and algorithm.scale_rewards == "none"
+        and not algorithm.whiten_advantages
+        and algorithm.loss_aggregation != "constant"
+    ):
         notes.append(
             f"note: --algorithm.scale_rewards none with --algorithm.loss_aggregation "
             f"{algorithm.loss_aggregation} is not Dr. GRPO, which takes constant"

@@ -38,7 +38,7 @@ class RolloutConfig:
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights: auto in compute_dtype; int8 and fp8 (e4m3)
     quantize those of linear layers, with a scale for each output. Responses then come from another
-    policy than the trained one, by train/behavior_gap; the loss does not correct for it."""
+    policy than the trained one, by train/behavior_gap; --algorithm.rollout_correction corrects for it."""
     kv_carry: Literal["auto", "migrate", "recompute"] = "auto"
     """How the KV cache of unfinished sequences crosses a switch; auto takes the cheaper of the two
     by the latency model."""

@@ -80,8 +80,8 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Improves a language model by reinforcement learning (GRPO): prompts, sampled responses, rewards,
-    an update, and again. Without a model and data it is a demonstration that runs anywhere.
+    """Improves a language model by reinforcement learning: prompts, sampled responses, rewards, an
+    update, and again. Without a model and data it is a demonstration that runs anywhere.
 
         python -m pat_jax.train --model DIR --data FILE --steps 200
     """
@@ -180,7 +180,7 @@ class RunConfig:
         )
         self._check_warmup()
         if self.train and self.steps:
-            check_signal(self.rollout)
+            check_signal(self.rollout, self.algorithm)
 
     @property
     def updates_per_step(self) -> int:

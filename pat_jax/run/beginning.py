@@ -22,6 +22,7 @@ class Beginning:
     state: TrainState
     reference: Params | None  # None: no loss looks at it
     lengths: LengthModel
+    batches_drawn: int  # of prompts
 
 
 def begin(
@@ -36,7 +37,8 @@ def begin(
     state = trainer["init_state"](setup.initial_params(config))
     state = warm_start(config, setup, state, progress)
     reference = trainer["copy"](state.params) if trainer.has_reference else None
-    return Beginning(0, state, reference, LengthModel.empty(config.rollout.max_completion_length))
+    lengths = LengthModel.empty(config.rollout.max_completion_length)
+    return Beginning(0, state, reference, lengths, 0)
 
 
 def _resumed(
@@ -53,4 +55,5 @@ def _resumed(
     progress.print(f"resumed after step {step}")
     lengths = LengthModel.from_json(meta["lengths"])
     lengths = lengths.with_cap(config.rollout.max_completion_length)
-    return Beginning(step, saved["train"], saved.get("reference"), lengths)
+    drawn = meta.get("batches_drawn", step)  # one an iteration where none are added
+    return Beginning(step, saved["train"], saved.get("reference"), lengths, drawn)

@@ -26,14 +26,12 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.measure.regret import planned_regret
-from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.responses import response_reader
-from pat_jax.rl.reward_metrics import describe_evaluation, describe_rewards
-from pat_jax.rl.reward_scorer import RewardScorer, Scoring
-from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
+from pat_jax.rl.reward_metrics import describe_evaluation
+from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.beginning import begin
 from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.collect import Collector
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions, Heard
 from pat_jax.run.export import export_policy
@@ -45,8 +43,9 @@ from pat_jax.run.folder import (
     log_to,
     make_run_dir,
 )
-from pat_jax.run.generation import Generator, describe_rollouts
+from pat_jax.run.generation import Generator
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
+from pat_jax.run.learning import training_batch
 from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.run.plot import plot_rollout
 from pat_jax.run.prepare import cost_planner, frozen, warm_up
@@ -113,37 +112,25 @@ class Run:
             self.evaluate(step)
         clock.reset()
         self.bring_in_layouts()
-        prompts = self.task.train_batch(step, config.rollout.prompts_per_step)
-        scoring = self.scoring(prompts, config.rollout.num_generations)
-        with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
-            groups, report = self.generator.rollout(prompts, step, scoring.add)
+        experience = self.collector.collect(step, self.generator, clock)
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
-        said = [one for group in groups for one in group.rollouts]
-        with clock("reward"), self.completions.kept(step + 1, "train", said):
-            rewards = wait_for_rewards(scoring, self.progress).reshape(len(groups), -1)
-        measured = describe_rewards(rewards, scoring.failures, scoring.scores)
-        measured |= describe_rollouts(groups, report) | self.hindsight(groups, report)
-        measured["reward/hidden_seconds"] = scoring.hidden_seconds
-        self.completions.write(step + 1, "train", said, rewards.reshape(-1), scoring.scores)
+        groups, rewards, last = experience.groups, experience.rewards, experience.last
+        measured = experience.measured | self.hindsight(last.groups, last.report)
         with self.signals.held():  # from here to its end a step is carried through
             if config.train:
-                batch = to_train_batch(
-                    groups,
-                    group_advantages(rewards, scale=config.algorithm.scale_rewards),
-                    mini_batch_size=config.algorithm.mini_batch_size,
-                    micro_shapes=self.shapes,
-                    aggregation=config.algorithm.loss_aggregation,
-                    truncated=config.algorithm.truncated,
-                    max_completion_length=config.rollout.max_completion_length,
-                )
                 self.generator.release()
                 with clock("update"):
+                    policies = self.state, self.reference
+                    batch, learned = training_batch(
+                        config, self.trainer, self.shapes, groups, rewards, *policies
+                    )
                     self.state, result = self.trainer.update(self.state, batch, self.reference)
                 with clock("transfer"):  # the next rollout samples the new policy
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
-                measured |= result.metrics | {"train/padding_efficiency": batch.padding_efficiency}
-            self.end_step(step + 1, report, measured | clock.metrics)
+                measured |= learned | result.metrics
+                measured |= {"train/padding_efficiency": batch.padding_efficiency}
+            self.end_step(step + 1, last.report, measured | clock.metrics)
 
     def end_step(self, step: int, report: RolloutReport, measured: dict[str, Any]) -> None:
         self.report, self.steps_done = report, step
@@ -164,6 +151,14 @@ class Run:
         self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
         began = begin(self.config, self.setup, self.checkpoints, self.progress)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
+        self.collector = Collector(
+            self.config,
+            self.task,
+            self.scorer,
+            self.completions,
+            self.progress,
+            began.batches_drawn,
+        )
         self.warm_up(began.lengths)
 
     def warm_up(self, lengths: LengthModel) -> None:
@@ -214,17 +209,12 @@ class Run:
         )
         return {"rollout/regret": regret}
 
-    def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:
-        """Scores `num_samples` responses to each prompt, each from the moment it ends."""
-        texts = [prompt.text for prompt in prompts for _ in range(num_samples)]
-        return self.scorer.begin(texts, response_reader(self.task.columns, self.task.tokenizer))
-
     def evaluate(self, step: int) -> None:
         """Held-out reward of the current policy."""
         if not self.config.eval.every:
             return
         start, prompts = time.perf_counter(), self.task.heldout
-        scoring = self.scoring(prompts, 1)
+        scoring = self.collector.scoring(prompts, 1)
         heard = Heard(scoring.add)
         self.generator.evaluate(prompts, self.config.eval.temperature, heard.add)
         with self.completions.kept(step, "eval", heard.rollouts):
@@ -250,7 +240,8 @@ class Run:
         state: dict[str, Any] = {"train": self.state}
         if self.reference is not None:
             state["reference"] = self.reference
-        return state, {"lengths": self.generator.lengths.to_json(), "config": self.config_text}
+        meta = {"lengths": self.generator.lengths.to_json(), "config": self.config_text}
+        return state, meta | {"batches_drawn": self.collector.batches_drawn}
 
     def stop(self, stopped: Stopped) -> None:
         """Saves what the run has done and says how to go on."""

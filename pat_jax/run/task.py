@@ -26,7 +26,8 @@ Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response t
 class Task:
     tokenizer: Tokenizer
     rewards: Sequence[str]  # the option's, or what `auto` means here
-    train_batch: Callable[[int, int], list[Prompt]]  # (step, prompts) -> prompts, a pure function
+    # (number of the batch, prompts) -> prompts, a pure function
+    train_batch: Callable[[int, int], list[Prompt]]
     heldout: Sequence[Prompt]
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
     columns: Sequence[str]  # that any prompt has, whichever an iteration draws

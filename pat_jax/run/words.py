@@ -30,6 +30,8 @@ def opening(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> str
         arithmetic += f", {config.rollout.weights} weights in the rollout"
     if config.train and config.compute_dtype != "float32":
         arithmetic += ", float32 master weights"
+    if config.train:
+        arithmetic += f" | {config.algorithm.title}"
     size = f"{_count(num_parameters(policy))} parameters"
     return (
         f"{len(devices)} x {kind} | {model} ({policy.config.architecture}), {size} | {arithmetic}"

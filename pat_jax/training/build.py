@@ -7,13 +7,14 @@ from dataclasses import asdict, replace
 
 import jax.numpy as jnp
 
+from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
-from pat_jax.rl.losses import GRPOLoss
+from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
 from pat_jax.training.trainer import Trainer, model_functions
 
@@ -27,7 +28,8 @@ def build_trainer(
     rollout_layouts: dict[Split, Layout],
 ) -> Trainer:
     """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`."""
-    dtype, is_warm = DTYPES[config.compute_dtype], config.warm_start.steps > 0
+    algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
+    is_warm = config.warm_start.steps > 0
     update, supervised = _updates(config, policy, layout)
     return Trainer(
         policy,
@@ -37,9 +39,10 @@ def build_trainer(
         micro_shapes=micro_shapes(config, layout.split.dp) if config.train or is_warm else (),
         rollout_layouts=rollout_layouts,
         rollout_dtype=dtype,
-        num_iterations=config.algorithm.num_iterations,
+        num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
         rollout_policy=policy.with_weights(config.rollout.weights),
+        has_reference=algorithm.beta > 0,
     )
 
 
@@ -49,13 +52,7 @@ def _updates(
     """Of the reinforcement stage, and of the supervised stage before."""
     algorithm, warm_start = config.algorithm, config.warm_start
     dtype, num_updates = DTYPES[config.compute_dtype], config.steps * config.updates_per_step
-    loss = GRPOLoss(
-        epsilon=algorithm.epsilon,
-        epsilon_high=algorithm.epsilon_high,
-        dual_clip=algorithm.dual_clip,
-        beta=algorithm.beta,
-        is_on_policy=config.updates_per_step == 1,
-    )
+    loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
         *model_functions(policy, layout, dtype, remat=config.remat),
         make_optimizer(total_steps=num_updates, **asdict(config.optimizer)),
@@ -71,9 +68,34 @@ def _updates(
     )
     # The advantages of demonstrations are 1: at a ratio of 1 the gradient is that of the cross-entropy.
     # So where the loss above is on-policy and plain, the two updates are equal but for the optimizer,
-    # and the trainer compiles one set of passes.
-    cross_entropy = replace(loss, beta=0.0, is_on_policy=True)
+    # and the trainer compiles one set of passes. A ratio of whole responses would weight tokens by
+    # their number.
+    cross_entropy = replace(
+        loss,
+        ratio="token",
+        beta=0.0,
+        entropy_coef=0.0,
+        correction="none",
+        is_on_policy=True,
+    )
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
+
+
+def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss:
+    """The loss of an algorithm."""
+    return PolicyLoss(
+        ratio=algorithm.ratio,
+        surrogate=algorithm.surrogate,
+        epsilon=algorithm.epsilon,
+        epsilon_high=algorithm.epsilon_high,
+        delta=algorithm.delta,
+        beta=algorithm.beta if algorithm.kl_in == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        entropy_coef=algorithm.entropy_coef,
+        correction=algorithm.rollout_correction,
+        correction_cap=algorithm.rollout_correction_cap,
+        is_on_policy=is_on_policy,
+    )
 
 
 def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:

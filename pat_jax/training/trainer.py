@@ -19,6 +19,7 @@ from pat_jax.engine.layout.layout import AutoPartition, Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
+from pat_jax.rl.kl import Estimator, estimate_kl
 from pat_jax.rl.losses import Loss, Sums
 from pat_jax.rl.update import PolicyUpdate, TrainState, zero_gradients
 from pat_jax.training.transfer import declare_transfer
@@ -69,9 +70,12 @@ class Trainer:
         num_iterations: int = 1,
         supervised: PolicyUpdate | None = None,
         rollout_policy: Policy | None = None,
+        has_reference: bool | None = None,
     ):
         """
         Args:
+          has_reference: whether a frozen reference policy is kept; if not given, whether the loss
+            looks at it.
           rollout_policy: as the rollout keeps it; `policy` where not given.
           supervised: the update of a supervised stage before, with its own optimizer.
         """
@@ -82,7 +86,8 @@ class Trainer:
             stage: next(s for s, first in self.updates.items() if update.has_passes_of(first))
             for stage, update in self.updates.items()
         }
-        self.has_reference = REFERENCE in update.loss.needs
+        looks_at_it = REFERENCE in update.loss.needs
+        self.has_reference = looks_at_it if has_reference is None else has_reference
         self.programs = ProgramTable()
         self.shardings = layout.param_shardings(policy, role="train")
         self._declare(micro_shapes)
@@ -165,7 +170,7 @@ class Trainer:
         for shape in micro_shapes:
             args = params, self._abstract_micro(shape, needs), params, sums
             declare(Key(f"{stage}grad", split, *shape), update.grad_step, *args, **accumulated)
-            if {OLD, REFERENCE} & set(needs):
+            if OLD in needs or (self.has_reference and stage == REINFORCED):
                 declare(
                     Key(f"{stage}logprobs", split, *shape),
                     lambda params, micro: update.logprob_step(params, micro)[0],
@@ -213,10 +218,11 @@ class Trainer:
         Raises:
           ValueError: a column that the loss needs is neither in the batch nor computed.
         """
-        policies = {OLD: state.params} | ({REFERENCE: reference} if reference is not None else {})
+        loss = self.updates[REINFORCED].loss
+        scored = self.with_logprobs(batch, self._policies(state, reference, loss.needs))
         mini_batches = [
-            [self._with_columns(REINFORCED, micro, policies) for micro in mini]
-            for mini in batch.mini_batches
+            [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
+            for mini in scored.mini_batches
         ]
         records = []
         for _ in range(self.num_iterations):
@@ -229,21 +235,46 @@ class Trainer:
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
     ) -> tuple[TrainState, UpdateResult]:
         """One optimizer step on demonstrations; `train/cross_entropy` is that of their responses."""
-        mini = [self._with_columns(SUPERVISED, micro, {}) for micro in micro_batches]
+        loss = self.updates[SUPERVISED].loss
+        mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)
         return state, _summary(self.updates[SUPERVISED].loss, [record])
 
-    def _with_columns(
-        self, stage: str, micro: MicroBatch, policies: Mapping[str, Params]
-    ) -> MicroBatch:
-        """With the columns that the stage's loss needs: of the batch, or computed by policies."""
-        loss, rows = self.updates[stage].loss, replace(micro, columns={})
+    def reference_kl(
+        self, state: TrainState, batch: TrainBatch, reference: Params, estimator: Estimator
+    ) -> tuple[TrainBatch, list[np.ndarray]]:
+        """How far the policy is from the reference at each token of each response.
+
+        Returns:
+          The batch with the columns that this took, and KL(policy || reference) in nats, as
+          `TrainBatch.by_response` returns a column.
+        """
+        scored = self.with_logprobs(batch, self._policies(state, reference, (OLD, REFERENCE)))
+        both = zip(scored.by_response(OLD), scored.by_response(REFERENCE), strict=True)
+        return scored, [estimate_kl(old, other, estimator) for old, other in both]
+
+    def with_logprobs(self, batch: TrainBatch, policies: Mapping[str, Params]) -> TrainBatch:
+        """With a column of log-probabilities under each of these policies, unless it is there."""
+        mini_batches = [
+            [self._with_logprobs(micro, policies) for micro in mini] for mini in batch.mini_batches
+        ]
+        return replace(batch, mini_batches=mini_batches)
+
+    def _with_logprobs(self, micro: MicroBatch, policies: Mapping[str, Params]) -> MicroBatch:
+        rows = replace(micro, columns={})
         computed = {
-            name: self._pass(stage, "logprobs", micro)(params, rows)
+            name: self._pass(REINFORCED, "logprobs", micro)(params, rows)
             for name, params in policies.items()
-            if name in loss.needs
+            if name not in micro.columns
         }
-        return replace(micro, columns=loss.read(micro.columns | computed))
+        return replace(micro, columns=micro.columns | computed)
+
+    def _policies(
+        self, state: TrainState, reference: Params | None, names: Sequence[str]
+    ) -> dict[str, Params]:
+        """Of these columns those that are computed, and by which parameters."""
+        policies = {OLD: state.params} | ({REFERENCE: reference} if reference is not None else {})
+        return {name: params for name, params in policies.items() if name in names}
 
     def _pass(self, stage: str, name: str, micro: MicroBatch) -> Callable:
         key = Key(f"{self._passes[stage]}{name}", self.layout.split, *micro.tokens.shape)

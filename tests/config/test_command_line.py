@@ -164,7 +164,7 @@ def test_a_preset_of_a_real_model_wants_model_and_data():
         ),
         (
             "--rollout.weights int4",
-            "option --rollout.weights is 'int4': expected one of auto, int8, fp8.",
+            "option --rollout.weights is 'int4': expected one of auto, int8, fp8 (did you mean int8?).",
         ),
         ("--steps", "option --steps has no value: expected an integer."),
         ("--steps --seed 1", "option --steps has no value: expected an integer."),

@@ -3,6 +3,8 @@
 import pytest
 
 from pat_jax.common.rules import OptionError
+from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.command_line import dump, parse
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
@@ -35,3 +37,70 @@ def test_half_of_dr_grpo_is_said():
     (note,) = notes(scale_rewards="none")
     assert "loss_aggregation token is not Dr. GRPO, which takes constant" in note
     assert notes(scale_rewards="none", loss_aggregation="constant") == notes() == []
+
+
+def parsed(tmp_path, *words: str, **files: str) -> AlgorithmConfig:
+    for name, text in files.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        words = ("--config", str(path), *words)
+    return parse(["--data", "x.jsonl", "--model", "m", *words]).algorithm
+
+
+def test_a_name_sets_the_parts_of_its_algorithm_and_each_can_still_be_set(tmp_path):
+    for name, parts in ALGORITHMS.items():
+        algorithm = parsed(tmp_path, "--algorithm.name", name)
+        assert {part: getattr(algorithm, part) for part in parts} == dict(parts)
+        assert algorithm.title == name
+    words = ("--algorithm.epsilon_high", "0.3", "--algorithm.name", "dapo")
+    assert parsed(tmp_path, *words) == parsed(tmp_path, *words[2:], *words[:2])
+    assert parsed(tmp_path, *words).title == "dapo (epsilon_high 0.3)"
+    assert AlgorithmConfig().title == "grpo"
+
+
+def test_a_later_name_wins_over_parts_of_an_earlier_source(tmp_path):
+    """A resumed run's file has every part written out."""
+    file = dump(RunConfig(algorithm=AlgorithmConfig(name="dapo", **ALGORITHMS["dapo"])))
+    (tmp_path / "written.yaml").write_text(file)
+    words = ("--config", str(tmp_path / "written.yaml"))
+    assert parse(words).algorithm.title == "dapo"
+    assert parse([*words, "--algorithm.name", "gspo"]).algorithm.title == "gspo"
+    changed = parse([*words, "--algorithm.delta", "0"]).algorithm
+    assert changed.title == "dapo (delta 0.0)"
+    mine = parsed(tmp_path, file="algorithm:\n  name: cispo\n  epsilon_high: 7\n")
+    assert mine.title == "cispo (epsilon_high 7.0)"
+
+
+def test_an_unknown_algorithm_is_told_the_nearest(tmp_path):
+    with pytest.raises(OptionError, match=r"is 'dr-grpo': .* \(did you mean dr_grpo\?\)\.$"):
+        parsed(tmp_path, "--algorithm.name", "dr-grpo")
+
+
+@pytest.mark.parametrize(
+    ("words", "refused", "other"),
+    [
+        ("--algorithm.name cispo --algorithm.delta 3", "delta", "surrogate cispo"),
+        ("--algorithm.beta 0.1 --algorithm.kl_estimator k1", "kl_estimator", "kl_in loss"),
+        (
+            "--algorithm.name reinforce_pp --algorithm.scale_rewards batch",
+            "scale_rewards",
+            "whiten_advantages",
+        ),
+        ("--algorithm.baseline none", "scale_rewards", "baseline none"),
+        (
+            "--algorithm.name reinforce_pp --algorithm.dynamic_sampling 2",
+            "dynamic_sampling",
+            "baseline none",
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_both_named(tmp_path, words, refused, other):
+    with pytest.raises(OptionError, match=rf"--algorithm\.{refused} is .*--algorithm\.{other}"):
+        parsed(tmp_path, *words.split())
+
+
+def test_one_response_is_enough_where_none_is_compared(tmp_path):
+    words = ["--rollout.num_generations", "1", "--algorithm.name"]
+    assert parsed(tmp_path, *words, "reinforce_pp").baseline == "none"
+    with pytest.raises(OptionError, match="at least 2"):
+        parsed(tmp_path, *words, "rloo")

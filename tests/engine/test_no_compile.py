@@ -17,7 +17,7 @@ from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Outcome, Plan, Relocated
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
-from pat_jax.rl.losses import GRPOLoss
+from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import Prompt
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
 from pat_jax.run.generation import Generator
@@ -79,7 +79,7 @@ class Iterations:
             logits,
             make_optimizer(learning_rate=1e-3, total_steps=10),
             self.policy.config.vocab_size,
-            GRPOLoss(beta=0.01),
+            PolicyLoss(beta=0.01),
         )
         return Trainer(
             self.policy,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pat_jax.rl.batches import Aggregation, to_train_batch
-from pat_jax.rl.losses import GRPOLoss
+from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 STOP, CUT = FinishReason.STOP, FinishReason.LENGTH
@@ -55,7 +55,7 @@ def test_the_loss_is_the_papers_and_the_metrics_are_means(
         max_completion_length=LONGEST,
     )
     (mini,) = batch.mini_batches
-    loss, terms, gaps = GRPOLoss(), {}, []
+    loss, terms, gaps = PolicyLoss(), {}, []
     sums = loss.zero_sums()
     for micro in mini:
         new = -rng.random(micro.tokens.shape, np.float32)

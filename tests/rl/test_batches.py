@@ -39,7 +39,7 @@ def make_groups(
         for sample, (length, finish) in enumerate(responses):
             tokens = np.array([next(token) for _ in range(length)], np.int32)
             logprobs = -tokens.astype(np.float32) / 7
-            rollouts.append(Rollout(prompt, sample, tokens, logprobs, finish))
+            rollouts.append(Rollout(prompt, sample, tokens, logprobs, finish, 2 * logprobs))
         groups.append(RolloutGroup(prompt, rollouts))
     num_samples = len(lengths[0][1])
     advantages = np.arange(1, 1 + len(groups) * num_samples, dtype=np.float32)
@@ -58,8 +58,8 @@ LENGTHS = st.integers(1, 3).flatmap(
 )
 
 
-def occurrences(micro_batches: Sequence[MicroBatch]) -> dict[int, tuple[float, float, float]]:
-    """Target token -> (weight, advantage, behaviour log-probability), each seen once."""
+def occurrences(micro_batches: Sequence[MicroBatch]) -> dict[int, tuple[float, ...]]:
+    """Target token -> (weight, advantage, log-probability unfiltered and filtered), each seen once."""
     found = {}
     for micro in micro_batches:
         targets = np.roll(micro.tokens, -1, axis=1)
@@ -91,7 +91,7 @@ def expected_occurrences(groups, advantages, aggregation, truncated):
                 aggregation
             ]
         for token, logprob in zip(rollout.tokens, rollout.logprobs, strict=True):
-            expected[int(token)] = (weight, advantage, float(logprob))
+            expected[int(token)] = (weight, advantage, 2 * float(logprob), float(logprob))
     return expected
 
 
@@ -188,7 +188,7 @@ def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     np.testing.assert_array_equal(micro.mask, np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8]) > 0)
     np.testing.assert_allclose(micro.weights[0, 1:4], 1 / 3)
     stored = micro.columns["behavior_logprobs"][0, 1:4]
-    np.testing.assert_allclose(stored, np.array([-3, -4, -5]) / 7)
+    np.testing.assert_allclose(stored, 2 * np.array([-3, -4, -5]) / 7)
     advantages = np.array([[0, 1, 1, 1, 0, 0, 0, 0], [0] * 8])
     np.testing.assert_array_equal(micro.columns["advantages"], advantages)
     targets = jax.jit(lambda micro: micro.targets)(micro)

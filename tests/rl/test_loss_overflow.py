@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.rl.losses import GRPOLoss, k3_kl
+from pat_jax.rl.kl import estimate_kl
+from pat_jax.rl.policy_loss import PolicyLoss
 
 LENGTH = 6  # tokens of the one row
 EPSILON, DUAL_CLIP, BETA = 0.2, 3.0, 0.05
@@ -30,7 +31,9 @@ def loss_and_gradient(logprobs, old, reference, advantage):
     columns |= {"old_logprobs": old, "reference_logprobs": reference}
 
     def loss(x):
-        return GRPOLoss(EPSILON, EPSILON, DUAL_CLIP, BETA)(x, old, columns, weights)
+        return PolicyLoss(epsilon=EPSILON, epsilon_high=EPSILON, delta=DUAL_CLIP, beta=BETA)(
+            x, old, columns, weights
+        )
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
     return value, sums, gradient
@@ -96,29 +99,29 @@ def test_one_broken_token_leaves_the_gradient_of_the_others(log_ratio, advantage
 
 def test_k3_is_clamped_on_both_sides_and_flat_beyond():
     far = jnp.array([[-1e30, -500.0, 500.0, 1e30]])
-    value, gradient = jax.value_and_grad(lambda x: k3_kl(jnp.zeros((1, 4)), x).sum())(far)
+    value, gradient = jax.value_and_grad(lambda x: estimate_kl(jnp.zeros((1, 4)), x).sum())(far)
     ends = np.expm1(-20.0) + 20, np.expm1(20.0) - 20
     np.testing.assert_allclose(value, 2 * sum(ends), rtol=1e-6)
     np.testing.assert_array_equal(gradient, 0)
 
 
-@pytest.mark.parametrize(("dual_clip", "most"), [(3.0, 3.0), (10.0, 10.0), (0.0, np.exp(20.0))])
-def test_a_token_that_should_not_have_become_likelier_counts_for_so_much(dual_clip, most):
+@pytest.mark.parametrize(("delta", "most"), [(3.0, 3.0), (10.0, 10.0), (0.0, np.exp(20.0))])
+def test_a_token_that_should_not_have_become_likelier_counts_for_so_much(delta, most):
     """Where the advantage is negative the plain clip bounds nothing."""
     old = jnp.array([[-19.0, -2.0, 0.0]])
 
     def loss(new, advantage):
         one = jnp.ones_like(new)
         columns = {"advantages": advantage * one, "behavior_logprobs": old, "old_logprobs": old}
-        return GRPOLoss(dual_clip=dual_clip)(new, old, columns, one)
+        return PolicyLoss(delta=delta)(new, old, columns, one)
 
     new = jnp.array([[1.0, -1.5, -1.0]])  # log-ratios 20, 0.5 and -1
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(new, -1.0)
     ratios = np.array([most, np.exp(0.5), 0.8])
     np.testing.assert_allclose(value, ratios.sum(), rtol=1e-6)
     np.testing.assert_allclose(gradient[0, 1:], [np.exp(0.5), 0], rtol=1e-6)
-    assert (gradient[0, 0] == 0) == (dual_clip > 0)
-    assert sums["clip_fraction"] == 1 + (dual_clip > 0)
+    assert (gradient[0, 0] == 0) == (delta > 0)
+    assert sums["clip_fraction"] == 1 + (delta > 0)
     (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(new, 1.0)
     np.testing.assert_allclose(value, -(1.2 + 1.2 + np.exp(-1.0)), rtol=1e-6)
     np.testing.assert_allclose(gradient[0], [0, 0, -np.exp(-1.0)], rtol=1e-6)

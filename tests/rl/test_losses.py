@@ -9,7 +9,9 @@ import pytest
 from chex import assert_trees_all_close
 
 from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.losses import GRPOLoss, Loss, PerToken, Reduction, Sums, k3_kl
+from pat_jax.rl.kl import estimate_kl
+from pat_jax.rl.losses import Loss, PerToken, Reduction, Sums
+from pat_jax.rl.policy_loss import PolicyLoss
 
 LENGTHS = (9, 1, 14, 6)  # tokens of each sequence; row 1 has one, no row starts at position 0
 ROWS, LENGTH = len(LENGTHS), 16
@@ -102,7 +104,7 @@ def test_loss_and_gradient_are_the_papers(aggregation, epsilon, epsilon_high, be
     )
 
     loss = lossfun(
-        GRPOLoss(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta),
+        PolicyLoss(epsilon=epsilon, epsilon_high=epsilon_high, beta=beta),
         w32,
         advantages=adv32,
         old_logprobs=old32,
@@ -121,7 +123,7 @@ def test_metrics_are_the_weighted_means_of_their_definitions():
     lp, old32, ref32, adv32, w32, ent32, beh32 = jax_arrays(
         logprobs, old, reference, advantages, token_weights("token"), entropy, behavior
     )
-    loss = GRPOLoss(epsilon=0.1, epsilon_high=0.3, beta=0.1)
+    loss = PolicyLoss(epsilon=0.1, epsilon_high=0.3, beta=0.1)
     _, sums = lossfun(
         loss,
         w32,
@@ -137,6 +139,11 @@ def test_metrics_are_the_weighted_means_of_their_definitions():
     assert 0 < clipped[MASK].mean() < 1
     expected = {
         "clip_fraction": clipped[MASK].mean(),
+        "clip_fraction_low": (clipped & (ratio < 1))[MASK].mean(),
+        "clip_fraction_high": (clipped & (ratio > 1))[MASK].mean(),
+        "ratio_mean": ratio[MASK].mean(),
+        "ratio_min": ratio[MASK].min(),
+        "ratio_max": ratio[MASK].max(),
         "approx_kl": (ratio - np.log(ratio) - 1)[MASK].mean(),
         "reference_kl": (to_reference - np.log(to_reference) - 1)[MASK].mean(),
         "entropy": entropy[MASK].mean(),
@@ -146,12 +153,13 @@ def test_metrics_are_the_weighted_means_of_their_definitions():
     }
     metrics = loss.summary([jax.device_get(sums)])
     assert metrics.keys() == {"loss", *expected} == set(loss.metrics)
+    assert metrics["clip_fraction_low"] > 0 < metrics["clip_fraction_high"]
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
 
 
-def test_of_several_steps_the_metrics_are_means_and_the_largest():
-    loss = GRPOLoss()
+def test_of_several_steps_the_metrics_are_means_and_extremes():
+    loss = PolicyLoss()
     first, second = (
         {name: np.array(value, np.float32) for name in loss.zero_sums()}
         | {"weight": np.array(weight, np.float32)}
@@ -160,22 +168,26 @@ def test_of_several_steps_the_metrics_are_means_and_the_largest():
     for name, value in loss.summary([first, second]).items():
         sums, means = (1.0 + 4.0) / 2, (1.0 / 2.0 + 4.0 / 0.5) / 2
         wanted = {Reduction.SUM: sums, Reduction.MEAN: means, Reduction.MAX: 4.0}
+        wanted[Reduction.MIN] = 1.0
         assert value == wanted[loss.metrics[name]], name
     nothing = jax.device_get(loss.zero_sums())
-    assert set(loss.summary([nothing]).values()) == {0.0}
+    found = loss.summary([nothing])
+    assert found.pop("ratio_min") == np.inf  # the file of metrics says null
+    assert set(found.values()) == {0.0}
 
 
 @pytest.mark.parametrize("is_on_policy", [True, False])
 def test_at_ratio_one_the_gradient_is_the_policy_gradient(is_on_policy):
     logprobs, _, _, advantages = arrays()
     lp, adv, w = jax_arrays(logprobs, advantages, token_weights("sequence"))
-    loss = GRPOLoss(is_on_policy=is_on_policy)
+    loss = PolicyLoss(is_on_policy=is_on_policy)
     assert ("old_logprobs" in loss.needs) != is_on_policy
     function = lossfun(loss, w, advantages=adv, old_logprobs=lp)
     gradient, sums = jax.grad(function, has_aux=True)(lp)
     np.testing.assert_allclose(gradient, -w * adv, rtol=1e-6)
     np.testing.assert_allclose(sums["loss"], -(w * adv).sum(), rtol=1e-5)
     assert sums["approx_kl"] == sums["clip_fraction"] == 0
+    assert sums["ratio_min"] == sums["ratio_max"] == 1
 
 
 @pytest.mark.parametrize(
@@ -187,7 +199,7 @@ def test_the_clip_cuts_only_what_goes_further_in_the_rewarded_direction(
 ):
     one = jnp.ones((1, 1))
 
-    loss = lossfun(GRPOLoss(), one, advantages=advantage * one, old_logprobs=-one)
+    loss = lossfun(PolicyLoss(), one, advantages=advantage * one, old_logprobs=-one)
     gradient, sums = jax.grad(loss, has_aux=True)(one * (log_ratio - 1.0))
     assert (gradient[0, 0] == 0) == is_cut
     assert sums["clip_fraction"] == is_cut
@@ -197,7 +209,7 @@ def test_equal_rewards_give_zero_gradient():
     logprobs, old, *_ = arrays(4)
     advantages = np.broadcast_to(group_advantages(np.full((1, ROWS), 0.3)).T, MASK.shape)
     lp, old32, adv, w = jax_arrays(logprobs, old, advantages, token_weights("token"))
-    loss = lossfun(GRPOLoss(), w, advantages=adv, old_logprobs=old32)
+    loss = lossfun(PolicyLoss(), w, advantages=adv, old_logprobs=old32)
     gradient, _ = jax.grad(loss, has_aux=True)(lp)
     np.testing.assert_array_equal(gradient, 0)
 
@@ -212,35 +224,37 @@ def test_only_the_policy_has_a_gradient():
     columns |= {"old_logprobs": old32, "reference_logprobs": ref}
 
     def loss(columns, entropy):
-        return GRPOLoss(beta=0.1)(lp, entropy, columns, w)[0]
+        return PolicyLoss(beta=0.1)(lp, entropy, columns, w)[0]
 
     gradients = jax.grad(loss, argnums=(0, 1))(columns, lp)
     assert len(jax.tree.leaves(gradients)) == 5
+    gained = jax.grad(lambda entropy: PolicyLoss(entropy_coef=0.5)(lp, entropy, columns, w)[0])(lp)
+    np.testing.assert_allclose(gained, -0.5 * w, rtol=1e-6)
     jax.tree.map(lambda gradient: np.testing.assert_array_equal(gradient, 0), gradients)
 
 
 def test_k3_of_a_policy_with_itself_is_zero_and_flat():
     (lp,) = jax_arrays(arrays()[0])
-    np.testing.assert_array_equal(k3_kl(lp, lp), 0)
-    gradient = jax.grad(lambda x: k3_kl(x, lp).sum())(lp)
+    np.testing.assert_array_equal(estimate_kl(lp, lp), 0)
+    gradient = jax.grad(lambda x: estimate_kl(x, lp).sum())(lp)
     np.testing.assert_array_equal(gradient, 0)
 
 
 def test_k3_is_positive_and_its_mean_over_the_policy_is_the_kl():
     p, q = np.random.default_rng(6).dirichlet(np.ones(12), 2)
     log_p, log_q = jax_arrays(np.log(p)[None], np.log(q)[None])
-    estimate = np.asarray(k3_kl(log_p, log_q))[0]
+    estimate = np.asarray(estimate_kl(log_p, log_q))[0]
     assert np.all(estimate > 0)
     np.testing.assert_allclose((p * estimate).sum(), (p * np.log(p / q)).sum(), rtol=1e-5)
 
 
 def test_k3_keeps_its_digits_where_the_policies_nearly_agree():
     delta = 2.0**-12
-    estimate = k3_kl(jnp.zeros((1, 1)), jnp.full((1, 1), delta))[0, 0]
+    estimate = estimate_kl(jnp.zeros((1, 1)), jnp.full((1, 1), delta))[0, 0]
     np.testing.assert_allclose(estimate, delta**2 / 2, rtol=1e-2)
 
 
-LOSS = GRPOLoss(beta=0.1)
+LOSS = PolicyLoss(beta=0.1)
 
 
 def run(logprobs, old, reference, advantages, weights) -> tuple[np.ndarray, Sums]:
@@ -268,6 +282,7 @@ def test_masked_equals_sliced_whatever_the_masked_positions_hold():
 def test_nothing_in_the_loss_gives_zero_not_nan():
     logprobs, old, reference, advantages = arrays(8)
     gradient, sums = run(*jax_arrays(logprobs, old, reference, advantages, 0 * logprobs))
+    assert np.isinf(sums.pop("ratio_min"))
     for value in (gradient, *jax.tree.leaves(sums)):
         np.testing.assert_array_equal(value, 0)
 
@@ -288,21 +303,21 @@ def test_micro_batches_add_up_to_the_mini_batch():
 def test_a_loss_without_a_column_that_it_needs_is_refused():
     one = jnp.ones((1, 2))
     columns = {"advantages": one, "behavior_logprobs": one, "old_logprobs": one}
-    GRPOLoss()(one, one, columns, one)
-    with pytest.raises(ValueError, match=r"GRPOLoss needs .*; reference_logprobs is missing\.$"):
-        GRPOLoss(beta=0.1)(one, one, columns, one)
+    PolicyLoss()(one, one, columns, one)
+    with pytest.raises(ValueError, match=r"PolicyLoss needs .*; reference_logprobs is missing\.$"):
+        PolicyLoss(beta=0.1)(one, one, columns, one)
 
 
 def test_losses_are_equal_by_value():
-    assert GRPOLoss(beta=0.1) == GRPOLoss(beta=0.1) != GRPOLoss(beta=0.2)
-    assert GRPOLoss() != GRPOLoss(is_on_policy=True)
+    assert PolicyLoss(beta=0.1) == PolicyLoss(beta=0.1) != PolicyLoss(beta=0.2)
+    assert PolicyLoss() != PolicyLoss(is_on_policy=True)
 
 
 def test_on_policy_with_an_advantage_of_one_it_is_the_cross_entropy():
     logprobs, entropy, *_ = arrays(10)
     poisoned = np.where(MASK, logprobs, np.nan)
     lp, ent, w = jax_arrays(poisoned, entropy, token_weights("token"))
-    loss = GRPOLoss(is_on_policy=True)
+    loss = PolicyLoss(is_on_policy=True)
     with jax.numpy_dtype_promotion("strict"):
         function = lossfun(loss, w, ent, advantages=jnp.ones_like(w))
         gradient, sums = jax.grad(function, has_aux=True)(lp)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,13 @@ from chex import assert_trees_all_close, assert_trees_all_equal
 
 from pat_jax.rl.advantages import group_advantages
 from pat_jax.rl.batches import MicroBatch, shapes, to_supervised_batch, to_train_batch
-from pat_jax.rl.losses import GRPOLoss, Loss, Reduction, Sums
+from pat_jax.rl.losses import Loss, Reduction, Sums
+from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.update import PolicyUpdate, make_optimizer, zero_gradients
 
 VOCAB, PADDED, EMBED = 11, 16, 6
-ON_POLICY = GRPOLoss(is_on_policy=True)
+ON_POLICY = PolicyLoss(is_on_policy=True)
 WHOLE, SPLIT = [(16, 16)], shapes((8, 16), budget=32, row_multiple=2)
 
 
@@ -109,7 +109,7 @@ def with_policies(update, params, micro_batches) -> list[MicroBatch]:
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    params, update = init_params(), make_update(GRPOLoss(beta=0.1), temperature=0.8)
+    params, update = init_params(), make_update(PolicyLoss(beta=0.1), temperature=0.8)
     whole = with_policies(update, params, make_batch(WHOLE))
     split = with_policies(update, params, make_batch(SPLIT))
     assert len(whole) == 1 and len(split) > 2
@@ -146,7 +146,7 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
 
 
 def test_on_policy_the_policy_is_its_own_old_policy():
-    params, on_policy, update = init_params(), make_update(), make_update(GRPOLoss())
+    params, on_policy, update = init_params(), make_update(), make_update(PolicyLoss())
     batch = make_batch(SPLIT)
     logprob_step = compiled(update.logprob_step)
     known = [filled(micro, old_logprobs=logprob_step(params, micro)[0]) for micro in batch]
@@ -186,7 +186,7 @@ def test_equal_rewards_leave_no_gradient():
 
 
 def test_the_penalty_pulls_towards_the_reference():
-    params, update = init_params(), make_update(GRPOLoss(is_on_policy=True, beta=0.1))
+    params, update = init_params(), make_update(PolicyLoss(is_on_policy=True, beta=0.1))
     batch = with_policies(update, params, make_batch(SPLIT, np.zeros((3, 2))))
     grads, before = gradient(update, params, batch)
     moved = jax.tree.map(lambda x, g: x - 0.1 * g, params, grads)
@@ -204,7 +204,7 @@ def test_each_clip_is_that_of_the_update():
     params, batch = init_params(), make_batch(SPLIT)
     known = with_policies(make_update(), params, batch)
     fractions = [
-        gradient(make_update(GRPOLoss(low, high)), params, known)[1]
+        gradient(make_update(PolicyLoss(epsilon=low, epsilon_high=high)), params, known)[1]
         for low, high in ((0.1, 0.1), (0.1, 1e6), (0.999, 0.1), (0.999, 1e6))
     ]
     both, lower, upper, neither = (float(sums["clip_fraction"]) for sums in fractions)
@@ -285,14 +285,16 @@ def test_the_state_and_the_accumulators_can_be_donated():
 class CrossEntropy(Loss):
     """The plainest loss: it reads no column, and gives metrics of its own."""
 
-    metrics: ClassVar = {"loss": Reduction.SUM, "surprise": Reduction.MAX}
+    @property
+    def metrics(self):
+        return {"loss": Reduction.SUM, "surprise": Reduction.MAX}
 
     @property
     def needs(self):
         return ()
 
-    def values(self, logprobs, entropy, columns):
-        del entropy, columns
+    def values(self, logprobs, entropy, columns, responses):
+        del entropy, columns, responses
         return {"loss": -logprobs, "surprise": -logprobs}
 
 
@@ -327,7 +329,7 @@ def test_grpo_on_demonstrations_is_the_cross_entropy_and_any_loss_can_be_minimis
 
 def test_updates_share_their_passes_where_all_but_the_optimizer_is_equal():
     update = make_update()
-    other = make_update(GRPOLoss(is_on_policy=True), learning_rate=0.5)
+    other = make_update(PolicyLoss(is_on_policy=True), learning_rate=0.5)
     assert update != other and update.has_passes_of(other) and other.has_passes_of(update)
-    for change in ({"temperature": 0.5}, {"loss": GRPOLoss()}, {"logit_tokens": 8}):
+    for change in ({"temperature": 0.5}, {"loss": PolicyLoss()}, {"logit_tokens": 8}):
         assert not update.has_passes_of(dataclasses.replace(other, **change))

@@ -37,7 +37,7 @@ def test_the_opening_says_devices_parameters_and_arithmetic():
     policy, devices = Policy.from_config(preset("qwen3-8b")), jax.devices()[:2]
     config = RunConfig(model="/models/Qwen3-8B", compute_dtype="bfloat16")
     assert opening(config, policy, devices) == (
-        "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters | bfloat16 arithmetic, float32 master weights"
+        "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters | bfloat16 arithmetic, float32 master weights | grpo"
     )
     only_rollouts = replace(config, train=False, rollout=replace(config.rollout, weights="int8"))
     assert opening(only_rollouts, policy, devices).endswith(

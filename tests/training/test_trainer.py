@@ -15,7 +15,7 @@ from pat_jax.engine.device.programs import Key
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params
 from pat_jax.rl.batches import MicroBatch, TrainBatch, to_supervised_batch
-from pat_jax.rl.losses import GRPOLoss
+from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.run.setup import build
 from pat_jax.training.trainer import SUPERVISED, Trainer
 
@@ -26,7 +26,7 @@ def micro_batches() -> Iterator[MicroBatch]:
         mask = np.arange(LENGTH) < rng.integers(4, LENGTH, ROWS)[:, None]
         yield MicroBatch(
             tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
-            mask=mask,
+            responses=mask.astype(np.int32),
             weights=np.where(mask, 1 / 100, 0).astype(np.float32),
             columns={
                 "advantages": np.where(mask, rng.normal(size=(ROWS, 1)), 0).astype(np.float32),
@@ -97,7 +97,7 @@ def test_the_supervised_stage_has_passes_of_its_own_only_where_they_differ(optio
     assert "supervised_grad" not in declared(plain) and "supervised_grad" in declared(other)
     for trainer in (plain, other):
         supervised = trainer.updates[SUPERVISED]
-        assert supervised.temperature == 1 and supervised.loss == GRPOLoss(is_on_policy=True)
+        assert supervised.temperature == 1 and supervised.loss == PolicyLoss(is_on_policy=True)
 
 
 def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
@@ -115,7 +115,7 @@ def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
 
 def test_the_columns_that_the_loss_needs_are_computed_and_a_missing_reference_is_said():
     layout, names = CHAIN["dp8tp1"], ("init_state", "zero_gradients", "zero_sums", "grad", "apply")
-    trainer = make_trainer(layout, *names, "logprobs", loss=GRPOLoss(beta=0.5))
+    trainer = make_trainer(layout, *names, "logprobs", loss=PolicyLoss(beta=0.5))
     batch = TrainBatch([list(micro_batches())], 1.0)
     params = jax.device_put(host_weights(), trainer.shardings)
     state = trainer["init_state"](jax.tree.map(jnp.copy, params))

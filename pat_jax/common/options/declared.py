@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -17,7 +18,17 @@ from pat_jax.common.rules import OptionError
 
 # Metadata of the field, one at most, that its section's bare name stands for.
 SHORT_FORM = {"is_short_form": True}
+_STANDS_FOR = "stands_for"
 LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
+
+
+def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Metadata of a field whose value sets other options of its section.
+
+    Args:
+      values: of each value that it may have, the options that it sets.
+    """
+    return {_STANDS_FOR: values}
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class Option:
     default: Any
     help: str
     short: str = ""  # the name of its section, if that alone stands for it
+    stands_for: Mapping[str, Mapping[str, Any]] | None = None  # see `stands_for`
 
     @property
     def section(self) -> str:
@@ -74,7 +86,9 @@ class Option:
                 raise OptionError(self.name, text, "an integer of at most 64 bits")
             if math.isfinite(value):
                 return value
-        raise OptionError(self.name, text, self.expected)
+        near = get_close_matches(text, map(str, get_args(self.kind)), 1)
+        hint = f" (did you mean {near[0]}?)" if near and not self.takes_many else ""
+        raise OptionError(self.name, text, f"{self.expected}{hint}")
 
     def _check_text(self, text: str) -> None:
         """Names of files go to libraries that know UTF-8 alone, and no NUL."""
@@ -95,7 +109,8 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
         name, is_short = field.name, "is_short_form" in field.metadata
         if not is_dataclass(value):
             kind, short = _without_none(hints[name]), prefix.rstrip(".") if is_short else ""
-            yield Option(prefix + name, kind, value, texts[name], short)
+            others = field.metadata.get(_STANDS_FOR)
+            yield Option(prefix + name, kind, value, texts[name], short, others)
     for field, value in values.items():
         if is_dataclass(value):
             yield from options_of(value, f"{prefix}{field.name}.")

@@ -19,6 +19,17 @@ class Setting:
     where: str = ""  # " in FILE, line N"; empty for the command line
 
 
+def expanded(settings: Mapping[str, Setting], options: Mapping[str, Option]) -> dict[str, Setting]:
+    """With what some of them stand for: those of the same source that say otherwise win."""
+    found: dict[str, Setting] = {}
+    for name, setting in settings.items():
+        option, value = options[name], " ".join(setting.texts)
+        for part, text in (option.stands_for or {}).get(value, {}).items():
+            where = f" by {name} {value}{setting.where}"
+            found[f"{option.section}.{part}"] = Setting([str(text)], where)
+    return {**found, **settings}
+
+
 def preset_names(presets: Path) -> list[str]:
     return sorted(path.stem for path in presets.glob("*.yaml"))
 

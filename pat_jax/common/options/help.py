@@ -32,7 +32,8 @@ def help_text(
         if option.section != section:
             section = option.section
             lines += [f"{section}: {inspect.cleandoc(attrgetter(section)(config).__doc__)}", ""]
-        lines += [_headline(option), textwrap.fill(option.help, 96, **_INDENT), ""]
+        choices = f"One of {', '.join(_choices(option))}. " if _has_many(option) else ""
+        lines += [_headline(option), textwrap.fill(choices + option.help, 96, **_INDENT), ""]
     return "\n".join(lines[:-1])
 
 
@@ -51,9 +52,19 @@ def _usage(sources: Sequence[Option], options: Sequence[Option], prog: str) -> s
     )
 
 
+def _choices(option: Option) -> tuple[str, ...]:
+    return () if option.takes_many else get_args(option.kind)
+
+
+def _has_many(option: Option) -> bool:
+    """More choices than fit into its first line."""
+    return len(",".join(_choices(option))) > 60
+
+
 def _headline(option: Option) -> str:
-    choices = () if option.takes_many else get_args(option.kind)
-    kind = "{" + ",".join(choices) + "}" if choices else option.expected
+    choices = "{" + ",".join(_choices(option)) + "}"
+    kind = choices if _choices(option) else option.expected
+    kind = "NAME" if _has_many(option) else kind
     default = str(option.default).lower() if option.kind is bool else option.default
     default = " ".join(map(str, option.default)) if option.takes_many else default
     note = "" if default in ("", None) else f" (default: {default})"

@@ -40,7 +40,18 @@ _SAME = tuple(
     page_size block_size
     epsilon clip_ratio clip_ratio_low cliprange clip_eps epsilon_low eps_clip
     epsilon_high clip_ratio_high eps_clip_high
-    dual_clip clip_ratio_c eps_clip_c
+    delta dual_clip clip_ratio_c eps_clip_c
+    algorithm.name adv_estimator advantage_estimator
+    ratio importance_sampling_level
+    surrogate policy_loss
+    kl_in use_kl_in_reward kl_in_reward
+    kl_estimator kl_penalty kl_loss_type
+    entropy_coef entropy_coeff entropy_loss_coef
+    rollout_correction vllm_importance_sampling_mode rollout_is tis use_tis
+    rollout_correction_cap vllm_importance_sampling_cap rollout_is_threshold tis_imp_ratio_cap
+    dynamic_sampling filter_groups max_num_gen_batches dynamic_filtering
+    overlong_buffer overlong_buffer_len soft_punish_cache
+    overlong_penalty overlong_penalty_factor
     beta kl_coef kl_loss_coef kl_beta init_kl_coef
     num_iterations ppo_epochs num_ppo_epochs inner_epochs mu
     mini_batch_size ppo_mini_batch_size

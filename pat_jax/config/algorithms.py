@@ -1,0 +1,85 @@
+"""Algorithms by name: what each sets of the options that an algorithm is made of.
+
+Each can still be set by itself. What a name leaves out is as in GRPO.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Parts = Mapping[str, Any]  # values of the fields of `AlgorithmConfig`
+
+# As TRL and verl have it by default: tokens averaged over the mini-batch. The paper averages over each
+# response first (`loss_aggregation: sequence`). https://arxiv.org/abs/2402.03300
+_GRPO: Parts = {
+    "baseline": "group",
+    "scale_rewards": "group",
+    "whiten_advantages": False,
+    "ratio": "token",
+    "surrogate": "ppo",
+    "epsilon": 0.2,
+    "epsilon_high": 0.2,
+    "delta": 3.0,
+    "loss_aggregation": "token",
+    "kl_in": "loss",
+    "kl_estimator": "k3",
+    "entropy_coef": 0.0,
+    "dynamic_sampling": 0,
+    "overlong_buffer": 0.0,
+}
+
+ALGORITHMS: Mapping[str, Parts] = {
+    "grpo": _GRPO,
+    # Neither the deviation nor the length of a response divides. https://arxiv.org/abs/2503.20783
+    "dr_grpo": {**_GRPO, "scale_rewards": "none", "loss_aggregation": "constant"},
+    # Clip-higher, token average, dynamic sampling, soft overlong punishment: a buffer of 4,096 of 20,480
+    # tokens. https://arxiv.org/abs/2503.14476
+    "dapo": {
+        **_GRPO,
+        "epsilon_high": 0.28,
+        "dynamic_sampling": 10,
+        "overlong_buffer": 0.2,
+    },
+    # One ratio for each sequence, and its narrow clips. https://arxiv.org/abs/2507.18071
+    "gspo": {
+        **_GRPO,
+        "ratio": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+        "delta": 0.0,
+        "loss_aggregation": "sequence",
+    },
+    # The weight of a token is clipped, not its gradient: from above alone, at 5 as in ScaleRL
+    # (https://arxiv.org/abs/2510.13786). https://arxiv.org/abs/2506.13585
+    "cispo": {**_GRPO, "surrogate": "cispo", "epsilon": 1.0, "epsilon_high": 4.0, "delta": 0.0},
+    # The mean of the others is the baseline; KL in the reward. https://arxiv.org/abs/2402.14740
+    "rloo": {
+        **_GRPO,
+        "baseline": "leave_one_out",
+        "scale_rewards": "none",
+        "ratio": "trajectory",
+        "delta": 0.0,
+        "loss_aggregation": "sequence",
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+    },
+    # No groups: advantages are whitened over the tokens of the batch; KL at each token of the reward.
+    # https://arxiv.org/abs/2501.03262
+    "reinforce_pp": {
+        **_GRPO,
+        "baseline": "none",
+        "scale_rewards": "none",
+        "whiten_advantages": True,
+        "kl_in": "reward",
+        "kl_estimator": "k1",
+    },
+    # Of the same paper, for several responses to a prompt.
+    "reinforce_pp_baseline": {
+        **_GRPO,
+        "scale_rewards": "none",
+        "whiten_advantages": True,
+        "kl_estimator": "k2",
+    },
+    # The baseline of least variance, where a longer response has the larger gradient; meant for one
+    # update a batch. https://arxiv.org/abs/2505.23585
+    "opo": {**_GRPO, "baseline": "length_weighted", "scale_rewards": "none"},
+}

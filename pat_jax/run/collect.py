@@ -1,0 +1,138 @@
+"""What an iteration learns from: prompts, responses and their rewards, drawn until enough of them teach.
+
+Knows batches of prompts, rollouts and rewards. Does not know advantages or updates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.report import RolloutReport
+from pat_jax.rl.advantages import has_signal
+from pat_jax.rl.responses import response_reader
+from pat_jax.rl.reward_metrics import describe_rewards
+from pat_jax.rl.reward_outcome import Failure
+from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.reward_sum import FunctionScores, joined
+from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
+from pat_jax.run.completions import Completions
+from pat_jax.run.generation import Generator, describe_rollouts
+from pat_jax.run.progress import Progress
+from pat_jax.run.scoring import wait_for_rewards
+from pat_jax.run.task import Task
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One batch of prompts with its responses, scored."""
+
+    groups: Sequence[RolloutGroup]
+    report: RolloutReport
+    rewards: Float[np.ndarray, "groups samples"]  # NaN: the response has none
+    failures: Mapping[int, Failure]  # by response, one group after the other
+    scores: Sequence[FunctionScores]  # of each reward function
+    hidden_seconds: float  # of scoring, beside the rollout
+
+
+@dataclass(frozen=True)
+class Experience:
+    groups: Sequence[RolloutGroup]
+    rewards: Float[np.ndarray, "groups samples"]
+    last: Drawn  # the batch that completed it
+    measured: dict[str, Any]
+
+
+class Collector:
+    """Draws batches of prompts, one after the other.
+
+    With dynamic sampling, groups without signal, whose rewards are all equal, are left out, and
+    further batches replace them, `dynamic_sampling` of them at most. An iteration that finds fewer
+    groups than it needs learns from those, and from a batch as it is if it finds none.
+
+    Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, section 3.2.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        scorer: RewardScorer,
+        completions: Completions,
+        progress: Progress,
+        batches_drawn: int,
+    ):
+        """
+        Args:
+          batches_drawn: before, by all iterations; part of a checkpoint.
+        """
+        self._config, self._task, self._scorer = config, task, scorer
+        self._completions, self._progress = completions, progress
+        self.batches_drawn = batches_drawn
+
+    def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
+        """The groups of iteration `step`.
+
+        Raises:
+          UserError: the reward function cannot work, or a response could not be sampled.
+        """
+        wanted, more = self._config.rollout.prompts_per_step, self._batches_to_add
+        drawn, groups, rewards = [], [], []
+        while True:
+            drawn.append(self._draw(step, generator, clock))
+            keeps = self._keeps(drawn[-1])
+            groups += [group for group, keep in zip(drawn[-1].groups, keeps, strict=True) if keep]
+            rewards.append(drawn[-1].rewards[keeps])
+            if len(groups) >= wanted or len(drawn) > more:
+                break
+        last, measured = drawn[-1], _describe(drawn)
+        if not groups:
+            return Experience(last.groups, last.rewards, last, measured)
+        return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, measured)
+
+    def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:
+        """Scores `num_samples` responses to each prompt, each from the moment it ends."""
+        texts = [prompt.text for prompt in prompts for _ in range(num_samples)]
+        return self._scorer.begin(texts, response_reader(self._task.columns, self._task.tokenizer))
+
+    @property
+    def _batches_to_add(self) -> int:
+        return self._config.algorithm.dynamic_sampling if self._config.train else 0
+
+    def _keeps(self, drawn: Drawn) -> np.ndarray:
+        if not self._batches_to_add:
+            return np.full(len(drawn.groups), True)
+        return has_signal(drawn.rewards)
+
+    def _draw(self, step: int, generator: Generator, clock: Stopwatch) -> Drawn:
+        number, rollout = self.batches_drawn, self._config.rollout
+        prompts = self._task.train_batch(number, rollout.prompts_per_step)
+        scoring = self.scoring(prompts, rollout.num_generations)
+        with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
+            groups, report = generator.rollout(prompts, number, scoring.add)
+        said = [one for group in groups for one in group.rollouts]
+        with clock("reward"), self._completions.kept(step + 1, "train", said):
+            rewards = wait_for_rewards(scoring, self._progress)
+        self._completions.write(step + 1, "train", said, rewards, scoring.scores)
+        self.batches_drawn = number + 1
+        by_group = rewards.reshape(len(groups), -1)
+        failures, scores = scoring.failures, scoring.scores
+        return Drawn(groups, report, by_group, failures, scores, scoring.hidden_seconds)
+
+
+def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
+    """Of all batches, but for what only a rollout has, which is of the last."""
+    rewards = np.concatenate([one.rewards for one in drawn])
+    failures = [failure for one in drawn for failure in one.failures.values()]
+    groups = [group for one in drawn for group in one.groups]
+    scores = [joined(parts) for parts in zip(*(one.scores for one in drawn), strict=True)]
+    measured: dict[str, Any] = {**describe_rewards(rewards, dict(enumerate(failures)), scores)}
+    measured |= describe_rollouts(groups, drawn[-1].report)
+    measured["rollout/tokens"] = sum(one.report.tokens for one in drawn)
+    measured["rollout/batches"] = len(drawn)
+    measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
+    return measured

@@ -1,0 +1,56 @@
+"""Estimates of a KL divergence from log-probabilities of sampled tokens. Works on JAX and NumPy arrays.
+
+Reference: Schulman 2020, http://joschu.net/blog/kl-approx.html.
+"""
+
+from types import ModuleType
+from typing import Literal, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+Estimator = Literal["k1", "k2", "k3"]
+AnyArray = TypeVar("AnyArray", Array, np.ndarray)
+
+MAX_LOG_RATIO = (
+    20.0  # exp of it is 4.9e8: far beyond any ratio that means something, far from infinity
+)
+
+
+def log_ratio(logprobs: AnyArray, other_logprobs: AnyArray) -> AnyArray:
+    """log(p / q) in nats, clamped to ±20: exp of it and its gradient stay finite."""
+    return _module(logprobs).clip(logprobs - other_logprobs, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def estimate_kl(
+    logprobs: AnyArray, other_logprobs: AnyArray, estimator: Estimator = "k3"
+) -> AnyArray:
+    """KL(p || q) in nats at each token, from tokens sampled from p.
+
+        r = log(q / p) = clamp(other_logprobs - logprobs, ±20)
+        k1 = -r                 unbiased, of either sign
+        k2 = r² / 2             biased, never negative; its gradient in p is that of the KL itself
+        k3 = exp(r) - r - 1     unbiased, never negative (GRPO)
+
+    Args:
+      logprobs: log p(token) in nats, of any shape.
+      other_logprobs: log q(token) of the same tokens.
+
+    Reference: Schulman 2020; Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 4 (k3).
+    """
+    ratio = log_ratio(other_logprobs, logprobs)
+    match estimator:
+        case "k1":
+            return -ratio
+        case "k2":
+            return 0.5 * ratio**2
+        case "k3":
+            # expm1 keeps the digits that exp(x) - 1 loses near 0, where the policies nearly agree.
+            return _module(ratio).expm1(ratio) - ratio
+        case _:
+            raise ValueError(f"estimator is {estimator!r}; expected 'k1', 'k2' or 'k3'.")
+
+
+def _module(array: AnyArray) -> ModuleType:
+    return np if isinstance(array, np.ndarray) else jnp

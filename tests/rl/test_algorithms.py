@@ -1,0 +1,332 @@
+"""Each algorithm by name, from rewards to gradients, against its paper's formulas in float64."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pat_jax.config.algorithms import ALGORITHMS
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.rl.batches import TrainBatch
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.learning import training_batch
+from pat_jax.training.build import policy_loss
+
+GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
+
+
+class Response(NamedTuple):
+    """Of one response, float64[tokens] but for the reward: what a paper's formula speaks of."""
+
+    reward: float
+    new: np.ndarray
+    old: np.ndarray
+    reference: np.ndarray
+
+
+def drawn(seed: int, spread: float) -> list[list[Response]]:
+    """`spread`: of the log-ratios."""
+    rng = np.random.default_rng(seed)
+
+    def response() -> Response:
+        old = -rng.exponential(1.5, rng.integers(1, LONGEST + 1))
+        new, reference = (old + rng.normal(0, s, len(old)) for s in (spread, 0.5))
+        return Response(float(np.float32(rng.random())), new, old, reference)
+
+    return [[response() for _ in range(SAMPLES)] for _ in range(GROUPS)]
+
+
+def flat(groups: Sequence[Sequence[Any]]) -> list[Any]:
+    return [one for group in groups for one in group]
+
+
+def group_scores(group: Sequence[Response], rewards: Sequence[float]) -> list[float]:
+    mean = sum(rewards) / len(group)
+    deviation = (sum((r - mean) ** 2 for r in rewards) / (len(group) - 1)) ** 0.5
+    return [(r - mean) / (deviation + 1e-6) for r in rewards]
+
+
+def k3(x: Response) -> np.ndarray:
+    return np.exp(x.reference - x.new) - (x.reference - x.new) - 1
+
+
+def ppo(ratio: np.ndarray, advantage, low=0.2, high=0.2, delta=3.0) -> np.ndarray:
+    gain = np.minimum(ratio * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
+    bounded = np.maximum(gain, delta * advantage) if delta else gain
+    return np.where(np.asarray(advantage) < 0, bounded, gain)
+
+
+def over_tokens(terms: Sequence[np.ndarray]) -> float:
+    return float(np.concatenate(terms).mean())
+
+
+def grpo(groups: list[list[Response]]) -> float:
+    """arXiv 2402.03300, eq. 3, averaged over tokens; the penalty is k3."""
+    terms = []
+    for group in groups:
+        for x, advantage in zip(group, group_scores(group, [x.reward for x in group]), strict=True):
+            terms.append(BETA * k3(x) - ppo(np.exp(x.new - x.old), advantage))
+    return over_tokens(terms)
+
+
+def dr_grpo(groups: list[list[Response]]) -> float:
+    """arXiv 2503.20783, section 3.2: neither lengths nor deviations divide."""
+    total = 0.0
+    for group in groups:
+        mean = sum(x.reward for x in group) / len(group)
+        for x in group:
+            total += (BETA * k3(x) - ppo(np.exp(x.new - x.old), x.reward - mean)).sum()
+    return total / (LONGEST * GROUPS * SAMPLES)
+
+
+def dapo(groups: list[list[Response]]) -> float:
+    """arXiv 2503.14476, eq. 8 and 13: clip-higher and soft overlong punishment."""
+    terms, cache = [], 0.2 * LONGEST
+    for group in groups:
+        rewards = []
+        for x in group:
+            over = len(x.new) - (LONGEST - cache)
+            rewards.append(x.reward - (over / cache if over > 0 else 0.0))
+        for x, advantage in zip(group, group_scores(group, rewards), strict=True):
+            terms.append(BETA * k3(x) - ppo(np.exp(x.new - x.old), advantage, high=0.28))
+    return over_tokens(terms)
+
+
+def gspo(groups: list[list[Response]]) -> float:
+    """arXiv 2507.18071, eq. 5 and 7: one ratio for a sequence, and the mean of sequences."""
+    terms = []
+    for group in groups:
+        for x, advantage in zip(group, group_scores(group, [x.reward for x in group]), strict=True):
+            ratio = np.exp((x.new - x.old).sum() / len(x.new))
+            gain = ppo(ratio, advantage, 3e-4, 4e-4, delta=0.0)
+            terms.append(BETA * k3(x).mean() - float(gain))
+    return float(np.mean(terms))
+
+
+def cispo_gradient_as_loss(groups: list[list[Response]]) -> Callable[[list], float]:
+    """arXiv 2506.13585, eq. 4 and 5: weights that are held fixed, times log-probabilities."""
+    weights = [np.minimum(np.exp(x.new - x.old), 5.0) for x in flat(groups)]
+
+    def loss(groups: list[list[Response]]) -> float:
+        terms = []
+        for group in groups:
+            scores = group_scores(group, [x.reward for x in group])
+            for x, advantage in zip(group, scores, strict=True):
+                weight = weights[len(terms)]
+                terms.append(BETA * k3(x) - weight * advantage * x.new)
+        return over_tokens(terms)
+
+    return loss
+
+
+def rloo(groups: list[list[Response]]) -> float:
+    """arXiv 2402.14740: rewards with KL in them, the mean of the others as baseline, whole
+    sequences as actions; PPO's clip on their ratio."""
+    terms = []
+    for group in groups:
+        rewards = [x.reward - BETA * (x.old - x.reference).sum() for x in group]
+        for i, x in enumerate(group):
+            others = [r for j, r in enumerate(rewards) if j != i]
+            advantage = rewards[i] - sum(others) / len(others)
+            ratio = np.exp(x.new.sum() - x.old.sum())
+            terms.append(-float(ppo(ratio, advantage, delta=0.0)))
+    return float(np.mean(terms))
+
+
+def whitened(advantages: Sequence[np.ndarray]) -> list[np.ndarray]:
+    tokens = np.concatenate(advantages)
+    return [(each - tokens.mean()) / tokens.std() for each in advantages]
+
+
+def reinforce_pp(groups: list[list[Response]]) -> float:
+    """arXiv 2501.03262: A_t = r - β Σ_{s ≥ t} log(π_old / π_ref), normalised over the batch."""
+    everyone, advantages = flat(groups), []
+    for x in everyone:
+        kl = x.old - x.reference
+        advantages.append(np.array([x.reward - BETA * kl[t:].sum() for t in range(len(kl))]))
+    pairs = zip(everyone, whitened(advantages), strict=True)
+    return over_tokens([-ppo(np.exp(x.new - x.old), advantage) for x, advantage in pairs])
+
+
+def reinforce_pp_baseline(groups: list[list[Response]]) -> float:
+    """arXiv 2501.03262: the mean of the group off, then normalised over the batch; k2 in the loss."""
+    everyone, advantages = flat(groups), []
+    for group in groups:
+        mean = sum(x.reward for x in group) / len(group)
+        advantages += [np.full(len(x.new), x.reward - mean) for x in group]
+    terms = []
+    for x, advantage in zip(everyone, whitened(advantages), strict=True):
+        k2 = (x.new - x.reference) ** 2 / 2
+        terms.append(BETA * k2 - ppo(np.exp(x.new - x.old), advantage))
+    return over_tokens(terms)
+
+
+def opo(groups: list[list[Response]]) -> float:
+    """arXiv 2505.23585: the baseline is the mean reward weighted by lengths."""
+    terms = []
+    for group in groups:
+        tokens = sum(len(x.new) for x in group)
+        baseline = sum(len(x.new) * x.reward for x in group) / tokens
+        for x in group:
+            gain = ppo(np.exp(x.new - x.old), x.reward - baseline)
+            terms.append(BETA * k3(x) - gain)
+    return over_tokens(terms)
+
+
+PAPERS = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "opo": opo,
+}
+
+
+def test_every_algorithm_has_its_formula():
+    assert PAPERS.keys() | {"cispo"} == ALGORITHMS.keys()
+
+
+def batch_of(name: str, groups: list[list[Response]]) -> tuple[AlgorithmConfig, TrainBatch]:
+    """As a run makes it, with the columns that its trainer would compute."""
+    algorithm = AlgorithmConfig(
+        name=name,  # pyright: ignore[reportArgumentType]
+        beta=BETA,
+        mini_batch_size=GROUPS,
+        tokens_per_micro_batch=64,
+        **ALGORITHMS[name],
+    )
+    rollout = RolloutConfig(
+        prompts_per_step=GROUPS, num_generations=SAMPLES, max_completion_length=LONGEST
+    )
+    config, made = RunConfig(rollout=rollout, algorithm=algorithm), []
+    for number, group in enumerate(groups):
+        prompt = Prompt(number, (1, 2), "", {})
+        rollouts = [
+            Rollout(
+                prompt,
+                i,
+                np.arange(len(x.new), dtype=np.int32),
+                x.old.astype(np.float32),
+                FinishReason.STOP,
+            )
+            for i, x in enumerate(group)
+        ]
+        made.append(RolloutGroup(prompt, rollouts))
+    everyone = flat(groups)
+
+    def reference_kl(state, batch, reference, estimator):
+        assert estimator == "k1"
+        return batch, [x.old - x.reference for x in everyone]
+
+    trainer: Any = SimpleNamespace(reference_kl=reference_kl)
+    rewards = np.array([[x.reward for x in group] for group in groups])
+    state, reference = cast(Any, None), cast(Any, "the stand-in above knows it")
+    batch, measured = training_batch(config, trainer, [(4, 16)], made, rewards, state, reference)
+    assert measured["train/advantage_std"] > 0
+    for column, field in (("old_logprobs", "old"), ("reference_logprobs", "reference")):
+        batch = batch.with_column(column, [getattr(x, field) for x in everyone])
+    return algorithm, batch
+
+
+def ours(name: str, groups: list[list[Response]]) -> tuple[float, list[np.ndarray]]:
+    """The loss, and its gradient with respect to each response's log-probabilities."""
+    algorithm, batch = batch_of(name, groups)
+    batch = batch.with_column("new", [x.new for x in flat(groups)])
+    loss, total, (mini,) = policy_loss(algorithm, is_on_policy=False), 0.0, batch.mini_batches
+    assert len(mini) > 1
+    filled = []
+    for micro in mini:
+        columns = jax.tree.map(jnp.asarray, micro.columns)
+        weights, responses = jnp.asarray(micro.weights), jnp.asarray(micro.responses)
+
+        def of_micro(new, columns=columns, weights=weights, responses=responses):
+            return loss(new, jnp.zeros_like(new), columns, weights, responses)
+
+        (value, _), gradient = jax.value_and_grad(of_micro, has_aux=True)(columns.pop("new"))
+        total += float(value)
+        filled.append(np.asarray(gradient))
+    gradients = [filled[at.micro][at.row, at.targets] for at in batch.places]
+    return total, gradients
+
+
+def numeric(function: Callable[[list[list[Response]]], float], groups) -> list[np.ndarray]:
+    """Central differences with respect to each log-probability of the policy."""
+    found, step = [], 1e-6
+    for g, group in enumerate(groups):
+        for i, x in enumerate(group):
+            gradient = np.zeros(len(x.new))
+            for t in range(len(x.new)):
+                values = []
+                for sign in (1, -1):
+                    new = x.new.copy()
+                    new[t] += sign * step
+                    moved = [list(one) for one in groups]
+                    moved[g][i] = x._replace(new=new)
+                    values.append(function(moved))
+                gradient[t] = (values[0] - values[1]) / (2 * step)
+            found.append(gradient)
+    return found
+
+
+# GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
+SPREAD = {"gspo": 1e-3, "rloo": 0.1}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_loss_and_gradients_are_the_papers(name, seed):
+    groups = drawn(seed, SPREAD.get(name, 0.4))
+    formula = PAPERS.get(name) or cispo_gradient_as_loss(groups)
+    value, gradients = ours(name, groups)
+    wanted, wanted_gradients = formula(groups), numeric(formula, groups)
+    assert abs(value - wanted) <= 1e-6 * max(1, abs(wanted))
+    for found, expected in zip(gradients, wanted_gradients, strict=True):
+        assert np.all(np.abs(found - expected) <= 1e-6 * np.maximum(1, np.abs(expected)))
+    others = [other for other in PAPERS if other != name]
+    assert all(abs(PAPERS[other](groups) - wanted) > 1e-5 for other in others)  # it can tell
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("how", ["truncate", "mask"])
+def test_a_correction_weights_what_another_distribution_sampled(level, how):
+    """TIS and MIS: the importance weight of each token or of its response, bounded or left out."""
+    rng, cap = np.random.default_rng(5), 1.5
+    responses = np.array([[0, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0]])
+    new, old, sampled, advantage = rng.normal(-1, 0.5, (4, *responses.shape))
+    weights = np.where(responses > 0, 1 / (responses > 0).sum(), 0)
+    algorithm = AlgorithmConfig(
+        rollout_correction=f"{level}_{how}",  # pyright: ignore[reportArgumentType]
+        rollout_correction_cap=cap,
+    )
+    loss = policy_loss(algorithm, is_on_policy=False)
+    columns = {"advantages": advantage, "behavior_logprobs": sampled, "old_logprobs": old}
+    columns |= {"sampled_logprobs": sampled}
+    as_jax = {name: jnp.asarray(value, jnp.float32) for name, value in columns.items()}
+    value, sums = loss(
+        jnp.asarray(new, jnp.float32),
+        jnp.zeros(new.shape),
+        as_jax,
+        jnp.asarray(weights, jnp.float32),
+        jnp.asarray(responses),
+    )
+    total, capped = 0.0, 0.0
+    for row, t in zip(*np.nonzero(responses), strict=True):
+        mine = responses[row] == responses[row, t] if level == "sequence" else [t]
+        weight = np.prod(np.exp(old[row, mine] - sampled[row, mine]))
+        capped += (weight > cap) * weights[row, t]
+        if weight > cap:
+            weight = cap if how == "truncate" else 0.0
+        gain = ppo(np.exp(new[row, t] - old[row, t]), advantage[row, t])
+        total -= weight * float(gain) * weights[row, t]
+    assert 0 < capped < 1
+    np.testing.assert_allclose(value, total, rtol=1e-5)
+    np.testing.assert_allclose(sums["correction_capped"], capped, rtol=1e-5)

@@ -1,0 +1,97 @@
+"""Dynamic sampling: what is kept, what is drawn instead, and where it ends."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.report import RolloutReport
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.collect import Collector
+from pat_jax.run.completions import Completions
+from pat_jax.run.progress import Progress
+from pat_jax.run.task import Task
+
+WANTED, SAMPLES = 3, 2
+
+
+class Sampler:
+    """Stands for the generator: one of the responses to prompt i is wrong where `teaches[i]`."""
+
+    def __init__(self, teaches: list[bool]):
+        self.teaches, self.iterations = teaches, []
+
+    def rollout(self, prompts, iteration, on_end):
+        self.iterations.append(iteration)
+        groups, report = [], RolloutReport()
+        for i, prompt in enumerate(prompts):
+            answers = "10" if self.teaches[prompt.id] else "11"
+            rollouts = [
+                Rollout(
+                    prompt,
+                    s,
+                    np.array([*TOKENIZER.encode(f"#{answer}"), *TOKENIZER.eos_ids], np.int32),
+                    np.zeros(3, np.float32),
+                    FinishReason.STOP,
+                )
+                for s, answer in enumerate(answers)
+            ]
+            groups.append(RolloutGroup(prompt, rollouts))
+            for s, rollout in enumerate(rollouts):
+                on_end(i * SAMPLES + s, rollout)
+        report.total_s, report.total_rows = 1.0, 1
+        return groups, report
+
+
+def batch(number: int, size: int) -> list[Prompt]:
+    ids = range(number * size, (number + 1) * size)
+    return [Prompt(i, (1,), f"prompt {i}", {"answer": "1"}) for i in ids]
+
+
+def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True):
+    config = RunConfig(
+        train=train,
+        rollout=RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
+        algorithm=AlgorithmConfig(mini_batch_size=WANTED, dynamic_sampling=most),
+    )
+    task = Task(TOKENIZER, ["exact"], batch, [], None, ["answer"])
+    sampler: Any = Sampler(teaches)
+    with RewardScorer("exact", timeout=1.0) as scorer:
+        collector = Collector(
+            config, task, scorer, Completions(TOKENIZER, Path(), is_asked=False), Progress(1), first
+        )
+        found = collector.collect(0, sampler, Stopwatch())
+    return found, collector.batches_drawn, sampler.iterations
+
+
+@given(st.lists(st.booleans(), min_size=15, max_size=15), st.integers(1, 4))
+def test_groups_without_signal_are_replaced_in_order_by_as_few_batches_as_do(teaches, most):
+    found, drawn, iterations = collected(teaches, most)
+    seen = [i for i in range(WANTED * (1 + most)) if teaches[i]]
+    enough = [n for n in range(1, 2 + most) if sum(teaches[: n * WANTED]) >= WANTED]
+    assert drawn == (enough[0] if enough else 1 + most) == found.measured["rollout/batches"]
+    assert iterations == list(range(drawn))  # other draws for a prompt that comes again
+    ids = [group.prompt.id for group in found.groups]
+    if seen:
+        assert ids == seen[:WANTED]
+        np.testing.assert_array_equal(found.rewards, [[1, 0]] * len(ids))
+    else:  # a batch as it is
+        assert ids == list(range(most * WANTED, (most + 1) * WANTED))
+        np.testing.assert_array_equal(found.rewards, np.ones((WANTED, SAMPLES)))
+    without = 1 - np.mean(teaches[: drawn * WANTED])
+    assert found.measured["reward/groups_without_signal"] == pytest.approx(without)
+
+
+@pytest.mark.parametrize(("most", "train"), [(0, True), (3, False)])
+def test_without_it_a_batch_is_kept_as_it_is_and_the_next_one_follows(most, train):
+    found, drawn, _ = collected([False] * 15, most, first=2, train=train)
+    assert [group.prompt.id for group in found.groups] == [6, 7, 8] and drawn == 3
