@@ -78,7 +78,20 @@ def parse(
 
 def dump(config: Any) -> str:
     """The resolved configuration as YAML; `--config` reads it back to an equal one."""
-    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True, explicit_end=True)
+    options: Any = {"sort_keys": False, "allow_unicode": True, "explicit_end": True}
+    return yaml.dump(asdict(config), Dumper=_Dumper, **options)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Escapes the line break of Unicode that YAML reads back as a space."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = '"' if "\x85" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _text)
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

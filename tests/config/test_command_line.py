@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
@@ -295,6 +295,7 @@ def test_an_empty_file_or_section_changes_nothing(config_file, text: str):
     text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
     resume=st.booleans(),
 )
+@example(steps=0, rate=0.0, text="a\x85b", resume=False)
 def test_a_dumped_configuration_reads_back_equal(tmp_path_factory, steps, rate, text, resume):
     config = RunConfig(steps=steps, model=text, run_dir=text, resume=resume)
     config = dataclasses.replace(

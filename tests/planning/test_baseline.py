@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pat_jax.planning.lengths.baseline import MATCHED, Baseline
@@ -51,9 +51,12 @@ def test_a_textbook_example():
 
 
 @given(st.lists(st.tuples(st.integers(1, 9000), st.booleans()), min_size=1, max_size=60))
+@example([(5591, True), (5592, False), (5649, True)])
 def test_long_lengths_are_told_apart_to_one_percent(pairs):
     baseline, tokens = learned(pairs, cap=9000), np.array([n for n, _ in pairs])
-    above = [kaplan_meier(pairs, 0.99 * t) for t in tokens]
+    # What is cut within a bin is at risk in all of it.
+    later = [(1.01 * n if is_cut else n, is_cut) for n, is_cut in pairs]
+    above = [kaplan_meier(later, 0.99 * t) for t in tokens]
     below = [kaplan_meier(pairs, 1.01 * t) for t in tokens]
     alive = baseline.empirical[baseline.bins(tokens, 0.0)]
     # Ends that share a bin share their risk: the product may differ within the bin.
