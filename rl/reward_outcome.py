@@ -19,6 +19,8 @@ class Cause(StrEnum):
     WRONG_RESULT = "wrong_result"  # it did not return one value a response
     OUT_OF_MEMORY = "out_of_memory"  # it needed more than a worker may have
     CRASHED = "crashed"  # its process ended
+    ENDPOINT = "endpoint"  # it could not be reached, or was too busy, at every try
+    REFUSED = "refused"  # the endpoint answered that it was asked wrongly
 
 
 @dataclass(frozen=True)

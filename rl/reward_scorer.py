@@ -33,7 +33,7 @@ class RewardScorer:
     Args:
       weights: one a function; empty: all are 1.
       timeout: seconds that a function has for a response (`scored_function.py`).
-      num_workers, memory: of each function, see `Limits`.
+      num_workers, memory, retries: of each function, see `Limits`.
 
     Raises UserError if a function cannot be imported or called, or nothing has ever had a reward.
     """
@@ -45,9 +45,10 @@ class RewardScorer:
         timeout: float,
         num_workers: int = 1,
         memory: float = 0.0,
+        retries: int = 0,
     ):
         self._has_scored = False
-        limits = Limits(timeout, num_workers, memory)
+        limits = Limits(timeout, num_workers, memory, retries)
         kinds = zip(specs, short_names(specs), weights or [1.0] * len(specs), strict=True)
         with contextlib.ExitStack() as functions:
             self.functions = [

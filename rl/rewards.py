@@ -27,8 +27,8 @@ def resolve_reward(spec: str) -> RewardFunction:
     source, _, name = spec.rpartition(":")
     if not source or not name:
         raise UserError(
-            f"option --reward is {spec!r}: expected {', '.join(BUILT_IN)}, module:function or "
-            "path/to/file.py:function; correct the option."
+            f"option --reward is {spec!r}: expected {', '.join(BUILT_IN)}, module:function, "
+            "path/to/file.py:function or http://host:port/path; correct the option."
         )
     module = _import_source(source, spec)
     function: RewardFunction | None = getattr(module, name, None)
@@ -41,11 +41,20 @@ def resolve_reward(spec: str) -> RewardFunction:
     return function
 
 
+def is_endpoint(spec: str) -> bool:
+    """Whether it is an address (`reward_endpoint.py`) and no function."""
+    return spec.lower().startswith(("http://", "https://"))
+
+
 def short_names(specs: Sequence[str]) -> list[str]:
-    """What metrics call the functions: each its own name, counted on where several have the same."""
+    """What metrics call the functions: each its own name, or the last part of its address, counted on
+    where several have the same."""
     names: list[str] = []
     for spec in specs:
-        name = found = metric_name(spec.rpartition(":")[2])
+        own = spec.rpartition(":")[2]
+        if is_endpoint(spec):
+            own = re.split("[?#]", spec)[0].rstrip("/").rpartition("/")[2]
+        name = found = metric_name(own)
         number = 1
         while found in names:
             number += 1

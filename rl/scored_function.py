@@ -15,10 +15,12 @@ from typing import Protocol, runtime_checkable
 from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import BUILT_IN
 from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_endpoint import RewardEndpoint
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 from pat_jax.rl.reward_signatures import recognise
 from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.reward_workers import RewardWorkers
+from pat_jax.rl.rewards import is_endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,14 @@ _IN_PROCESS = ("exact",)
 # Functions known to look at each response alone need not see its group.
 _ONE_BY_ONE = tuple(BUILT_IN)
 # What no response explains.
-_FATAL = (Cause.WRONG_RESULT, Cause.TIMEOUT, Cause.OUT_OF_MEMORY, Cause.CRASHED)
+_FATAL = (
+    Cause.WRONG_RESULT,
+    Cause.TIMEOUT,
+    Cause.OUT_OF_MEMORY,
+    Cause.CRASHED,
+    Cause.ENDPOINT,
+    Cause.REFUSED,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Limits:
     timeout: float  # seconds for a response; a call has them for each of its responses
     num_workers: int = 1  # calls at a time
     memory: float = 0.0  # GiB of each process; 0: no limit
+    retries: int = 0  # of a call to an endpoint
 
 
 @runtime_checkable  # for the type checks of the tests
@@ -53,11 +63,11 @@ class Caller(Protocol):
 
 
 class ScoredFunction:
-    """The function that `spec` names (`rewards.resolve_reward`).
+    """The function that `spec` names (`rewards.resolve_reward`), or the endpoint at that address.
 
     Functions of the user see a group at a time (consecutive equal prompts).
 
-    Raises UserError if it cannot be imported.
+    Raises UserError if it cannot be imported, or is no address.
     """
 
     def __init__(self, spec: str, name: str, weight: float, limits: Limits):
@@ -103,7 +113,12 @@ class ScoredFunction:
         self.log_traceback(failures[0])
         said = f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
         if failures[0].cause in _FATAL:
-            raise UserError(f"{said} made-up responses; correct the function.")
+            what = (
+                "start the endpoint or correct it"
+                if is_endpoint(self.spec)
+                else "correct the function"
+            )
+            raise UserError(f"{said} made-up responses; {what}.")
         return f"{said} made-up responses; the run ends if it never scores real ones"
 
     def log_traceback(self, failure: Failure) -> None:
@@ -119,7 +134,7 @@ class FunctionScoring:
     """The scores that one function gives; they do not depend on the order in which responses end.
 
     Each call begins when the last of its responses has ended. One that fails, such as by taking too
-    long, is made again for each of its responses alone. Everything here happens on one thread.
+    long, is made again for each of its responses alone, unless an endpoint is down. Everything here happens on one thread.
     """
 
     def __init__(self, function: ScoredFunction, prompts: Sequence[str], do: Callable[..., None]):
@@ -169,11 +184,12 @@ class FunctionScoring:
         self.seconds += outcome.seconds
         if outcome.mistake:
             raise UserError(outcome.mistake)
-        if outcome.failure and len(rows) > 1:
+        is_down = outcome.failure is not None and outcome.failure.cause is Cause.ENDPOINT
+        if outcome.failure and not is_down and len(rows) > 1:
             for row in rows:
                 self._submit(range(row, row + 1), responses)
             return
-        scores = [outcome.failure] if outcome.failure else outcome.scores
+        scores = [outcome.failure] * len(rows) if outcome.failure else outcome.scores
         self.scores |= zip(rows, scores, strict=True)
         self.numbers |= zip(rows, outcome.numbers, strict=False)
 
@@ -198,6 +214,8 @@ class _InProcess:
 def _open(spec: str, limits: Limits) -> Caller:
     if spec in _IN_PROCESS:
         return _InProcess(spec)
+    if is_endpoint(spec):
+        return RewardEndpoint(spec, limits.num_workers, limits.retries)
     return RewardWorkers(spec, limits.num_workers, limits.memory)
 
 

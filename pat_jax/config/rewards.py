@@ -24,6 +24,7 @@ def check_rewards(config: RewardOptions) -> None:
     check(config, "reward_timeout", positive(86_400))
     check(config, "reward_workers", count(0, 1024))
     check(config, "reward_memory", MEMORY_GIB)
+    check(config, "reward_retries", count(0, 100))
     _check_weights(config.reward_weights, config.reward)
 
 

@@ -90,20 +90,25 @@ class RunConfig:
     """A Hugging Face checkpoint directory, or the name of a built-in shape that starts from random
     weights."""
     reward: tuple[str, ...] = ("auto",)
-    """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`; `math` (the response has ended, and its final answer, as `\\boxed{x}`,
-    `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line, has the answer's value);
-    `math_lenient` (its last box or number has); `exact`; or auto (the task's own; math for files)."""
+    """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
+    `http://host:port/path` of a program that scores; `math` (the response has ended, and its final
+    answer, as `\\boxed{x}`, `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` on the last line, has
+    the answer's value); `math_lenient` (its last box or number has); `exact`; or auto (the task's own;
+    math for files)."""
     reward_weights: tuple[float, ...] = ()
     """A number for each of --reward; none stands for 1 each. A negative one makes a penalty of it, 0
     measures it only."""
     reward_timeout: float = 10.0
     """Seconds one response may take to score before it is killed, logged and left out of baseline and
-    loss: by the clock, beside a rollout that may use the same cores."""
+    loss: by the clock, beside a rollout that may use the same cores. Each try of an endpoint has them."""
     reward_workers: int = 0
-    """Processes of each reward that score responses at the same time; 0 takes as many as there are
-    cores."""
+    """Processes of each reward that score responses at the same time, or calls of an endpoint; 0 takes
+    as many as there are cores."""
     reward_memory: float = 8.0
     """GiB that each of these processes may have, and each of its children; 0 is no limit."""
+    reward_retries: int = 3
+    """Further tries where an endpoint cannot be reached, is too busy (429) or fails (5xx), after 0.5,
+    1, 2 … seconds, at most 30."""
     steps: int = 100
     """Iterations: rollout, reward, update."""
     train: bool = True

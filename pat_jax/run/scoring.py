@@ -26,6 +26,7 @@ def open_scorer(config: RunConfig, task: Task) -> RewardScorer:
         timeout=config.reward_timeout,
         num_workers=num_workers,
         memory=config.reward_memory,
+        retries=config.reward_retries,
     )
 
 

@@ -1,6 +1,8 @@
 """Runs whose reward function fails: for some responses, for all, or before the first."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,34 @@ def test_a_reward_that_never_works_is_an_error_with_its_traceback_in_the_log(tmp
     assert "The responses are kept in here/completions.jsonl" in output
     kept = (tmp_path / "here" / "completions.jsonl").read_text().splitlines()
     assert [json.loads(line)["reward"] for line in kept] == [None] * 8
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_goes_down_ends_the_run_and_loses_no_response(tmp_path: Path):
+    asked: list[int] = []
+
+    class UpOnce(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(
+                len(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompts"])
+            )
+            self.send_response(200 if len(asked) == 1 else 503)
+            self.end_headers()
+            self.wfile.write(b'{"scores": [0, 1]}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), UpOnce) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/judge"
+        options = f"--warm_start.steps 0 --reward {url} exact --reward_retries 1 --run_dir here"
+        output = run(*TINY, *options.split(), cwd=tmp_path, code=2)
+        server.shutdown()
+    (error,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert (
+        "none of 8 responses has a reward (8 endpoint)" in error and "in each of 2 tries" in error
+    )
+    assert asked[0] == 2 and len(asked) == 1 + 8 * 2
+    kept = (tmp_path / "here" / "completions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in kept] == ["eval"] * 8
 
 
 @pytest.mark.parametrize(

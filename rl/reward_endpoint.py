@@ -1,0 +1,222 @@
+"""A reward that another program works out, asked over HTTP: a judge, a sandbox.
+
+    POST {"prompts": [text, …], "completions": [text, …], "columns": {name: [value, …], …}}
+    200  {"scores": [number or null, …]}
+
+Knows requests, time limits and which answers are worth another try. Does not know which responses one
+call is for (`scored_function.py`); imports no jax.
+"""
+
+import contextlib
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from urllib.parse import urlsplit
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
+from pat_jax.rl.reward_results import read_scores
+
+_CONNECT_SECONDS = 10.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, twice as many each time
+_LARGEST_ANSWER = 2**24  # bytes; a score has about twenty
+_EXCERPT_LENGTH = 200
+_TOO_MANY, _INTERNAL = 429, 500
+_SHAPE = '{"scores": [a number or null for each response]}'
+
+
+class RewardEndpoint:
+    """Asks the program at `url`, each time within its limit.
+
+    Args:
+      num_calls: calls at a time.
+      retries: further tries where it cannot be reached, answers 429 or 5xx, after longer and longer
+        waits; each try has the time of a call.
+
+    Raises UserError if `url` is no address.
+    """
+
+    def __init__(self, url: str, num_calls: int, retries: int):
+        self._address, self._retries = _Address.of(url), retries
+        self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
+        self._is_closed, self._lock = threading.Event(), threading.Lock()
+        self._open: set[socket.socket] = set()
+
+    def close(self) -> None:
+        """Breaks off what is under way: what has not been scored never will be."""
+        with self._lock:
+            self._is_closed.set()
+            for connected in self._open:
+                _cut(connected)
+        self._threads.shutdown(cancel_futures=True)
+
+    def submit(self, responses: Sequence[Response], seconds: float) -> Future[Outcome]:
+        """One call, each try of which ends when it has run for `seconds` at the latest."""
+        return self._threads.submit(self._call, responses, seconds)
+
+    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        start, body = time.perf_counter(), _request(responses)
+        outcome = self._try(body, len(responses), seconds)
+        tries = 1
+        while isinstance(outcome, _Passing) and tries <= self._retries:
+            if self._is_closed.wait(min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT)):
+                break
+            outcome, tries = self._try(body, len(responses), seconds), tries + 1
+        if isinstance(outcome, _Passing):
+            again = f", in each of {tries} tries" if tries > 1 else ""
+            outcome = Outcome(failure=Failure(outcome.cause, f"{outcome.text}{again}"))
+        return replace(outcome, seconds=time.perf_counter() - start)
+
+    def _try(self, body: bytes, count: int, seconds: float) -> "Outcome | _Passing":
+        start = time.perf_counter()
+        connection = self._address.connection(min(seconds, _CONNECT_SECONDS))
+        with contextlib.closing(connection):
+            try:
+                connection.connect()
+            except OSError as error:
+                return _Passing(f"could not be reached ({error})")
+            left = seconds - (time.perf_counter() - start)
+            with self._limited(connection.sock, left) as is_over:
+                try:
+                    answer, text = self._exchange(connection, body)
+                except (OSError, HTTPException) as error:
+                    if not is_over.is_set():
+                        named = " ".join(str(error).split()) or type(error).__name__
+                        return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
+                if is_over.is_set():
+                    late = Failure(Cause.TIMEOUT, f"took longer than {seconds:g} s")
+                    return Outcome(failure=late)
+        return _read(answer, text, count)
+
+    def _exchange(self, connection: HTTPConnection, body: bytes) -> tuple[HTTPResponse, bytes]:
+        connection.request("POST", self._address.path, body, _HEADERS)
+        answer = connection.getresponse()
+        text = answer.read(_LARGEST_ANSWER)
+        if answer.length and len(text) < _LARGEST_ANSWER:
+            raise IncompleteRead(text, answer.length)
+        return answer, text
+
+    @contextlib.contextmanager
+    def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
+        """Cuts a connection when its time is over, wherever its thread waits for it.
+
+        Yields:
+          whether it was.
+        """
+        is_over = threading.Event()
+
+        def end() -> None:
+            is_over.set()
+            _cut(connected)
+
+        connected.settimeout(None)  # of a single wait; that of all of them is the watch's
+        watch = threading.Timer(max(seconds, 0.0), end)
+        watch.daemon = True
+        with self._lock:
+            self._open.add(connected)
+            if self._is_closed.is_set():
+                _cut(connected)
+        watch.start()
+        try:
+            yield is_over
+        finally:
+            watch.cancel()
+            with self._lock:
+                self._open.discard(connected)
+
+
+_HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
+_HEADERS |= {"Connection": "close", "User-Agent": "pat_jax"}
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """Why there is no answer yet; another try may have one."""
+
+    text: str
+    cause: Cause = Cause.ENDPOINT
+
+
+@dataclass(frozen=True)
+class _Address:
+    is_secure: bool
+    host: str
+    port: int | None
+    path: str
+
+    @classmethod
+    def of(cls, url: str) -> "_Address":
+        """
+        Raises:
+          UserError: it is no address, or has a password, which would be written down with the options.
+        """
+        is_plain = url.isascii() and url.isprintable() and " " not in url
+        with contextlib.suppress(ValueError):  # of a port or a host that cannot be
+            parts = urlsplit(url)
+            if is_plain and parts.hostname and "@" not in parts.netloc:
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                return cls(parts.scheme == "https", parts.hostname, parts.port, path)
+        raise UserError(
+            f"option --reward is {url!r}: expected an address such as http://host:8000/score, in ASCII "
+            "and without a user; correct it."
+        )
+
+    def connection(self, timeout: float) -> HTTPConnection:
+        kind = HTTPSConnection if self.is_secure else HTTPConnection
+        return kind(self.host, self.port, timeout=timeout)
+
+
+def _cut(connected: socket.socket) -> None:
+    """Wakes whoever waits for it."""
+    with contextlib.suppress(OSError):  # it has ended by itself
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, which would wait
+
+
+def _request(responses: Sequence[Response]) -> bytes:
+    names = responses[0].columns
+    question = {
+        "prompts": [one.prompt for one in responses],
+        "completions": [one.completion for one in responses],
+        "columns": {name: [_plain(one.columns[name]) for one in responses] for name in names},
+    }
+    return json.dumps(question).encode()
+
+
+def _plain(value: object) -> object:
+    """A value that JSON can say: null for what is not finite, its text for what JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _read(answer: HTTPResponse, body: bytes, count: int) -> "Outcome | _Passing":
+    text = body.decode(errors="replace")
+    said = f"answered {answer.status} {answer.reason:.{_EXCERPT_LENGTH}}"
+    if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
+        return _Passing(f"{said} ({text!r:.{_EXCERPT_LENGTH}})", Cause.EXCEPTION)
+    if answer.status == _TOO_MANY or answer.status > _INTERNAL:
+        return _Passing(said)
+    if not 200 <= answer.status < 300:
+        refusal = Failure(Cause.REFUSED, f"{said} ({text!r:.{_EXCERPT_LENGTH}})")
+        return Outcome(failure=refusal)
+    try:
+        value = parse_json(text)
+    except JsonError as error:
+        wrong = f"answered {error}"
+    else:
+        if isinstance(value, Mapping) and "scores" in value:
+            return read_scores(value["scores"], count)
+        wrong = f"answered {text!r:.60}"
+    return Outcome(failure=Failure(Cause.WRONG_RESULT, f"{wrong} where {_SHAPE} was expected"))

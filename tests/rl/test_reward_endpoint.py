@@ -1,0 +1,308 @@
+"""Rewards over HTTP, asked of a server right here: up, down, slow, busy, wrong."""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pat_jax.common.errors import UserError
+from pat_jax.rl import reward_endpoint
+from pat_jax.rl.responses import Response, trial_responses
+from pat_jax.rl.reward_endpoint import RewardEndpoint
+from pat_jax.rl.reward_scorer import RewardScorer
+from pat_jax.rl.rewards import short_names
+from pat_jax.rl.types import Prompt
+
+Answer = tuple[int, object]  # status; what is sent as JSON, or text that is sent as it is
+
+
+class Judge:
+    """Answers each question with what `answer` makes of it, and remembers them."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Answer]):
+        self.answer, self.asked = answer, list[dict[str, Any]]()
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                question = json.loads(self.rfile.read(length))
+                judge.asked.append(question)
+                status, said = judge.answer(question)
+                body = (said if isinstance(said, str) else json.dumps(said)).encode()
+                with contextlib.suppress(OSError):  # nobody waits for it any more
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                del format, args
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1/judge"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Judge]]:
+    judges: list[Judge] = []
+
+    def start(answer: Callable[[dict[str, Any]], Answer]) -> Judge:
+        judges.append(Judge(answer))
+        threading.Thread(target=judges[-1].server.serve_forever, args=(0.01,), daemon=True).start()
+        return judges[-1]
+
+    yield start
+    for judge in judges:
+        judge.server.shutdown()
+        judge.server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch) -> None:
+    """Tries follow each other in no time."""
+    monkeypatch.setattr(reward_endpoint, "_FIRST_WAIT", 0.001)
+
+
+def lengths(question: dict[str, Any]) -> Answer:
+    return 200, {"scores": [len(text) for text in question["completions"]]}
+
+
+def test_a_group_is_one_question(serve):
+    judge = serve(lambda question: (200, {"scores": [0.5, 2][: len(question["prompts"])]}))
+    columns = {"answer": ["1", "1", "é\ud800"], "extra_info": [{"a": float("nan")}, None, [b"x"]]}
+    with RewardScorer(judge.url, timeout=30.0) as scorer:
+        assert scorer.score(["p", "p", "q"], ["a", "b", "c"], columns).tolist() == [0.5, 2, 0.5]
+    first, second = sorted(judge.asked, key=lambda question: question["prompts"])
+    assert first == {
+        "prompts": ["p", "p"],
+        "completions": ["a", "b"],
+        "columns": {"answer": ["1", "1"], "extra_info": [{"a": None}, None]},
+    }
+    assert second["columns"] == {"answer": ["é\ud800"], "extra_info": [["b'x'"]]}
+
+
+def test_null_does_not_apply_and_an_endpoint_adds_up_with_a_function(serve):
+    judge = serve(lambda question: (200, {"scores": [1, None]}))
+    columns = {"answer": ["1", "2"], "finish_reason": ["stop"] * 2}
+    with RewardScorer(judge.url, "exact", weights=[10.0, 1.0], timeout=30.0) as scorer:
+        assert scorer.score(["p", "p"], ["#1", "#2"], columns).tolist() == [11, 1]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_what_passes_is_waited_for(serve, status):
+    judge = serve(lambda question: lengths(question) if len(judge.asked) > 2 else (status, ""))
+    with RewardScorer(judge.url, timeout=30.0, retries=2) as scorer:
+        assert scorer.score(["p", "p"], ["a", "bb"], {}).tolist() == [1, 2]
+    assert len(judge.asked) == 3
+
+
+def test_waits_grow_and_end(serve, monkeypatch):
+    """With the waits that users have; here they take no time."""
+    monkeypatch.undo()
+    waits: list[float] = []
+    judge = serve(lambda question: (503, ""))
+    with contextlib.closing(RewardEndpoint(judge.url, 1, retries=8)) as endpoint:
+        monkeypatch.setattr(endpoint._is_closed, "wait", lambda seconds: waits.append(seconds))
+        outcome = endpoint.submit([Response("p", "a", {})], 30.0).result()
+    assert outcome.failure is not None and outcome.failure.text.endswith("in each of 9 tries")
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30] and len(judge.asked) == 9
+
+
+def test_an_endpoint_that_is_down_costs_the_responses_of_the_call(serve):
+    """… and is not asked for each of them again."""
+    judge = serve(
+        lambda question: (503, "") if "down" in question["completions"] else lengths(question)
+    )
+    with RewardScorer(judge.url, timeout=30.0, retries=1) as scorer:
+        scoring = begin(scorer, ["p", "p", "q"], ["a", "down", "ccc"])
+        np.testing.assert_array_equal(scoring.rewards(), [np.nan, np.nan, 3])
+    assert len(judge.asked) == 3
+    assert {str(failure.cause) for failure in scoring.failures.values()} == {"endpoint"}
+    assert "answered 503 Service Unavailable, in each of 2 tries" in scoring.failures[0].text
+
+
+def begin(scorer: RewardScorer, prompts: list[str], completions: list[str]):
+    told = [Response(prompt, text, {}) for prompt, text in zip(prompts, completions, strict=True)]
+    scoring = scorer.begin(prompts, told.__getitem__)
+    for row in range(len(told)):
+        scoring.add(row, row)
+    return scoring
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "message"),
+    [
+        (
+            (500, "trace"),
+            "exception",
+            r"answered 500 Internal Server Error \('trace'\), in each of 2",
+        ),
+        ((422, {"detail": "no"}), "refused", "answered 422 Unprocessable Entity .*detail"),
+        ((301, ""), "refused", "answered 301 Moved Permanently"),
+        (
+            (200, "no JSON"),
+            "wrong_result",
+            r"answered broken JSON .* where {\"scores\": .* expected",
+        ),
+        ((200, [1.0]), "wrong_result", r"answered '\[1.0\]' where"),
+        ((200, {"scores": 1.0}), "wrong_result", "returned 1.0 where a list of 1 numbers"),
+        ((200, {"scores": [1.0, 2.0, 3.0]}), "wrong_result", "returned 3 values where"),
+        ((200, {"scores": ["good"]}), "not_a_number", "returned 'good'"),
+        ((200, '{"scores": [1e400]}'), "not_a_number", "returned inf"),
+        ((200, '{"scores": [NaN]}'), "not_a_number", "returned nan"),
+    ],
+    ids=str,
+)
+def test_only_the_response_that_upsets_an_endpoint_is_left_out(serve, answer, cause, message):
+    judge = serve(
+        lambda question: answer if "bad" in question["completions"] else lengths(question)
+    )
+    with RewardScorer(judge.url, timeout=30.0, retries=1) as scorer:
+        scoring = begin(scorer, ["p", "p"], ["fine", "bad"])
+        np.testing.assert_array_equal(scoring.rewards(), [4, np.nan])
+    (failure,) = scoring.failures.values()
+    assert str(failure.cause) == cause
+    assert re.search(message, failure.text)
+
+
+def test_an_endpoint_that_is_slow_is_left_after_its_time(serve):
+    may_go_on = threading.Event()
+
+    def answer(question: dict[str, Any]) -> Answer:
+        if "slow" in question["completions"]:
+            may_go_on.wait(60)
+        return lengths(question)
+
+    judge = serve(answer)
+    start = time.monotonic()
+    with RewardScorer(judge.url, timeout=1.0, num_workers=2, retries=3) as scorer:
+        scoring = begin(scorer, ["p", "p", "q"], ["a", "slow", "ccc"])
+        np.testing.assert_array_equal(scoring.rewards(), [1, np.nan, 3])
+    may_go_on.set()
+    assert scoring.failures[1].text == "took longer than 1 s" and time.monotonic() - start < 30
+
+
+def test_an_answer_that_trickles_has_the_time_of_one_that_does_not_come():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle() -> None:
+            connected, _ = server.accept()
+            with connected:
+                connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                while True:
+                    try:
+                        connected.sendall(b"x")
+                    except OSError:
+                        return
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        with RewardScorer(url, timeout=0.5, retries=3) as scorer:
+            scoring = begin(scorer, ["p"], ["a"])
+            with pytest.raises(UserError, match=r"1 timeout.*took longer than 0\.5 s"):
+                scoring.rewards()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{", b"hello\r\n"]
+)
+def test_a_connection_that_breaks_off_is_tried_again(said):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(3):
+                connected, _ = server.accept()
+                with connected:
+                    connected.recv(100_000)
+                    connected.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with RewardScorer(
+            f"http://127.0.0.1:{server.getsockname()[1]}", timeout=30.0, retries=2
+        ) as it:
+            message = (
+                "1 endpoint.*broke the connection off .*, in each of 3 tries: expected an endpoint"
+            )
+            with pytest.raises(UserError, match=message):
+                it.score(["p"], ["a"], {})
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_closing_does_not_wait_for_answers(serve):
+    is_asked, may_go_on = threading.Event(), threading.Event()
+
+    def answer(question: dict[str, Any]) -> Answer:
+        is_asked.set()
+        may_go_on.wait(60)
+        return 200, {}
+
+    threads = set(threading.enumerate())
+    judge, start = serve(answer), time.monotonic()
+    scorer = RewardScorer(judge.url, timeout=1000.0, retries=100)
+    begin(scorer, ["p", "q"], ["a", "b"])
+    assert is_asked.wait(60)
+    scorer.close()
+    assert time.monotonic() - start < 30
+    left = [
+        one.name for one in set(threading.enumerate()) - threads if one.name.startswith("reward")
+    ]
+    assert left == []
+    may_go_on.set()
+
+
+def test_an_endpoint_that_is_down_is_found_when_it_is_tried_out():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/score"
+    made_up = trial_responses(Prompt(0, (), "p", {}), [])
+    message = (
+        "reward 'http://.*/score' could not be reached .*Connection refused.*, in each of 3 tries when "
+        "it was tried out on 2 made-up responses; start the endpoint or correct it."
+    )
+    with (
+        RewardScorer(url, timeout=30.0, retries=2) as scorer,
+        pytest.raises(UserError, match=message),
+    ):
+        scorer.try_out(made_up, 2)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http://host:99999/a",
+        "https://user:secret@host/",
+        "http://a b/",
+        "http://[",
+        "http://ö/",
+    ],
+)
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(
+        UserError, match=r"option --reward is .*expected an address such as http://"
+    ):
+        RewardScorer(url, timeout=1.0)
+
+
+def test_an_address_is_called_by_its_last_part():
+    names = [
+        "http://a:8000/v1/judge",
+        "https://b/judge/?key=1",
+        "http://host:80",
+        "HTTP://[::1]/#x",
+    ]
+    assert short_names(names) == ["judge", "judge_2", "host_80", "___1_"]
