@@ -205,7 +205,7 @@ def test_an_answer_that_trickles_has_the_time_of_one_that_does_not_come():
                         return
                     time.sleep(0.05)
 
-        thread = threading.Thread(target=trickle)
+        thread = threading.Thread(target=trickle, daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
         with RewardScorer(url, timeout=0.5, retries=3) as scorer:
@@ -229,7 +229,7 @@ def test_a_connection_that_breaks_off_is_tried_again(said):
                     connected.recv(100_000)
                     connected.sendall(said)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         with RewardScorer(
             f"http://127.0.0.1:{server.getsockname()[1]}", timeout=30.0, retries=2
