@@ -50,9 +50,12 @@ class Problems:
                 "least as many; use more data, smaller batches, or a longer "
                 "--rollout.max_prompt_length if prompts were filtered out."
             )
-        epoch, position = divmod(step, len(self) // size)
+        epoch, position = divmod(step, self.batches_per_epoch(size))
         order = self._order(epoch)
         return [self._prompts[index] for index in order[position * size : (position + 1) * size]]
+
+    def batches_per_epoch(self, size: int) -> int:
+        return len(self) // size
 
     def first(self, count: int) -> list[Prompt]:
         """Up to `count` prompts, always the same ones: what evaluations use."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
@@ -134,8 +135,8 @@ def make_schedule(
     schedule: Literal["constant", "cosine"],
     warmup_steps: int,
     total_steps: int,
-) -> Callable[[ArrayLike], Array]:
-    """The learning rate of update number `step` (from 0).
+) -> Callable[[ArrayLike], Array | np.floating]:
+    """The learning rate of update number `step` (from 0), computed where the number is.
 
         rate = learning_rate * min(1, (step + 1) / warmup_steps) * decay
         decay = 1                                                            "constant"
@@ -146,11 +147,14 @@ def make_schedule(
     if schedule not in ("constant", "cosine"):
         raise ValueError(f"schedule is {schedule!r}; expected 'constant' or 'cosine'.")
 
-    def rate(count: ArrayLike) -> Array:
-        step = jnp.asarray(count, jnp.float32)
-        warm_up = jnp.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
-        progress = jnp.clip((step - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
-        decay = 0.5 * (1.0 + jnp.cos(jnp.pi * progress)) if schedule == "cosine" else 1.0
+    def rate(count: ArrayLike) -> Array | np.floating:
+        np_: Any = (
+            jnp if isinstance(count, jax.Array) else np
+        )  # on the host nothing compiles for it
+        step = np_.asarray(count, np.float32)
+        warm_up = np_.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
+        progress = np_.clip((step - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
+        decay = 0.5 * (1.0 + np_.cos(np.pi * progress)) if schedule == "cosine" else 1.0
         return learning_rate * warm_up * decay
 
     return rate

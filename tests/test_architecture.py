@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "profiling.predict": f"{BELOW_THE_ENGINE} engine profiling.measure",
     "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.predict",
     "profiling.capacity": f"{BELOW_THE_ENGINE} engine profiling.simulate profiling.predict profiling.cross_compile",
-    "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure",
+    "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure profiling.predict.targets",
     "batch_generation": f"{BELOW_THE_ENGINE} engine rl",
 }
 TOP = "commands"  # the files right inside of pat_jax/, which may import every room

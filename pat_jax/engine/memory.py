@@ -233,19 +233,23 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
     return lines
 
 
+def peak_bytes(devices: Iterable[Device]) -> int | None:
+    """The most of any device that was in use since the process began; None: no device says."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
 def describe_peak(memory: MemoryModel, devices: Iterable[Device], update: str) -> str:
     """What a run's log says of memory when it has ended.
 
     Args:
       update: what was predicted of it.
     """
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-    known = [peak for peak in peaks if peak is not None]
-    if not known:
+    if (peak := peak_bytes(devices)) is None:
         return "memory: this backend names no peak"
     split = max(memory.weights, key=memory.held)
     return (
-        f"memory: at most {gib(max(known))} of a device were in use; predicted were "
+        f"memory: at most {gib(peak)} of a device were in use; predicted were "
         f"{gib(memory.held(split))} for weights, KV cache and training state in {split}, the largest, "
         f"and for {update}"
     )

@@ -13,6 +13,7 @@ from pat_jax.rl.update import TrainState
 from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.run.progress import Progress
 from pat_jax.run.setup import Setup
+from pat_jax.run.totals import Totals
 from pat_jax.run.warm_start import warm_start
 
 
@@ -22,7 +23,7 @@ class Beginning:
     state: TrainState
     reference: Params | None  # None: no loss looks at it
     lengths: LengthModel
-    batches_drawn: int  # of prompts
+    totals: Totals
 
 
 def begin(
@@ -38,7 +39,7 @@ def begin(
     state = warm_start(config, setup, state, progress)
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     lengths = LengthModel.empty(config.rollout.max_completion_length)
-    return Beginning(0, state, reference, lengths, 0)
+    return Beginning(0, state, reference, lengths, Totals())
 
 
 def _resumed(
@@ -55,5 +56,5 @@ def _resumed(
     progress.print(f"resumed after step {step}")
     lengths = LengthModel.from_json(meta["lengths"])
     lengths = lengths.with_cap(config.rollout.max_completion_length)
-    drawn = meta.get("batches_drawn", step)  # one an iteration where none are added
-    return Beginning(step, saved["train"], saved.get("reference"), lengths, drawn)
+    totals = Totals.from_json(meta, step)
+    return Beginning(step, saved["train"], saved.get("reference"), lengths, totals)

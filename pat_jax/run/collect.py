@@ -24,7 +24,9 @@ from pat_jax.run.completions import Completions
 from pat_jax.run.generation import Generator, describe_rollouts
 from pat_jax.run.progress import Progress
 from pat_jax.run.scoring import wait_for_rewards
+from pat_jax.run.speed import sequence_lengths
 from pat_jax.run.task import Task
+from pat_jax.run.totals import Totals
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,15 @@ class Collector:
         scorer: RewardScorer,
         completions: Completions,
         progress: Progress,
-        batches_drawn: int,
+        totals: Totals,
     ):
         """
         Args:
-          batches_drawn: before, by all iterations; part of a checkpoint.
+          totals: of the iterations before.
         """
         self._config, self._task, self._scorer = config, task, scorer
         self._completions, self._progress = completions, progress
-        self.batches_drawn = batches_drawn
+        self.totals = totals
 
     def collect(self, step: int, generator: Generator, clock: Stopwatch) -> Experience:
         """The groups of iteration `step`.
@@ -89,7 +91,8 @@ class Collector:
             rewards.append(drawn[-1].rewards[keeps])
             if len(groups) >= wanted or len(drawn) > more:
                 break
-        last, measured = drawn[-1], _describe(drawn)
+        last = drawn[-1]
+        measured = _describe(drawn) | self.totals.metrics(self._task.batches_per_epoch)
         if not groups:
             return Experience(last.groups, last.rewards, last, measured)
         return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, measured)
@@ -109,7 +112,7 @@ class Collector:
         return has_signal(drawn.rewards)
 
     def _draw(self, step: int, generator: Generator, clock: Stopwatch) -> Drawn:
-        number, rollout = self.batches_drawn, self._config.rollout
+        number, rollout = self.totals.batches, self._config.rollout
         prompts = self._task.train_batch(number, rollout.prompts_per_step)
         scoring = self.scoring(prompts, rollout.num_generations)
         with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
@@ -118,7 +121,7 @@ class Collector:
         with clock("reward"), self._completions.kept(step + 1, "train", said):
             rewards = wait_for_rewards(scoring, self._progress)
         self._completions.write(step + 1, "train", said, rewards, scoring.scores)
-        self.batches_drawn = number + 1
+        self.totals = self.totals.plus(int(sequence_lengths(groups).sum()))
         by_group = rewards.reshape(len(groups), -1)
         failures, scores = scoring.failures, scoring.scores
         return Drawn(groups, report, by_group, failures, scores, scoring.hidden_seconds)

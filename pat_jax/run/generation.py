@@ -172,12 +172,11 @@ def describe_rollouts(
     """The metrics of a rollout, under the names of the logs."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
-    truncated = np.mean([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
+    is_cut = np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
     return {
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/length_p50": float(np.median(lengths)),
-        "rollout/length_max": float(lengths.max()),
-        "rollout/truncated": float(truncated),
+        **_describe_lengths("rollout/length", lengths),
+        **_describe_lengths("rollout/ended_length", lengths[~is_cut]),
+        "rollout/truncated": float(is_cut.mean()),
         "rollout/tokens": report.tokens,
         "rollout/tokens_per_s": report.tokens / report.total_s,
         "rollout/decode_steps": report.decode_steps,
@@ -192,3 +191,12 @@ def describe_rollouts(
         "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
         **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
     }
+
+
+def _describe_lengths(name: str, lengths: np.ndarray) -> dict[str, float]:
+    """Of no response there is nothing to say."""
+    if not lengths.size:
+        return {}
+    shares = {f"p{share}": np.percentile(lengths, share) for share in (50, 90, 99)}
+    whole = {"min": lengths.min(), "mean": lengths.mean(), "max": lengths.max()}
+    return {f"{name}_{key}": float(value) for key, value in (whole | shares).items()}

@@ -53,9 +53,11 @@ from pat_jax.run.progress import Progress, summarize
 from pat_jax.run.saves import Saves
 from pat_jax.run.scoring import try_out, wait_for_rewards
 from pat_jax.run.setup import Setup
+from pat_jax.run.speed import describe_memory, describe_update
 from pat_jax.run.stop_signals import Stopped, StopSignals
 from pat_jax.run.words import closing
-from pat_jax.training.build import micro_shapes
+from pat_jax.training.build import learning_rates, micro_shapes
+from pat_jax.training.trainer import UpdateResult
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,8 @@ class Run:
     def __init__(self, config: RunConfig, setup: Setup, scorer: RewardScorer, signals: StopSignals):
         self.config, self.setup, self.scorer, self.signals = config, setup, scorer, signals
         self.trainer, self.task = setup.trainer, setup.task
+        self.devices = list(setup.engine.mesh.devices.flat)
+        self.learning_rates = learning_rates(config)
         self.folder = folder = Path(config.run_dir)
         self.lock = make_run_dir(config, folder)
         self.changed = changed_options(config, folder)
@@ -130,7 +134,18 @@ class Run:
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= learned | result.metrics
                 measured |= {"train/padding_efficiency": batch.padding_efficiency}
-            self.end_step(step + 1, last.report, measured | clock.metrics)
+                measured |= self.describe_update(groups, result)
+            measured |= describe_memory(self.devices) | clock.metrics
+            self.end_step(step + 1, last.report, measured | {"timing/step": clock.elapsed})
+
+    def describe_update(
+        self, groups: Sequence[RolloutGroup], result: UpdateResult
+    ) -> dict[str, float]:
+        rate = self.learning_rates(max(0, result.updates_applied - 1))
+        model, seconds = self.setup.policy.config, self.stopwatch.seconds["update"]
+        passes = self.config.algorithm.num_iterations
+        speed = describe_update(model, self.devices, groups, passes=passes, seconds=seconds)
+        return speed | {"train/learning_rate": float(rate)}
 
     def end_step(self, step: int, report: RolloutReport, measured: dict[str, Any]) -> None:
         self.report, self.steps_done = report, step
@@ -157,7 +172,7 @@ class Run:
             self.scorer,
             self.completions,
             self.progress,
-            began.batches_drawn,
+            began.totals,
         )
         self.warm_up(began.lengths)
 
@@ -241,7 +256,7 @@ class Run:
         if self.reference is not None:
             state["reference"] = self.reference
         meta = {"lengths": self.generator.lengths.to_json(), "config": self.config_text}
-        return state, meta | {"batches_drawn": self.collector.batches_drawn}
+        return state, meta | self.collector.totals.to_json()
 
     def stop(self, stopped: Stopped) -> None:
         """Saves what the run has done and says how to go on."""
@@ -260,8 +275,7 @@ class Run:
             plot_rollout(self.report.trace, self.folder / "rollout.png")
         self.checkpoints.close()
         self.progress.close()
-        devices = self.setup.engine.mesh.devices.flat
-        log.info("%s", describe_peak(self.setup.memory, devices, self.compiled.update))
+        log.info("%s", describe_peak(self.setup.memory, self.devices, self.compiled.update))
         if config.checkpoint.export_dir:
             step = max(config.steps, self.first_step)
             export_policy(config, self.setup, self.state.params, step)

@@ -123,8 +123,10 @@ def _rewards(metrics: Mapping[str, Any]) -> str:
 
 
 def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each stage; `timing/rollout` is a stage, `timing/rollout/switch` a part of one."""
+    """Seconds of each stage; `timing/rollout` is a stage, `timing/rollout/switch` a part of one and
+    `timing/step` all of them."""
     names = {name: name.split("/")[1:] for name in metrics if name.startswith("timing/")}
+    names.pop("timing/step", None)
     return {path[0]: metrics[name] for name, path in names.items() if len(path) == 1}
 
 

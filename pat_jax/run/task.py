@@ -32,6 +32,7 @@ class Task:
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
     columns: Sequence[str]  # that any prompt has, whichever an iteration draws
     note: str = ""  # what a person should know, such as how many prompts were too long
+    batches_per_epoch: int | None = None  # None: its problems have no end
 
 
 def check_task(config: RunConfig) -> None:
@@ -133,7 +134,8 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
         for reward in rewards:
             check_columns(reward, prompt.columns)
     shown, columns = heldout.first(config.eval.num_prompts), _columns((*splits.train, *heldout))
-    return Task(tokenizer, rewards, splits.train.batch, shown, None, columns, note)
+    epoch = splits.train.batches_per_epoch(config.rollout.prompts_per_step)
+    return Task(tokenizer, rewards, splits.train.batch, shown, None, columns, note, epoch)
 
 
 def _rewards(config: RunConfig, own: str) -> list[str]:

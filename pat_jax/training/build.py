@@ -3,9 +3,13 @@
 Knows options. Does not know data, checkpoints or which devices there are.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
 from pat_jax.config.learning import AlgorithmConfig
 from pat_jax.config.run import RunConfig
@@ -15,7 +19,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import shapes
 from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.update import PolicyUpdate, make_optimizer
+from pat_jax.rl.update import PolicyUpdate, make_optimizer, make_schedule
 from pat_jax.training.trainer import Trainer, model_functions
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -51,11 +55,11 @@ def _updates(
 ) -> tuple[PolicyUpdate, PolicyUpdate]:
     """Of the reinforcement stage, and of the supervised stage before."""
     algorithm, warm_start = config.algorithm, config.warm_start
-    dtype, num_updates = DTYPES[config.compute_dtype], config.steps * config.updates_per_step
+    dtype = DTYPES[config.compute_dtype]
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
         *model_functions(policy, layout, dtype, remat=config.remat),
-        make_optimizer(total_steps=num_updates, **asdict(config.optimizer)),
+        make_optimizer(total_steps=_num_updates(config), **asdict(config.optimizer)),
         policy.config.vocab_size,
         loss,
         temperature=config.rollout.temperature,
@@ -79,6 +83,21 @@ def _updates(
         is_on_policy=True,
     )
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
+
+
+def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
+    """The learning rate of each optimizer step of a run, counted from 0."""
+    optimizer = config.optimizer
+    return make_schedule(
+        learning_rate=optimizer.learning_rate,
+        schedule=optimizer.schedule,
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=_num_updates(config),
+    )
+
+
+def _num_updates(config: RunConfig) -> int:
+    return config.steps * config.updates_per_step
 
 
 def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss:

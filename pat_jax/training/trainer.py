@@ -53,6 +53,7 @@ def model_functions(
 class UpdateResult:
     metrics: dict[str, float]
     num_updates: int
+    updates_applied: int  # since the state's optimizer began
 
 
 class Trainer:
@@ -229,7 +230,7 @@ class Trainer:
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        return state, _summary(self.updates[REINFORCED].loss, records)
+        return state, _summary(self.updates[REINFORCED].loss, records, state)
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]
@@ -238,7 +239,7 @@ class Trainer:
         loss = self.updates[SUPERVISED].loss
         mini = [replace(micro, columns=loss.read(micro.columns)) for micro in micro_batches]
         state, record = self._step(SUPERVISED, state, mini)
-        return state, _summary(self.updates[SUPERVISED].loss, [record])
+        return state, _summary(self.updates[SUPERVISED].loss, [record], state)
 
     def reference_kl(
         self, state: TrainState, batch: TrainBatch, reference: Params, estimator: Estimator
@@ -295,10 +296,11 @@ def _copy(params: Params) -> Params:
     return jax.tree.map(jnp.copy, params)
 
 
-def _summary(loss: Loss, records: Sequence[Record]) -> UpdateResult:
-    """Over the optimizer steps, fetched from the devices once."""
-    sums, norms, applied = zip(*jax.device_get(list(records)), strict=True)
+def _summary(loss: Loss, records: Sequence[Record], state: TrainState) -> UpdateResult:
+    """Over the optimizer steps, fetched from the devices once; `state` is that after the last."""
+    fetched, step = jax.device_get((list(records), state.step))
+    sums, norms, applied = zip(*fetched, strict=True)
     metrics = {f"train/{name}": value for name, value in loss.summary(sums).items()}
     metrics["train/grad_norm"] = float(np.mean(norms))
     metrics["train/skipped_updates"] = float(len(applied) - sum(applied))
-    return UpdateResult(metrics, len(records))
+    return UpdateResult(metrics, len(records), int(step))

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.profiling.predict.targets import Target, chips
+from pat_jax.profiling.predict.targets import Target, chip_of, chips
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,15 @@ def test_every_chip_is_described_as_its_compiler_wants_it():
             assert chip.largest_host and not chip.dimensions
         else:
             assert chip.dimensions and not chip.description and not chip.largest_host
+
+
+def test_a_device_is_known_by_the_name_that_jax_gives_it():
+    for chip in chips().values():
+        assert chip.device_kinds
+        for kind in chip.device_kinds:
+            assert chip_of(kind) == chip
+        if chip.platform == "cuda":  # and to XLA's compiler
+            (said,) = re.findall(r'device_description_str: "(.*)"', chip.description)
+            assert said in chip.device_kinds
+    # 756 Tflop/s, not the 989 of its namesake: better none than another's.
+    assert chip_of("NVIDIA H100 PCIe") is None and chip_of("cpu") is None

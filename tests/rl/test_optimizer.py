@@ -1,5 +1,6 @@
 """The parts of the optimizer that need no gradient: its schedule and what it decays."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,6 +27,16 @@ def test_the_schedule_warms_up_and_decays():
     rates = [float(cosine(i)) for i in (0, 3, 4, 6, 8, 12, 100)]
     quarter = 1 + np.cos(np.pi / 4)
     np.testing.assert_allclose(rates, [0.5, 2.0, 2.0, quarter, 1.0, 0.0, 0.0], atol=1e-6)
+
+
+def test_the_rate_on_the_host_is_that_of_the_program():
+    options = {"learning_rate": 3e-4, "warmup_steps": 7, "total_steps": 90}
+    for name in ("constant", "cosine"):
+        rate = make_schedule(schedule=name, **options)
+        there = jax.jit(rate)(jnp.arange(100))
+        here = [rate(i) for i in range(100)]
+        assert not any(isinstance(x, jax.Array) for x in here)
+        np.testing.assert_allclose(np.array(here), there, rtol=1e-5, atol=1e-10)
 
 
 def test_no_warm_up_starts_at_the_full_rate():

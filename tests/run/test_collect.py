@@ -20,6 +20,7 @@ from pat_jax.run.collect import Collector
 from pat_jax.run.completions import Completions
 from pat_jax.run.progress import Progress
 from pat_jax.run.task import Task
+from pat_jax.run.totals import Totals
 
 WANTED, SAMPLES = 3, 2
 
@@ -63,14 +64,19 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
         rollout=RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
         algorithm=AlgorithmConfig(mini_batch_size=WANTED, dynamic_sampling=most),
     )
-    task = Task(TOKENIZER, ["exact"], batch, [], None, ["answer"])
+    task = Task(TOKENIZER, ["exact"], batch, [], None, ["answer"], batches_per_epoch=4)
     sampler: Any = Sampler(teaches)
     with RewardScorer("exact", timeout=1.0) as scorer:
         collector = Collector(
-            config, task, scorer, Completions(TOKENIZER, Path(), is_asked=False), Progress(1), first
+            config,
+            task,
+            scorer,
+            Completions(TOKENIZER, Path(), is_asked=False),
+            Progress(1),
+            Totals(first, 1000),
         )
         found = collector.collect(0, sampler, Stopwatch())
-    return found, collector.batches_drawn, sampler.iterations
+    return found, collector.totals.batches, sampler.iterations
 
 
 @given(st.lists(st.booleans(), min_size=15, max_size=15), st.integers(1, 4))
@@ -95,3 +101,15 @@ def test_groups_without_signal_are_replaced_in_order_by_as_few_batches_as_do(tea
 def test_without_it_a_batch_is_kept_as_it_is_and_the_next_one_follows(most, train):
     found, drawn, _ = collected([False] * 15, most, first=2, train=train)
     assert [group.prompt.id for group in found.groups] == [6, 7, 8] and drawn == 3
+
+
+def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_teach_nothing():
+    found, drawn, _ = collected([False] * 6 + [True] * 9, 4, first=1)
+    assert drawn == 3
+    tokens = 2 * WANTED * SAMPLES * (1 + 3)  # a prompt of one, a response of three
+    assert found.measured["progress/tokens"] == 1000 + tokens
+    assert found.measured["progress/epoch"] == 3 / 4
+    totals = Totals(3, 1000 + tokens)
+    assert Totals.from_json({"config": "", **totals.to_json()}, 7) == totals
+    assert Totals.from_json({}, 7) == Totals(7, 0)  # as it was before there were totals
+    assert "progress/epoch" not in totals.metrics(None)

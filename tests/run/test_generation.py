@@ -1,6 +1,8 @@
 """From an engine's stream to groups: each response is handed on when it ends, the others going on."""
 
+import math
 import os
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -19,8 +22,8 @@ from pat_jax.planning.types import Split
 from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
-from pat_jax.rl.types import FinishReason, Prompt
-from pat_jax.run.generation import Generator
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.generation import Generator, describe_rollouts
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(prompts_per_step=3, num_generations=2, max_completion_length=40)
@@ -146,3 +149,34 @@ def test_an_evaluation_in_several_rollouts_numbers_its_prompts_through():
     assert {i: len(rollout.tokens) - 1 for i, rollout in heard.items()} == {
         i: i + 1 for i in range(8)
     }
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30))
+def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[tuple[int, bool]]):
+    rollouts = [
+        Rollout(
+            PROMPTS[0],
+            i,
+            np.zeros(length, np.int32),
+            np.zeros(length, np.float32),
+            FinishReason.STOP if has_ended else FinishReason.LENGTH,
+        )
+        for i, (length, has_ended) in enumerate(said)
+    ]
+    report = RolloutReport(total_s=1.0, total_rows=1)
+    found = describe_rollouts([RolloutGroup(PROMPTS[0], rollouts)], report)
+    ended = [length for length, has_ended in said if has_ended]
+    for name, lengths in {"length": [n for n, _ in said], "ended_length": ended}.items():
+        own = {key for key in found if key.startswith(f"rollout/{name}_")}
+        names = ("min", "mean", "p50", "p90", "p99", "max") if lengths else ()
+        assert own == {f"rollout/{name}_{key}" for key in names}
+        if lengths:
+            assert found[f"rollout/{name}_mean"] == pytest.approx(statistics.fmean(lengths))
+            assert found[f"rollout/{name}_p50"] == pytest.approx(statistics.median(lengths))
+            assert found[f"rollout/{name}_min"] == min(lengths)
+            assert found[f"rollout/{name}_max"] == max(lengths)
+            for share in (90, 99):  # between the two responses that have so many below them
+                place, in_order = share / 100 * (len(lengths) - 1), sorted(lengths)
+                low, high = in_order[math.floor(place)], in_order[math.ceil(place)]
+                assert low <= float(found[f"rollout/{name}_p{share}"]) <= high
+    assert found["rollout/truncated"] == pytest.approx(1 - len(ended) / len(said))

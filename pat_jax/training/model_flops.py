@@ -1,0 +1,29 @@
+"""The arithmetic that training a model asks for, whatever a program makes of it."""
+
+import numpy as np
+from jaxtyping import Int
+
+from pat_jax.models.config import ModelConfig
+
+
+def training_flops(model: ModelConfig, lengths: Int[np.ndarray, " sequences"]) -> float:
+    """Floating-point operations of one forward and backward pass over sequences of these lengths.
+
+        6 · (weights of matrix products) · Σ n  +  6 · layers · heads · head_dim · Σ n²
+
+    The second is causal attention: a token sees those before it, on average half of them. Looking up
+    an embedding, padding, recomputed layers and passes that only give log-probabilities are no part.
+
+    Reference: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B, which counts
+    attention as if each token saw all others.
+    """
+    tokens = lengths.astype(np.float64)
+    attention = model.num_layers * model.num_heads * model.head_dim
+    return 6 * (matrix_weights(model) * tokens.sum() + attention * (tokens**2).sum())
+
+
+def matrix_weights(model: ModelConfig) -> int:
+    """Weights that each token is multiplied with: all but norms, biases, and embeddings looked up."""
+    heads = 2 * model.num_heads + 2 * model.num_kv_heads  # queries and output, keys and values
+    layer = model.embed_dim * (heads * model.head_dim + 3 * model.mlp_dim)
+    return model.num_layers * layer + model.embed_dim * model.vocab_size

@@ -1,0 +1,92 @@
+"""The speed of an update and the memory of devices, as they are logged."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS, preset
+from pat_jax.profiling.predict.targets import chips
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.speed import describe_memory, describe_update
+from pat_jax.training.model_flops import matrix_weights, training_flops
+
+SHAPE = ModelConfig("qwen3", 300, 32, 48, 2, 4, 2, 8, qk_norm=True, tie_embeddings=True)
+
+
+def by_hand(model: ModelConfig, length: int) -> int:
+    """Multiplications and additions, matrix product by matrix product and token by token."""
+    forward = 0
+    for _ in range(model.num_layers):
+        query, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        for rows, columns in [
+            (model.embed_dim, query),
+            (model.embed_dim, keys),
+            (model.embed_dim, keys),
+            (query, model.embed_dim),
+            (model.embed_dim, model.mlp_dim),
+            (model.embed_dim, model.mlp_dim),
+            (model.mlp_dim, model.embed_dim),
+        ]:
+            forward += 2 * rows * columns * length
+        for position in range(length):  # scores, then values; half of itself
+            forward += 2 * 2 * query * position + 2 * query
+    return 3 * (forward + 2 * model.embed_dim * model.vocab_size * length)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_the_arithmetic_is_that_of_each_product(lengths: list[int]):
+    expected = sum(by_hand(SHAPE, length) for length in lengths)
+    assert training_flops(SHAPE, np.array(lengths)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_weights_of_products_are_the_matrices_of_the_model(name: str):
+    model = preset(name)
+    leaves = jax.tree_util.tree_leaves_with_path(Policy.from_config(model).abstract_params)
+    sizes = {jax.tree_util.keystr(path): x.size for path, x in leaves if x.ndim > 1}
+    (embedding,) = [size for path, size in sizes.items() if "embed" in path]
+    padding = model.embed_dim * (model.padded_vocab_size - model.vocab_size)
+    biases = sum(size for path, size in sizes.items() if "bias" in path)
+    looked_up = 0 if model.tie_embeddings else embedding
+    assert matrix_weights(model) == sum(sizes.values()) - biases - looked_up - padding
+
+
+def groups(*lengths: int) -> list[RolloutGroup]:
+    prompt = Prompt(0, (1, 2), "", {})
+    rollouts = [
+        Rollout(prompt, i, np.zeros(n, np.int32), np.zeros(n, np.float32), FinishReason.STOP)
+        for i, n in enumerate(lengths)
+    ]
+    return [RolloutGroup(prompt, rollouts)]
+
+
+def fakes(kind: str, *peaks: int | None) -> list[Any]:
+    def stats(peak: int | None) -> dict[str, int] | None:
+        return None if peak is None else {"peak_bytes_in_use": peak}
+
+    return [
+        SimpleNamespace(device_kind=kind, memory_stats=lambda peak=peak: stats(peak))
+        for peak in peaks
+    ]
+
+
+def test_utilisation_is_a_share_of_the_peak_of_all_devices():
+    devices = fakes("NVIDIA H200", None, None)
+    found = describe_update(SHAPE, devices, groups(8, 18), passes=3, seconds=0.5)
+    assert found["train/tokens_per_s"] == 60
+    done = 3 * (by_hand(SHAPE, 10) + by_hand(SHAPE, 20)) / 0.5
+    assert found["train/mfu"] == pytest.approx(done / (2 * chips()["h200"].flops_s))
+
+
+def test_what_a_device_does_not_say_is_no_metric():
+    devices = jax.devices()
+    found = describe_update(SHAPE, devices, groups(8), passes=1, seconds=1.0)
+    assert set(found) == {"train/tokens_per_s"} and describe_memory(devices) == {}
+    assert describe_memory(fakes("", None, 2**30, 3 * 2**29)) == {"memory/peak_gib": 1.5}
