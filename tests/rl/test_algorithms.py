@@ -1,49 +1,15 @@
 """Each algorithm by name, from rewards to gradients, against its paper's formulas in float64."""
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from algorithm_cases import BETA, GROUPS, LONGEST, SAMPLES, SPREAD, Response, drawn, flat, ours
 
 from pat_jax.config.algorithms import ALGORITHMS
 from pat_jax.config.learning import AlgorithmConfig
-from pat_jax.config.rollout import RolloutConfig
-from pat_jax.config.run import RunConfig
-from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.learning import training_batch
 from pat_jax.training.build import policy_loss
-
-GROUPS, SAMPLES, LONGEST, BETA = 3, 4, 10, 0.05
-
-
-class Response(NamedTuple):
-    """Of one response, float64[tokens] but for the reward: what a paper's formula speaks of."""
-
-    reward: float
-    new: np.ndarray
-    old: np.ndarray
-    reference: np.ndarray
-
-
-def drawn(seed: int, spread: float) -> list[list[Response]]:
-    """`spread`: of the log-ratios."""
-    rng = np.random.default_rng(seed)
-
-    def response() -> Response:
-        old = -rng.exponential(1.5, rng.integers(1, LONGEST + 1))
-        new, reference = (old + rng.normal(0, s, len(old)) for s in (spread, 0.5))
-        return Response(float(np.float32(rng.random())), new, old, reference)
-
-    return [[response() for _ in range(SAMPLES)] for _ in range(GROUPS)]
-
-
-def flat(groups: Sequence[Sequence[Any]]) -> list[Any]:
-    return [one for group in groups for one in group]
 
 
 def group_scores(group: Sequence[Response], rewards: Sequence[float]) -> list[float]:
@@ -195,69 +161,6 @@ def test_every_algorithm_has_its_formula():
     assert PAPERS.keys() | {"cispo"} == ALGORITHMS.keys()
 
 
-def batch_of(name: str, groups: list[list[Response]]) -> tuple[AlgorithmConfig, TrainBatch]:
-    """As a run makes it, with the columns that its trainer would compute."""
-    algorithm = AlgorithmConfig(
-        name=name,  # pyright: ignore[reportArgumentType]
-        beta=BETA,
-        mini_batch_size=GROUPS,
-        tokens_per_micro_batch=64,
-        **ALGORITHMS[name],
-    )
-    rollout = RolloutConfig(
-        prompts_per_step=GROUPS, num_generations=SAMPLES, max_completion_length=LONGEST
-    )
-    config, made = RunConfig(rollout=rollout, algorithm=algorithm), []
-    for number, group in enumerate(groups):
-        prompt = Prompt(number, (1, 2), "", {})
-        rollouts = [
-            Rollout(
-                prompt,
-                i,
-                np.arange(len(x.new), dtype=np.int32),
-                x.old.astype(np.float32),
-                FinishReason.STOP,
-            )
-            for i, x in enumerate(group)
-        ]
-        made.append(RolloutGroup(prompt, rollouts))
-    everyone = flat(groups)
-
-    def reference_kl(state, batch, reference, estimator):
-        assert estimator == "k1"
-        return batch, [x.old - x.reference for x in everyone]
-
-    trainer: Any = SimpleNamespace(reference_kl=reference_kl)
-    rewards = np.array([[x.reward for x in group] for group in groups])
-    state, reference = cast(Any, None), cast(Any, "the stand-in above knows it")
-    batch, measured = training_batch(config, trainer, [(4, 16)], made, rewards, state, reference)
-    assert measured["train/advantage_std"] > 0
-    for column, field in (("old_logprobs", "old"), ("reference_logprobs", "reference")):
-        batch = batch.with_column(column, [getattr(x, field) for x in everyone])
-    return algorithm, batch
-
-
-def ours(name: str, groups: list[list[Response]]) -> tuple[float, list[np.ndarray]]:
-    """The loss, and its gradient with respect to each response's log-probabilities."""
-    algorithm, batch = batch_of(name, groups)
-    batch = batch.with_column("new", [x.new for x in flat(groups)])
-    loss, total, (mini,) = policy_loss(algorithm, is_on_policy=False), 0.0, batch.mini_batches
-    assert len(mini) > 1
-    filled = []
-    for micro in mini:
-        columns = jax.tree.map(jnp.asarray, micro.columns)
-        weights, responses = jnp.asarray(micro.weights), jnp.asarray(micro.responses)
-
-        def of_micro(new, columns=columns, weights=weights, responses=responses):
-            return loss(new, jnp.zeros_like(new), columns, weights, responses)
-
-        (value, _), gradient = jax.value_and_grad(of_micro, has_aux=True)(columns.pop("new"))
-        total += float(value)
-        filled.append(np.asarray(gradient))
-    gradients = [filled[at.micro][at.row, at.targets] for at in batch.places]
-    return total, gradients
-
-
 def numeric(function: Callable[[list[list[Response]]], float], groups) -> list[np.ndarray]:
     """Central differences with respect to each log-probability of the policy."""
     found, step = [], 1e-6
@@ -275,10 +178,6 @@ def numeric(function: Callable[[list[list[Response]]], float], groups) -> list[n
                 gradient[t] = (values[0] - values[1]) / (2 * step)
             found.append(gradient)
     return found
-
-
-# GSPO's clips are of a thousandth: its ratios have to lie on both sides of them.
-SPREAD = {"gspo": 1e-3, "rloo": 0.1}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -1,0 +1,136 @@
+"""Losses and gradients against TRL's own code, on the same advantages (needs the `parity` extra).
+
+Where the two differ on purpose: TRL clamps no exponents, and its clip of CISPO is at `epsilon_high`
+itself, ours at 1 + epsilon_high.
+"""
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from algorithm_cases import BETA, LONGEST, SPREAD, Response, batch_of, drawn, flat, ours
+
+torch = pytest.importorskip("torch", reason="needs the `parity` extra")
+pytest.importorskip("trl", reason="needs the `parity` extra")
+
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402 - it imports torch
+from trl.trainer.rloo_trainer import RLOOTrainer  # noqa: E402
+
+# Ours by name, with what is not as the name says; TRL's options.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "grpo": ("grpo", {}, {"loss_type": "dapo", "delta": 3.0}),
+    "grpo of the paper": (
+        "grpo",
+        {"loss_aggregation": "sequence", "delta": 0.0},
+        {"loss_type": "grpo"},
+    ),
+    "dr_grpo": ("dr_grpo", {}, {"loss_type": "dr_grpo", "delta": 3.0}),
+    "dapo": ("dapo", {}, {"loss_type": "dapo", "delta": 3.0, "epsilon_high": 0.28}),
+    "gspo": (
+        "gspo",
+        {},
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon_low": 3e-4,
+            "epsilon_high": 4e-4,
+        },
+    ),
+    "cispo": ("cispo", {}, {"loss_type": "cispo", "epsilon_high": 5.0}),
+    "token_truncate": (
+        "grpo",
+        {"rollout_correction": "token_truncate"},
+        {"loss_type": "dapo", "delta": 3.0, "use_vllm": True},
+    ),
+    "rloo": ("rloo", {}, {}),
+}
+
+
+def padded(rows: list[np.ndarray]) -> Any:
+    filled = np.zeros((len(rows), LONGEST))
+    for row, values in zip(filled, rows, strict=True):
+        row[: len(values)] = values
+    return torch.tensor(filled)
+
+
+def theirs(
+    everyone: list[Response], advantages: list[float], is_rloo: bool, **options: Any
+) -> tuple[float, list[np.ndarray]]:
+    """The loss in float64, and its gradient with respect to each response's log-probabilities."""
+    lengths = [len(x.new) for x in everyone]
+    logprobs = padded([x.new for x in everyone]).requires_grad_()
+    mask = padded([np.ones(n) for n in lengths])
+    args = {
+        "delta": None,
+        "use_bias_correction_kl": False,
+        "steps_per_generation": 1,
+    }
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            logprobs,
+            torch.zeros_like(mask),
+            None,
+        ),
+        _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+        accelerator=SimpleNamespace(
+            num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x
+        ),
+        args=SimpleNamespace(**{name: options.pop(name, args[name]) for name in args}),
+        aux_loss_enabled=False,
+        beta=BETA,
+        current_gradient_accumulation_steps=1,
+        epsilon_high=options.pop("epsilon_high", 0.2),
+        epsilon_low=options.pop("epsilon_low", 0.2),
+        importance_sampling_level=options.pop("importance_sampling_level", "token"),
+        loss_type=options.pop("loss_type", ""),
+        max_completion_length=LONGEST,
+        model=SimpleNamespace(training=True),
+        off_policy_mask_threshold=None,
+        top_entropy_quantile=1.0,
+        use_vllm=options.pop("use_vllm", False),
+        vllm_importance_sampling_correction=True,
+    )
+    assert not options
+    old = padded([x.old for x in everyone])
+    sampled = padded([as_sampled(x) for x in everyone])
+    inputs = {
+        "advantages": torch.tensor(np.array(advantages, np.float64)),
+        "completion_ids": torch.zeros(mask.shape),
+        "completion_mask": mask,
+        "importance_sampling_ratio": torch.exp(old - sampled).clamp(max=2.0),
+        "num_items_in_batch": mask.sum(),
+        "old_logps": (old * mask).sum(1),
+        "old_per_token_logps": old,
+        "prompt_ids": torch.zeros(len(everyone), 1),
+        "prompt_mask": torch.ones(len(everyone), 1),
+        "ref_per_token_logps": padded([x.reference for x in everyone]),
+    }
+    loss: Any = (RLOOTrainer if is_rloo else GRPOTrainer)._compute_loss(trainer, None, inputs)
+    loss.backward()
+    gradient = logprobs.grad.numpy()
+    return loss.item(), [row[:n] for row, n in zip(gradient, lengths, strict=True)]
+
+
+def as_sampled(x: Response) -> np.ndarray:
+    """What the rollout's distribution made of the tokens: half of them twice as unlikely."""
+    return x.old - np.log(3.0) * (np.arange(len(x.old)) % 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_loss_and_gradients_are_trls(case: str, seed: int):
+    name, parts, options = CASES[case]
+    groups = drawn(seed, SPREAD.get(name, 0.4))
+    everyone = flat(groups)
+    sampled = [as_sampled(x) for x in everyone]
+    value, gradients = ours(name, groups, {"sampled_logprobs": sampled}, **parts)
+    _, batch = batch_of(name, groups, **parts)
+    advantages = [float(each[0]) for each in batch.by_response("advantages")]
+    wanted, wanted_gradients = theirs(everyone, advantages, name == "rloo", **options)
+    assert abs(value - wanted) <= 1e-6 * max(1, abs(wanted))
+    for found, expected in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(np.concatenate(wanted_gradients)).max() > 1e-3
