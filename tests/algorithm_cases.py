@@ -113,13 +113,13 @@ def ours(
     assert len(mini) > 1
     filled = []
     for micro in mini:
-        columns = jax.tree.map(jnp.asarray, micro.columns)
+        read = jax.tree.map(jnp.asarray, micro.columns)
         weights, responses = jnp.asarray(micro.weights), jnp.asarray(micro.responses)
 
-        def of_micro(new, columns=columns, weights=weights, responses=responses):
-            return loss(new, jnp.zeros_like(new), columns, weights, responses)
+        def of_micro(new, read=read, weights=weights, responses=responses):
+            return loss(new, jnp.zeros_like(new), read, weights, responses)
 
-        (value, _), gradient = jax.value_and_grad(of_micro, has_aux=True)(columns.pop("new"))
+        (value, _), gradient = jax.value_and_grad(of_micro, has_aux=True)(read["new"])
         total += float(value)
         filled.append(np.asarray(gradient))
     gradients = [filled[at.micro][at.row, at.targets] for at in batch.places]

@@ -67,15 +67,19 @@ class Order:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Order":
-        config, model = dict(content["config"]), dict(content["model"])
+        config, model = _with_tuples(content["config"]), dict(content["model"])
         for field in fields(RunConfig):
             if isinstance(section := config[field.name], Mapping):
-                values = {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
-                config[field.name] = type(getattr(RunConfig(), field.name))(**values)
+                config[field.name] = type(getattr(RunConfig(), field.name))(**_with_tuples(section))
         if model["rope_scaling"]:
             model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
         return cls(target, RunConfig(**config), ModelConfig(**model), depths)
+
+
+def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
+    """As fields of a configuration: JSON knows no tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,14 @@ def crowded(waits: list[int]) -> Iterator[None]:
     and may not: as in large pools whose free memory lies scattered."""
     tried, left = order._tried, list(waits)
 
-    def once(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
+    def once(
+        moves: PageMoves, old: Pools, new: Pools, sizes: tuple[int, ...]
+    ) -> Placed | np.ndarray:
+        if sizes != order.SIZES:
+            return np.zeros(1, int)  # nor one by one
         if left and len(moves.old_page):
             return np.array([left.pop() % len(moves.old_page)])
-        return tried(moves, old, new)
+        return tried(moves, old, new, sizes)
 
     with patch.object(order, "_tried", once):
         yield
