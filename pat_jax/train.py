@@ -17,6 +17,7 @@ from pat_jax.run.loop import Run
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
+from pat_jax.run.trackers.asked_for import check_trackers
 
 
 def main() -> None:
@@ -24,6 +25,7 @@ def main() -> None:
         with StopSignals() as signals:
             config = configuration(sys.argv[1:])
             check_run_dir(config)
+            check_trackers(config)
             check_export_dir(config)
             setup = build(config, configure(config.devices))
             with open_scorer(config, setup.task) as scorer:

@@ -31,6 +31,7 @@ from pat_jax.config.learning import (
 )
 from pat_jax.config.rewards import check_rewards
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.tracking import check_tracking
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,14 @@ class RunConfig:
     """Folder of the run; empty makes runs/<date-time>."""
     log_completions: bool = False
     """Write every response with its prompt and its reward to completions.jsonl in the run folder."""
+    log_samples_every: int = 20
+    """Iterations between two looks at the responses to two prompts, with their rewards: on the page
+    samples.html in the run folder and in the trackers. The first iteration is shown too; 0 shows none."""
+    trackers: tuple[str, ...] = ()
+    """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by their own
+    settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""
+    tracker_project: str = "pat_jax"
+    """Name of the project there; a run is called like its folder."""
     resume: bool = False
     """Continue the run in run_dir from its last checkpoint."""
     deterministic: bool = False
@@ -154,6 +163,7 @@ class RunConfig:
         check(self, "seed", SEED)
         check(self, "devices", DEVICES)
         check_rewards(self)
+        check_tracking(self)
         check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
         path = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
         check(self, "switch_to", path)

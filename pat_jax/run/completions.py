@@ -15,12 +15,13 @@ from jaxtyping import Float
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import open_lines
-from pat_jax.rl.reward_outcome import Failure
 from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.tokenizer import Tokenizer
-from pat_jax.rl.types import Rollout
+from pat_jax.rl.types import Rollout, RolloutGroup
+from pat_jax.run.samples import Sample, to_samples
 
 COMPLETIONS_FILE = "completions.jsonl"
+PROMPTS_SHOWN, RESPONSES_SHOWN = 2, 4  # of an iteration, where samples are logged
 WIDTH = 88  # characters of a prompt or a response on the terminal
 
 Rewards = Float[np.ndarray, " responses"]
@@ -67,17 +68,16 @@ class Completions:
         """
         if self._file is None:
             return
-        by_function = _by_function(functions) if len(functions) > 1 else [{}] * len(rollouts)
-        for rollout, reward, parts in zip(rollouts, rewards.tolist(), by_function, strict=True):
+        for sample in to_samples(rollouts, rewards, functions, self._text):
             row = {
                 "step": step,
                 "kind": kind,
-                "prompt": rollout.prompt.text,
-                "completion": self._text(rollout),
-                "reward": None if math.isnan(reward) else reward,
-                **parts,
-                "tokens": len(rollout.tokens),
-                "finish": str(rollout.finish),
+                "prompt": sample.prompt,
+                "completion": sample.completion,
+                "reward": sample.reward,
+                **({"rewards": sample.rewards} if sample.rewards else {}),
+                "tokens": sample.tokens,
+                "finish": sample.finish,
             }
             self._file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
         self._file.flush()
@@ -106,6 +106,22 @@ class Completions:
         if self._file is not None:
             self._file.close()
 
+    def few(
+        self,
+        groups: Sequence[RolloutGroup],
+        rewards: Float[np.ndarray, "groups samples"],
+        functions: Sequence[FunctionScores],
+    ) -> list[Sample]:
+        """Some responses to the first prompts, several to each: how their rewards differ."""
+        size = len(groups[0].rollouts)
+        chosen = [
+            group * size + sample
+            for group in range(min(PROMPTS_SHOWN, len(groups)))
+            for sample in range(min(RESPONSES_SHOWN, size))
+        ]
+        rollouts = [one for group in groups for one in group.rollouts]
+        return list(to_samples(rollouts, rewards.reshape(-1), functions, self._text, chosen))
+
     def samples(self, rollouts: Sequence[Rollout], rewards: Rewards, count: int) -> Iterator[str]:
         """Lines for the first responses: of the same prompts at every evaluation."""
         for rollout, reward in zip(rollouts[:count], rewards.tolist(), strict=False):
@@ -116,21 +132,6 @@ class Completions:
 
     def _text(self, rollout: Rollout) -> str:
         return self._tokenizer.decode(rollout.tokens.tolist())
-
-
-def _by_function(functions: Sequence[FunctionScores]) -> list[dict[str, dict[str, float | None]]]:
-    """The field `rewards` of each response: scores without their weights, null where there is none."""
-    rows = zip(*(one.scores for one in functions), strict=True)
-    names = [one.name for one in functions]
-    return [
-        {
-            "rewards": {
-                name: None if isinstance(x, Failure) else x
-                for name, x in zip(names, row, strict=True)
-            }
-        }
-        for row in rows
-    ]
 
 
 def _shortened(text: str) -> str:

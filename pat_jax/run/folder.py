@@ -18,6 +18,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoint import newest_meta
 from pat_jax.run.metrics import METRICS_FILE
+from pat_jax.run.samples_page import SAMPLES_FILE
 
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
@@ -51,7 +52,15 @@ def _is_used(folder: Path) -> bool:
 
 
 def _check_kinds(folder: Path, option: str) -> None:
-    for name in (CONFIG_FILE, METRICS_FILE, LOG_FILE, LOCK_FILE, "rollout.json", "rollout.png"):
+    for name in (
+        CONFIG_FILE,
+        METRICS_FILE,
+        LOG_FILE,
+        LOCK_FILE,
+        "rollout.json",
+        "rollout.png",
+        SAMPLES_FILE,
+    ):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
     for name in (CHECKPOINTS, "tensorboard"):

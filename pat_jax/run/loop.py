@@ -31,7 +31,7 @@ from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.beginning import begin
 from pat_jax.run.checkpoint import Checkpointer
-from pat_jax.run.collect import Collector
+from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions, Heard
 from pat_jax.run.export import export_policy
@@ -55,6 +55,7 @@ from pat_jax.run.scoring import try_out, wait_for_rewards
 from pat_jax.run.setup import Setup
 from pat_jax.run.speed import describe_memory, describe_update
 from pat_jax.run.stop_signals import Stopped, StopSignals
+from pat_jax.run.trackers.asked_for import begin_trackers
 from pat_jax.run.words import closing
 from pat_jax.training.build import learning_rates, micro_shapes
 from pat_jax.training.trainer import UpdateResult
@@ -79,6 +80,7 @@ class Run:
             folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=setup.fingerprint
         )
         log_to(folder / LOG_FILE)
+        self.trackers = begin_trackers(config, folder)
         self.progress = Progress(config.steps)
         every = config.checkpoint.every
         self.saves = Saves(self.checkpoints, every, config.steps, self.progress.print)
@@ -103,7 +105,9 @@ class Run:
     def learn(self) -> None:
         self.steps_done = self.first_step
         resume_step = self.first_step + 1 if self.config.resume else None
-        writer = MetricsWriter(self.folder, resume_step=resume_step)
+        writer = MetricsWriter(
+            self.folder, resume_step=resume_step, trackers=self.trackers, say=self.progress.print
+        )
         with writer as self.metrics, self.completions, self.lazy or nullcontext():
             for step in range(self.first_step, self.config.steps):
                 self.iterate(step)
@@ -136,7 +140,7 @@ class Run:
                 measured |= {"train/padding_efficiency": batch.padding_efficiency}
                 measured |= self.describe_update(groups, result)
             measured |= describe_memory(self.devices) | clock.metrics
-            self.end_step(step + 1, last.report, measured | {"timing/step": clock.elapsed})
+            self.end_step(step + 1, last, measured | {"timing/step": clock.elapsed})
 
     def describe_update(
         self, groups: Sequence[RolloutGroup], result: UpdateResult
@@ -147,9 +151,12 @@ class Run:
         speed = describe_update(model, self.devices, groups, passes=passes, seconds=seconds)
         return speed | {"train/learning_rate": float(rate)}
 
-    def end_step(self, step: int, report: RolloutReport, measured: dict[str, Any]) -> None:
-        self.report, self.steps_done = report, step
+    def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
+        self.report, self.steps_done = last.report, step
         self.metrics.write(step, measured)
+        if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
+            few = self.completions.few(last.groups, last.rewards, last.scores)
+            self.metrics.samples(step, few)
         self.progress.step(step, measured)
         if self.saves.is_due(step):
             self.save(step)

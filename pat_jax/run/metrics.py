@@ -1,38 +1,29 @@
-"""What a run measured: metrics.jsonl, one flushed line per write, and TensorBoard event files.
+"""What a run measured: metrics.jsonl, one flushed line per write, and whatever tracks the run beside it.
 
-Knows names and numbers. Does not know what they mean (`progress.py` shows some of them).
+Knows names and numbers. Does not know what they mean (`progress.py` shows some of them, docs/metrics.md
+explains all).
 
-Names are `namespace/name`: `reward/*`, `rollout/*`, `train/*`, `eval/*`, `timing/*` (seconds).
+Names are `namespace/name`: `reward/*`, `rollout/*`, `train/*`, `eval/*`, `progress/*`, `memory/*`,
+`timing/*` (seconds).
 """
 
 import json
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tensorboardX import SummaryWriter
-from tensorboardX.record_writer import register_writer_factory
-
-from pat_jax.common.files import PatientFile, open_lines
+from pat_jax.common.files import open_lines
+from pat_jax.run.samples import Sample
+from pat_jax.run.samples_page import SamplesPage
+from pat_jax.run.trackers.tensorboard import TensorBoard
+from pat_jax.run.trackers.tracker import Guarded, Tracker
 
 METRICS_FILE = "metrics.jsonl"
 
-_PATIENT = "patient"  # the prefix of paths that TensorBoard's writer is to open as patient files
-
-
-class _PatientRecords:
-    """Without it a full disk ends the writer's thread, and the run with it where its queue is full."""
-
-    def open(self, path: str) -> PatientFile:
-        return PatientFile(path.removeprefix(f"{_PATIENT}:"))
-
-    def directory_check(self, path: str) -> None:
-        Path(path.removeprefix(f"{_PATIENT}:")).mkdir(parents=True, exist_ok=True)
-
-
-register_writer_factory(_PATIENT, _PatientRecords())
+log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
@@ -43,24 +34,48 @@ class MetricsWriter:
       resume_step: the first step that a resumed run repeats, the one after its checkpoint. A
         `resume` line is appended, and readers drop what the interrupted run had written from this
         step on.
+      trackers: beside TensorBoard, by name; closed with this.
+      say: told once of each tracker that fails.
     """
 
-    def __init__(self, run_dir: str | Path, *, resume_step: int | None = None):
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        resume_step: int | None = None,
+        trackers: Mapping[str, Tracker] | None = None,
+        say: Callable[[str], None] = log.warning,
+    ):
         folder = Path(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open_lines(folder / METRICS_FILE)
-        events = f"{_PATIENT}:{folder / 'tensorboard'}"
-        self._tensorboard = SummaryWriter(events, purge_step=resume_step)
+        self._tensorboard = TensorBoard(folder / "tensorboard", resume_step)
+        every = {"tensorboard": self._tensorboard, **(trackers or {})}
+        self._trackers = [Guarded(name, tracker, say) for name, tracker in every.items()]
+        self._page = SamplesPage(folder, resume_step)
         if resume_step is not None:
             self.event("resume", step=resume_step)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics of `step`: numbers, scalar arrays, or text (which TensorBoard skips)."""
+        """Write the metrics of `step`: numbers, scalar arrays, or text (which trackers do not get)."""
         row = {name: _plain(name, value) for name, value in metrics.items()}
         self._append({"step": step, "time": time.time()} | row)
-        for name, value in row.items():
-            if not isinstance(value, str):
-                self._tensorboard.add_scalar(name, math.nan if value is None else value, step)
+        numbers = {
+            name: math.nan if value is None else value
+            for name, value in row.items()
+            if not isinstance(value, str)
+        }
+        for tracker in self._trackers:
+            tracker.write(step, numbers)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Show a few responses of `step`: on a page in the folder, and where the trackers do."""
+        try:
+            self._page.samples(step, samples)
+        except OSError as error:  # such as a full disk: the page of the next time has these as well
+            log.warning("samples of step %d: %s", step, error)
+        for tracker in self._trackers:
+            tracker.samples(step, samples)
 
     def flush(self) -> None:
         """TensorBoard's events too are on disk when this returns; lines always are."""
@@ -72,7 +87,8 @@ class MetricsWriter:
 
     def close(self) -> None:
         self._file.close()
-        self._tensorboard.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""A plan as one HTML file: everything in it, readable offline and at any width, light or dark."""
+"""A plan as one HTML file."""
 
 from collections.abc import Iterator
 from html import escape
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.text_table import percent, shown
+from pat_jax.common.web_page import web_page
 from pat_jax.profiling.capacity.charts import (
     details,
     html_table,
@@ -49,13 +50,14 @@ def page(report: PlanReport) -> str:
         _limits(report),
         _sources(report),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}: a plan by pat_jax</title>"
-        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>"
+    header = (
         f"<header><p>Plan before you rent</p><h1>{escape(title)}</h1>"
-        f"<p>{_workload(report)}</p>{_warnings(report)}</header>{''.join(sections)}</main></body></html>\n"
+        f"<p>{_workload(report)}</p>{_warnings(report)}</header>"
+    )
+    return web_page(
+        f"{title}: a plan by pat_jax",
+        f"{header}{''.join(sections)}",
+        STYLE.read_text(encoding="utf-8"),
     )
 
 

@@ -41,12 +41,21 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
 def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     run_dir, _ = finished
     names = {path.name for path in run_dir.iterdir()}
-    files = {"config.yaml", "metrics.jsonl", "rollout.png", "rollout.json", "run.log"}
+    files = {
+        "config.yaml",
+        "metrics.jsonl",
+        "rollout.png",
+        "rollout.json",
+        "run.log",
+        "samples.html",
+    }
     assert names == files | {".lock", "profile.json", "checkpoints", "tensorboard"}
     assert (run_dir / "rollout.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()
-    assert b"reward/mean" in events.read_bytes()
+    assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
+    page = (run_dir / "samples.html").read_text()
+    assert 'id="step-1"' in page and 'id="step-2"' not in page
 
 
 def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):

@@ -13,7 +13,11 @@ _SAME = tuple(
     model model_name_or_path model_path model_name pretrained_model_name_or_path pretrain
     data dataset dataset_name dataset_path train_files train_file train_data prompt_data
     reward reward_funcs reward_fn reward_function custom_reward_function reward_manager
-    run_dir out output_dir default_local_dir save_path ckpt_path checkpoint_dir output_file
+    run_dir out output_dir default_local_dir save_path ckpt_path checkpoint_dir output_file \
+        run_name experiment_name
+    trackers report_to logger loggers use_wandb
+    tracker_project project_name wandb_project
+    log_samples_every log_completions_steps completions_log_steps num_completions_to_log
     prompts input_file input prompts_file
     resume resume_from_checkpoint resume_mode load_checkpoint
     steps max_steps num_steps total_steps total_training_steps num_train_epochs total_epochs
