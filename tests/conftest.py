@@ -4,8 +4,10 @@ Runs before any test module is imported, and so before any backend starts.
 """
 
 import gc
+import logging
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,16 @@ class FilesAndEngines(LoadFileScheduling):
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndEngines | None:
     return FilesAndEngines(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that ran in this process keeps its log from nobody else."""
+    package = logging.getLogger("pat_jax")
+    before = package.handlers[:], package.level, package.propagate, logging.raiseExceptions
+    yield
+    package.handlers[:], level, package.propagate, logging.raiseExceptions = before
+    package.setLevel(level)
 
 
 def pytest_collection_finish() -> None:
