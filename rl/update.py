@@ -151,7 +151,7 @@ def make_schedule(
         np_: Any = (
             jnp if isinstance(count, jax.Array) else np
         )  # on the host nothing compiles for it
-        step = np_.asarray(count, np.float32)
+        step = np_.asarray(count, float)
         warm_up = np_.minimum(1.0, (step + 1.0) / max(warmup_steps, 1))
         progress = np_.clip((step - warmup_steps) / max(total_steps - warmup_steps, 1), 0.0, 1.0)
         decay = 0.5 * (1.0 + np_.cos(np.pi * progress)) if schedule == "cosine" else 1.0

@@ -174,8 +174,8 @@ def describe_rollouts(
     lengths = np.array([len(rollout.tokens) for rollout in rollouts])
     is_cut = np.array([rollout.finish is FinishReason.LENGTH for rollout in rollouts])
     return {
-        **_describe_lengths("rollout/length", lengths),
-        **_describe_lengths("rollout/ended_length", lengths[~is_cut]),
+        **_describe_lengths("rollout/length_", lengths),
+        **_describe_lengths("rollout/ended_length_", lengths[~is_cut]),
         "rollout/truncated": float(is_cut.mean()),
         "rollout/tokens": report.tokens,
         "rollout/tokens_per_s": report.tokens / report.total_s,
@@ -193,10 +193,11 @@ def describe_rollouts(
     }
 
 
-def _describe_lengths(name: str, lengths: np.ndarray) -> dict[str, float]:
+def _describe_lengths(prefix: str, lengths: np.ndarray) -> dict[str, float]:
     """Of no response there is nothing to say."""
     if not lengths.size:
         return {}
-    shares = {f"p{share}": np.percentile(lengths, share) for share in (50, 90, 99)}
+    percents = {"p50": 50, "p90": 90, "p99": 99}
+    shares = {key: np.percentile(lengths, percent) for key, percent in percents.items()}
     whole = {"min": lengths.min(), "mean": lengths.mean(), "max": lengths.max()}
-    return {f"{name}_{key}": float(value) for key, value in (whole | shares).items()}
+    return {f"{prefix}{key}": float(value) for key, value in (whole | shares).items()}
