@@ -19,13 +19,13 @@ from pat_jax.models.kv_cache import LayerCache
 from pat_jax.models.layers import (
     Rotation,
     angles,
-    attend,
     linear,
     rms_norm,
     rope_frequencies,
     rotate,
 )
 from pat_jax.models.partition import Partition, Whole
+from pat_jax.models.row_attention import attend_rows
 
 Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
 Cache = TypeVar("Cache", bound=LayerCache)
@@ -118,7 +118,7 @@ class Attention(nnx.Module):
         queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         queries = partition.constrain(queries, "batch", None, "kv_heads", "queries_per_kv", None)
         if cache is None:
-            attended = attend(
+            attended = attend_rows(
                 queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), positions
             )
         else:
@@ -206,8 +206,9 @@ class Transformer(nnx.Module):
     ) -> tuple[Float[Array, "rows length embed"], tuple[Cache, ...] | None]:
         """Final hidden states, and the cache with these tokens written into it.
 
-        Without a cache a token sees those before it in `tokens`; with one, everything in its row
-        up to its own position. `remat` recomputes each layer in the backward pass.
+        Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
+        token sees those before it in its own. With one it sees everything in its row up to its own
+        position. `remat` recomputes each layer in the backward pass.
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)

@@ -1,14 +1,15 @@
 """From responses to arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
 
-A row is prompt + response, padded on the right with token 0. The per-token arrays have the shape of
-`tokens` and belong to its *targets*: position t describes the token at t + 1, the one that the
-hidden state at t predicts. Hence a response of n tokens after a prompt of p occupies positions
-p - 1 … p + n - 2, and the last column is always empty. Everything here runs on the host.
+A row holds examples, prompt + response, one behind the other (`packing.py`), and token 0 behind the
+last. The per-token arrays have the shape of `tokens` and belong to its *targets*: position t
+describes the token at t + 1, the one that the hidden state at t predicts. Hence a response of n
+tokens after a prompt of p occupies positions p - 1 … p + n - 2 from where its example begins, and
+the last column is always empty. Everything here runs on the host.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.logprobs import next_tokens
+from pat_jax.rl.packing import Shape, Spot, pack_rows
 from pat_jax.rl.types import FinishReason, RolloutGroup
 
 Aggregation = Literal["token", "sequence", "constant"]
@@ -30,7 +32,8 @@ COLUMNS = ("advantages", "behavior_logprobs", "sampled_logprobs")
 class MicroBatch:
     """One forward-backward pass. Empty rows and positions are 0 everywhere."""
 
-    tokens: Int[AnyArray, "rows length"]  # prompt + response, int32
+    tokens: Int[AnyArray, "rows length"]  # prompt + response, of one example after the other
+    positions: Int[AnyArray, "rows length"]  # of the token in its example, from 0
     # Which of the row's responses the target is a token of, from 1; 0: it is a token of none.
     responses: Int[AnyArray, "rows length"]
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
@@ -86,7 +89,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """One row before it is packed."""
+    """One prompt and response before they are packed."""
 
     prompt: Sequence[int] | np.ndarray
     response: np.ndarray  # int[n]
@@ -106,27 +109,8 @@ class Example:
 
     @property
     def targets(self) -> slice:
-        """The positions that predict its response, in a row that begins with it."""
+        """The positions that predict its response, from its beginning."""
         return slice(len(self.prompt) - 1, len(self) - 1)
-
-
-def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[tuple[int, int]]:
-    """Every (rows, length) a micro-batch can have, shortest first: compile these ahead of time.
-
-    Args:
-      buckets: lengths in tokens, strictly increasing; the last must hold the longest row.
-      budget: rows * length in tokens, all devices together; exceeded only where `row_multiple`
-        rows are already more.
-      row_multiple: the number of shards that the rows are split into.
-    """
-    if not buckets or buckets[0] < 1 or any(a >= b for a, b in pairwise(buckets)):
-        raise ValueError(f"buckets must be positive and strictly increasing; got {list(buckets)}.")
-    if row_multiple < 1:
-        raise ValueError(f"row_multiple must be at least 1; got {row_multiple}.")
-    return [
-        (max(row_multiple, budget // length // row_multiple * row_multiple), length)
-        for length in buckets
-    ]
 
 
 def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> MicroBatch:
@@ -137,6 +121,7 @@ def abstract_micro_batch(rows: int, length: int, columns: Iterable[str]) -> Micr
 
     return MicroBatch(
         tokens=per_token(np.int32),
+        positions=per_token(np.int32),
         responses=per_token(np.int32),
         weights=per_token(np.float32),
         columns={name: per_token(np.float32) for name in columns},
@@ -148,7 +133,7 @@ def to_train_batch(
     advantages: Float[np.ndarray, "groups samples"] | Sequence[Sequence[np.ndarray]],
     *,
     mini_batch_size: int,
-    micro_shapes: Sequence[tuple[int, int]],
+    micro_shapes: Sequence[Shape],
     aggregation: Aggregation,
     truncated: Literal["mask", "score"],
     max_completion_length: int = 0,
@@ -160,7 +145,7 @@ def to_train_batch(
       advantages: one for each rollout or for each of its tokens, in the order of `groups` and of
         their rollouts; the tokens of one without, NaN, have weight 0.
       mini_batch_size: prompts in one mini-batch; the last may hold fewer.
-      micro_shapes: from `shapes`.
+      micro_shapes: from `packing.shapes`.
       aggregation: how tokens are weighted, see `token_weights`.
       truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
       max_completion_length: tokens of the longest response, what "constant" divides by.
@@ -200,7 +185,7 @@ def _examples(
 def to_supervised_batch(
     demonstrations: Sequence[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]],
     *,
-    micro_shapes: Sequence[tuple[int, int]],
+    micro_shapes: Sequence[Shape],
     aggregation: Aggregation = "token",
 ) -> Sequence[MicroBatch]:
     """One mini-batch of (prompt tokens, response tokens), the end-of-sequence token included.
@@ -215,55 +200,31 @@ def to_supervised_batch(
     return pack(examples, micro_shapes, aggregation)[0]
 
 
-def length_grouped(
-    demonstrations: Sequence[tuple[Sequence[int], Sequence[int]]],
-    micro_shapes: Sequence[tuple[int, int]],
-    *,
-    max_rows: int,
-) -> list[list[tuple[Sequence[int], Sequence[int]]]]:
-    """The demonstrations in batches that fill one micro-batch each, of one length bucket each."""
-    batches = []
-    for (rows, length), shorter in zip(
-        micro_shapes, [0, *(length for _, length in micro_shapes)], strict=False
-    ):
-        members = [d for d in demonstrations if shorter < len(d[0]) + len(d[1]) <= length]
-        size = min(rows, max_rows)
-        batches += [members[i : i + size] for i in range(0, len(members), size)]
-    return batches
-
-
 def pack(
     examples: Sequence[Example],
-    micro_shapes: Sequence[tuple[int, int]],
+    micro_shapes: Sequence[Shape],
     aggregation: Aggregation,
     max_completion_length: int = 0,
 ) -> tuple[list[MicroBatch], list[Place]]:
-    """One mini-batch: every example in one row of one micro-batch, in as few of these as possible.
-
-    All shapes cost about the same budget, and a shorter one has at least as many rows; so filling
-    up from the longest example down needs the fewest. Equal lengths keep their order.
+    """One mini-batch, every example once.
 
     Returns:
       The micro-batches, and where each example lies, as in a batch of one mini-batch.
+
+    Raises:
+      ValueError: an example is longer than every row.
     """
-    longest = max((len(example) for example in examples), default=0)
-    if longest > micro_shapes[-1][1]:
-        raise ValueError(
-            f"an example of {longest} tokens does not fit the longest bucket, {micro_shapes[-1][1]}. "
-            f"Usual cause: buckets made for another max_prompt_length + max_completion_length."
-        )
+    packing = pack_rows([len(example) for example in examples], micro_shapes)
     weights = token_weights(examples, aggregation, max_completion_length)
-    rest = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
-    micro_batches, places = [], {}
-    while rest:
-        rows, length = next(s for s in micro_shapes if s[1] >= len(examples[rest[0]]))
-        chosen, rest = rest[:rows], rest[rows:]
-        for row, i in enumerate(chosen):
-            places[i] = Place(0, len(micro_batches), row, examples[i].targets)
-        micro_batches.append(
-            _fill([examples[i] for i in chosen], [weights[i] for i in chosen], rows, length)
-        )
-    return micro_batches, [places[i] for i in range(len(examples))]
+    micro_batches = [_empty(shape) for shape in packing.shapes]
+    for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
+        _write(micro_batches[spot.micro], spot, example, weight)
+    targets = [
+        slice(spot.start + example.targets.start, spot.start + example.targets.stop)
+        for example, spot in zip(examples, packing.spots, strict=True)
+    ]
+    places = zip(packing.spots, targets, strict=True)
+    return micro_batches, [Place(0, spot.micro, spot.row, at) for spot, at in places]
 
 
 def token_weights(
@@ -302,23 +263,29 @@ def token_weights(
             )
 
 
-def _fill(
-    examples: Sequence[Example], weights: Sequence[float], rows: int, length: int
-) -> MicroBatch:
-    tokens = np.zeros((rows, length), np.int32)
-    responses = np.zeros((rows, length), np.int32)
-    token_weights = np.zeros((rows, length), np.float32)
-    columns = {name: np.zeros((rows, length), np.float32) for name in COLUMNS}
-    for row, (example, weight) in enumerate(zip(examples, weights, strict=True)):
-        num_prompt, total, targets = len(example.prompt), len(example), example.targets
-        tokens[row, :num_prompt] = example.prompt
-        tokens[row, num_prompt:total] = example.response
-        responses[row, targets] = 1
-        token_weights[row, targets] = weight
-        columns["advantages"][row, targets] = example.advantage
-        columns["behavior_logprobs"][row, targets] = example.behavior_logprobs
-        columns["sampled_logprobs"][row, targets] = example.sampled_logprobs
-    return MicroBatch(tokens, responses, token_weights, columns)
+def _empty(shape: Shape) -> MicroBatch:
+    per_token = {name: np.zeros(shape, np.float32) for name in ("weights", *COLUMNS)}
+    return MicroBatch(
+        tokens=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+        responses=np.zeros(shape, np.int32),
+        weights=per_token.pop("weights"),
+        columns=per_token,
+    )
+
+
+def _write(micro: MicroBatch, spot: Spot, example: Example, weight: float) -> None:
+    row, total, num_prompt = spot.row, len(example), len(example.prompt)
+    whole = slice(spot.start, spot.start + total)
+    targets = slice(spot.start + num_prompt - 1, spot.start + total - 1)
+    micro.tokens[row, whole][:num_prompt] = example.prompt
+    micro.tokens[row, whole][num_prompt:] = example.response
+    micro.positions[row, whole] = np.arange(total)
+    micro.responses[row, targets] = spot.number
+    micro.weights[row, targets] = weight
+    micro.columns["advantages"][row, targets] = example.advantage
+    micro.columns["behavior_logprobs"][row, targets] = example.behavior_logprobs
+    micro.columns["sampled_logprobs"][row, targets] = example.sampled_logprobs
 
 
 def _padding_efficiency(num_tokens: int, mini_batches: Sequence[Sequence[MicroBatch]]) -> float:

@@ -41,7 +41,8 @@ class PolicyUpdate:
     state where it is replaced.
     """
 
-    forward: Callable[[Params, Array], Array]  # params, tokens[rows, length] -> hidden states
+    # params, tokens[rows, length] and their positions -> hidden states
+    forward: Callable[[Params, Array, Array], Array]
     logits: Callable[[Params, Array], Array]  # params, hidden states -> logits, padding included
     optimizer: optax.GradientTransformation
     vocab_size: int  # without padding
@@ -59,12 +60,15 @@ class PolicyUpdate:
 
     def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
         """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
-        logprobs, entropy = self._logprobs(params, micro.tokens, micro.targets, self.temperature)
+        logprobs, entropy = self._logprobs(
+            params, micro.tokens, micro.positions, micro.targets, self.temperature
+        )
         return jnp.where(micro.mask, logprobs, 0.0), jnp.where(micro.mask, entropy, 0.0)
 
     def score_step(self, params: Params, tokens: Int[Array, "rows length"]) -> PerToken:
         """log π(next token) in nats at each position but the last, by the model alone."""
-        return self._logprobs(params, tokens, next_tokens(tokens), 1.0)[0]
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+        return self._logprobs(params, tokens, positions, next_tokens(tokens), 1.0)[0]
 
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
@@ -79,6 +83,7 @@ class PolicyUpdate:
             logprobs, entropy = self._logprobs(
                 params,
                 micro.tokens,
+                micro.positions,
                 micro.targets,
                 self.temperature,
                 has_entropy_gradient=self.loss.has_entropy_gradient,
@@ -108,12 +113,13 @@ class PolicyUpdate:
         self,
         params: Params,
         tokens: Array,
+        positions: Array,
         targets: Array,
         temperature: float,
         *,
         has_entropy_gradient: bool = False,
     ) -> tuple[PerToken, PerToken]:
-        hidden = self.forward(params, tokens)
+        hidden = self.forward(params, tokens, positions)
         return token_logprobs(
             hidden,
             targets,

@@ -197,7 +197,7 @@ class WarmStartConfig:
     steps: int = 0
     """Supervised steps before reinforcement learning; 0 skips the stage."""
     batch_size: int = 64
-    """Demonstrations in one supervised step, at most; those of like length go together."""
+    """Demonstrations in one supervised step, at most; no more than one micro-batch holds."""
     learning_rate: float = 1e-3
     """Peak learning rate of the supervised stage (cosine to zero)."""
 

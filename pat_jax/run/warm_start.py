@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pat_jax.config.run import RunConfig
-from pat_jax.rl.batches import MicroBatch, length_grouped, to_supervised_batch
+from pat_jax.rl.batches import MicroBatch, to_supervised_batch
+from pat_jax.rl.packing import single_passes
 from pat_jax.rl.update import TrainState
 from pat_jax.run.progress import Progress
 from pat_jax.run.setup import Setup
@@ -42,11 +43,12 @@ def warm_start(
 def _batches(
     config: RunConfig, task: Task, shapes: Sequence[tuple[int, int]]
 ) -> Iterator[Sequence[MicroBatch]]:
-    """Batches of demonstrations of like length: a long one does not pad the short ones."""
+    """Batches of demonstrations, as many as one micro-batch holds."""
     size = config.warm_start.batch_size
     assert task.demonstrations is not None  # check_task refuses a warm start without
     for draw in itertools.count():
         shown = task.demonstrations(draw, 8 * size)
-        batches = length_grouped(shown, shapes, max_rows=size)
+        lengths = [len(prompt) + len(response) for prompt, response in shown]
+        batches = single_passes(lengths, shapes[-1], max_examples=size)
         for i in np.random.default_rng((config.seed, draw)).permutation(len(batches)):
-            yield to_supervised_batch(batches[i], micro_shapes=shapes)
+            yield to_supervised_batch([shown[n] for n in batches[i]], micro_shapes=shapes)

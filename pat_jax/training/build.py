@@ -17,7 +17,7 @@ from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
-from pat_jax.rl.batches import shapes
+from pat_jax.rl.packing import shapes
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import PolicyUpdate, make_optimizer, make_schedule
 from pat_jax.training.trainer import Trainer, model_functions

@@ -34,12 +34,11 @@ Record = tuple[Sums, Array, Array]  # of an optimizer step: metrics, norm, wheth
 
 def model_functions(
     policy: Policy, layout: Layout, dtype: jnp.dtype, *, remat: bool = True
-) -> tuple[Callable[[Params, Array], Array], Callable[[Params, Array], Array]]:
-    """forward(params, tokens) and logits(params, hidden), as `rl.update` wants them."""
+) -> tuple[Callable[[Params, Array, Array], Array], Callable[[Params, Array], Array]]:
+    """forward(params, tokens, positions) and logits(params, hidden), as `rl.update` wants them."""
     partition = AutoPartition(layout)
 
-    def forward(params: Params, tokens: Array) -> Array:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
+    def forward(params: Params, tokens: Array, positions: Array) -> Array:
         model = policy.bind(params)
         return model(tokens, positions, partition=partition, dtype=dtype, remat=remat)[0]
 

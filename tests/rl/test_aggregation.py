@@ -64,13 +64,14 @@ def test_the_loss_is_the_papers_and_the_metrics_are_means(
         columns = jax.tree.map(jnp.asarray, micro.columns | {"old_logprobs": old})
         sums = loss.add(sums, loss(new32, jnp.zeros_like(new32), columns, weights)[1])
         advantages = micro.columns["advantages"].astype(np.float64)
-        for row, at in enumerate(micro.mask):
-            if at.any():
+        for row, in_row in enumerate(micro.responses):
+            for number in range(1, in_row.max() + 1):
+                at = in_row == number
                 (advantage,) = set(advantages[row, at])  # one for the whole response
                 ratio = np.exp(new[row, at].astype(np.float64) - old[row, at])
                 term = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
                 terms[float(advantage)] = term
-                if micro.weights[row].any():
+                if micro.weights[row, at].any():
                     gap = np.abs(old[row, at] - micro.columns["behavior_logprobs"][row, at])
                     gaps.append((gap, 1.0 if aggregation != "sequence" else 1 / len(gap)))
     flat = [finish is CUT for responses in RESPONSES for _, finish in responses]

@@ -17,10 +17,10 @@ from pat_jax.rl.batches import (
     MicroBatch,
     TrainBatch,
     abstract_micro_batch,
-    shapes,
     to_supervised_batch,
     to_train_batch,
 )
+from pat_jax.rl.packing import shapes
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 
 BUCKETS = (4, 8, 16)
@@ -194,27 +194,6 @@ def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     targets = jax.jit(lambda micro: micro.targets)(micro)
     np.testing.assert_array_equal(targets[0, micro.mask[0]], [3, 4, 5])
     assert batch.padding_efficiency == 5 / 16
-
-
-def test_shapes_are_the_budget_in_whole_multiples_of_the_row_shards():
-    assert shapes((64, 128, 200), budget=1000, row_multiple=4) == [(12, 64), (4, 128), (4, 200)]
-    assert shapes((64, 128), budget=1024, row_multiple=1) == [(16, 64), (8, 128)]
-
-
-@pytest.mark.parametrize("buckets", [(), (8, 8), (16, 8), (0, 8)])
-def test_buckets_that_do_not_increase_are_refused(buckets):
-    with pytest.raises(ValueError, match="strictly increasing"):
-        shapes(buckets, 64, 1)
-
-
-def test_packing_fills_from_the_longest_down_and_keeps_the_order_of_equals():
-    demonstrations = [
-        ([token], [token] * (n - 1)) for token, n in enumerate((3, 12, 4, 3, 9, 3), 1)
-    ]
-    micro_batches = to_supervised_batch(demonstrations, micro_shapes=shapes(BUCKETS, 32, 2))
-    first_tokens = [micro.tokens[:, 0].tolist() for micro in micro_batches]
-    assert first_tokens == [[2, 5], [3, 1, 4, 6, 0, 0, 0, 0]]
-    assert [micro.tokens.shape for micro in micro_batches] == [(2, 16), (8, 4)]
 
 
 def test_a_mini_batch_without_anything_in_the_loss_has_no_weight():

@@ -10,8 +10,9 @@ import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 
 from pat_jax.rl.advantages import group_advantages
-from pat_jax.rl.batches import MicroBatch, shapes, to_supervised_batch, to_train_batch
+from pat_jax.rl.batches import MicroBatch, to_supervised_batch, to_train_batch
 from pat_jax.rl.losses import Loss, Reduction, Sums
+from pat_jax.rl.packing import shapes
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.rl.update import PolicyUpdate, make_optimizer, zero_gradients
@@ -21,10 +22,12 @@ ON_POLICY = PolicyLoss(is_on_policy=True)
 WHOLE, SPLIT = [(16, 16)], shapes((8, 16), budget=32, row_multiple=2)
 
 
-def forward(params, tokens):
-    """A causal mean of the embeddings so far, mixed."""
-    positions = jnp.arange(1.0, 1.0 + tokens.shape[-1])[None, :, None]
-    context = jnp.cumsum(params["embedding"][tokens], axis=-2) / positions
+def forward(params, tokens, positions):
+    """A causal mean of the example's embeddings so far, mixed."""
+    at = jnp.arange(tokens.shape[-1])
+    back = at[:, None] - at[None]
+    is_seen = (back >= 0)[None] & (back[None] <= positions[..., None])
+    context = is_seen @ params["embedding"][tokens] / (1.0 + positions[..., None])
     return jnp.tanh(context @ params["mix"] + params["mix_bias"][None, None])
 
 
@@ -132,7 +135,9 @@ def test_the_gradient_is_that_of_the_responses_one_by_one_without_padding():
         for group, row in zip(groups, advantages, strict=True):
             for rollout, advantage in zip(group.rollouts, row, strict=True):
                 tokens = jnp.array([*group.prompt.tokens, *rollout.tokens])
-                scores = logits(params, forward(params, tokens[None, :-1]))[0, :, :VOCAB]
+                scores = logits(
+                    params, forward(params, tokens[None, :-1], jnp.arange(len(tokens) - 1)[None])
+                )[0, :, :VOCAB]
                 logprobs = jax.nn.log_softmax(scores / temperature)
                 first = len(group.prompt.tokens) - 1
                 picked = logprobs[jnp.arange(len(tokens) - 1), tokens[1:]][first:]

@@ -26,6 +26,7 @@ def micro_batches() -> Iterator[MicroBatch]:
         mask = np.arange(LENGTH) < rng.integers(4, LENGTH, ROWS)[:, None]
         yield MicroBatch(
             tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
+            positions=np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH)),
             responses=mask.astype(np.int32),
             weights=np.where(mask, 1 / 100, 0).astype(np.float32),
             columns={

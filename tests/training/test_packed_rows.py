@@ -1,0 +1,120 @@
+"""Packed rows and rows of one example give the same update, whatever the loss sums over."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from chex import assert_trees_all_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainers import CHAIN, CONFIG, POLICY, host_weights
+
+from pat_jax.models.policy import Params
+from pat_jax.rl.batches import MicroBatch, TrainBatch, to_train_batch
+from pat_jax.rl.losses import Sums
+from pat_jax.rl.packing import shapes
+from pat_jax.rl.policy_loss import Correction, PolicyLoss, Ratio
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.rl.update import PolicyUpdate, zero_gradients
+from pat_jax.training.trainer import model_functions
+
+LENGTH, MOST = 48, 8
+SHAPES = shapes((12, 24, LENGTH), budget=2 * LENGTH, row_multiple=1)
+# Of two prompts: tokens of the prompt, of each response, and how it ended.
+RESPONSE = st.tuples(st.integers(1, 24), st.sampled_from(FinishReason))
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 24), st.lists(RESPONSE, min_size=MOST // 2, max_size=MOST // 2)),
+    min_size=2,
+    max_size=2,
+)
+
+
+def batch_of(lengths, rng: np.random.Generator) -> TrainBatch:
+    groups = []
+    for number, (prompt_length, responses) in enumerate(lengths):
+        prompt = Prompt(number, tuple(rng.integers(0, 61, prompt_length).tolist()), "", {})
+        rollouts = [
+            Rollout(
+                prompt,
+                i,
+                rng.integers(0, 61, length, np.int32),
+                -rng.exponential(4.0, length).astype(np.float32),
+                finish,
+                -rng.exponential(4.0, length).astype(np.float32),
+            )
+            for i, (length, finish) in enumerate(responses)
+        ]
+        groups.append(RolloutGroup(prompt, rollouts))
+    batch = to_train_batch(
+        groups,
+        rng.normal(size=(len(groups), MOST // 2)),
+        mini_batch_size=len(groups),
+        micro_shapes=SHAPES,
+        aggregation="sequence",
+        truncated="mask",
+    )
+    for name in ("old_logprobs", "reference_logprobs"):
+        known = batch.by_response("behavior_logprobs")
+        near = [one + rng.normal(0, 0.05, one.shape).astype(np.float32) for one in known]
+        batch = batch.with_column(name, near)
+    return batch
+
+
+def one_a_row(batch: TrainBatch) -> MicroBatch:
+    """The same examples at the beginning of a row each."""
+    (mini,) = batch.mini_batches
+    arrays, tree = jax.tree.flatten(mini[0])
+    moved = [np.zeros((MOST, LENGTH), x.dtype) for x in arrays]
+    for row, at in enumerate(batch.places):
+        micro = mini[at.micro]
+        start = at.targets.start - int(micro.positions[at.row, at.targets.start])
+        length = at.targets.stop + 1 - start
+        for to, source in zip(moved, jax.tree.leaves(micro), strict=True):
+            to[row, :length] = source[at.row, start : start + length]
+    alone = jax.tree.unflatten(tree, moved)
+    alone.responses[:] = alone.responses > 0
+    return alone
+
+
+@cache
+def gradient_of(loss: PolicyLoss):
+    forward, logits = model_functions(POLICY, CHAIN["dp8tp1"], jnp.float32, remat=True)
+    return jax.jit(PolicyUpdate(forward, logits, optax.sgd(1.0), CONFIG.vocab_size, loss).grad_step)
+
+
+def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Params, Sums]:
+    grads, sums = zero_gradients(host_weights()), loss.zero_sums()
+    for micro in micro_batches:
+        grads, sums = gradient_of(loss)(host_weights(), micro, grads, sums)
+    return jax.device_get((grads, sums))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "correction"),
+    [("token", "none"), ("sequence", "sequence_mask"), ("trajectory", "sequence_truncate")],
+)
+@settings(max_examples=8)
+@given(lengths=GROUPS, seed=st.integers(0, 1000))
+def test_packed_rows_give_the_update_of_rows_of_one_example(
+    ratio: Ratio, correction: Correction, lengths, seed
+):
+    loss = PolicyLoss(ratio=ratio, correction=correction, beta=0.1, entropy_coef=0.01)
+    batch = batch_of(lengths, np.random.default_rng(seed))
+    packed, sums = gradient(loss, batch.mini_batches[0])
+    wanted, wanted_sums = gradient(loss, [one_a_row(batch)])
+    size = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
+    assert_trees_all_close(packed, wanted, rtol=1e-4, atol=1e-5 * (size + 1e-6))
+    assert_trees_all_close(sums, wanted_sums, rtol=1e-4, atol=1e-5)
+
+
+def test_several_examples_share_a_row():
+    stop = FinishReason.STOP
+    batch = batch_of([(3, [(5, stop)] * 4), (7, [(9, stop)] * 4)], np.random.default_rng(0))
+    rows = {(at.micro, at.row) for at in batch.places}
+    assert len(rows) < len(batch.places) == MOST
+    assert max(micro.responses.max() for micro in batch.mini_batches[0]) > 1
+    assert batch.padding_efficiency > 0.9
