@@ -65,6 +65,9 @@ def logging_as_it_was() -> Iterator[None]:
     package = logging.getLogger("pat_jax")
     before = package.handlers[:], package.level, package.propagate, logging.raiseExceptions
     yield
+    for handler in package.handlers:
+        if handler not in before[0]:
+            handler.close()
     package.handlers[:], level, package.propagate, logging.raiseExceptions = before
     package.setLevel(level)
 
