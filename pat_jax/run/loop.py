@@ -153,6 +153,7 @@ class Run:
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
         self.report, self.steps_done = last.report, step
+        self.totals = self.collector.totals
         self.metrics.write(step, measured)
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
@@ -173,13 +174,9 @@ class Run:
         self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
         began = begin(self.config, self.setup, self.checkpoints, self.progress)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
+        self.totals = began.totals
         self.collector = Collector(
-            self.config,
-            self.task,
-            self.scorer,
-            self.completions,
-            self.progress,
-            began.totals,
+            self.config, self.task, self.scorer, self.completions, self.progress, self.totals
         )
         self.warm_up(began.lengths)
 
@@ -263,7 +260,8 @@ class Run:
         if self.reference is not None:
             state["reference"] = self.reference
         meta = {"lengths": self.generator.lengths.to_json(), "config": self.config_text}
-        return state, meta | self.collector.totals.to_json()
+        # Of whole steps: what an abandoned one has drawn is drawn again.
+        return state, meta | self.totals.to_json()
 
     def stop(self, stopped: Stopped) -> None:
         """Saves what the run has done and says how to go on."""

@@ -146,7 +146,11 @@ def begin(scorer: RewardScorer, prompts: list[str], completions: list[str]):
             "exception",
             r"answered 500 Internal Server Error \('trace'\), in each of 2",
         ),
-        ((422, {"detail": "no"}), "refused", "answered 422 Unprocessable (Entity|Content) .*detail"),
+        (
+            (422, {"detail": "no"}),
+            "refused",
+            "answered 422 Unprocessable (Entity|Content) .*detail",
+        ),
         ((301, ""), "refused", "answered 301 Moved Permanently"),
         (
             (200, "no JSON"),
