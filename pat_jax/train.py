@@ -4,15 +4,11 @@ What happens is in `run/loop.py`.
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import datetime
 
 from pat_jax.common.devices import configure
 from pat_jax.config.command_line import parse, run_command
-from pat_jax.config.run import RunConfig
 from pat_jax.run.export import check_export_dir
-from pat_jax.run.folder import check_run_dir, saved_config
+from pat_jax.run.folder import check_run_dir, options_of_run
 from pat_jax.run.loop import Run
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
@@ -23,7 +19,7 @@ from pat_jax.run.trackers.asked_for import check_trackers
 def main() -> None:
     try:
         with StopSignals() as signals:
-            config = configuration(sys.argv[1:])
+            config = options_of_run(sys.argv[1:], parse)
             check_run_dir(config)
             check_trackers(config)
             check_export_dir(config)
@@ -32,16 +28,6 @@ def main() -> None:
                 Run(config, setup, scorer, signals).run()
     except Stopped as stop:
         leave(stop.exit_code)
-
-
-def configuration(argv: Sequence[str]) -> RunConfig:
-    """The options; those of a resumed run are its own, unless given again."""
-    config = parse(argv)
-    if config.resume:
-        return parse(["--config", str(saved_config(check_run_dir(config))), *argv])
-    if not config.run_dir:
-        config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
-    return config
 
 
 if __name__ == "__main__":

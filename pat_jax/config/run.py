@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.rules import (
+    COUNT_OR_ZERO,
     DEVICES,
     GIVEN,
     LAYOUT,
@@ -164,6 +165,7 @@ class RunConfig:
         check(self, "devices", DEVICES)
         check_rewards(self)
         check_tracking(self)
+        check(self, "log_samples_every", COUNT_OR_ZERO)
         check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
         path = matches(rf"|{LAYOUT}(,{LAYOUT})*", "layouts such as dp4tp2,dp2tp4")
         check(self, "switch_to", path)

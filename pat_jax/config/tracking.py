@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from pat_jax.common.rules import COUNT_OR_ZERO, GIVEN, check, require
+from pat_jax.common.rules import GIVEN, check, require
 
 TRACKERS = ("wandb", "trackio")
 
@@ -12,11 +12,14 @@ class TrackingOptions(Protocol):
     @property
     def trackers(self) -> Sequence[str]: ...
 
+    @property
+    def tracker_project(self) -> str: ...
+
 
 def check_tracking(config: TrackingOptions) -> None:
     """
     Raises:
-      OptionError: a tracker is not known, or a number is out of bounds.
+      OptionError: a tracker is not known, or its project has no name.
     """
     names = config.trackers
     require(
@@ -26,4 +29,3 @@ def check_tracking(config: TrackingOptions) -> None:
         f"{' or '.join(TRACKERS)}, each once (TensorBoard is always written)",
     )
     check(config, "tracker_project", GIVEN)
-    check(config, "log_samples_every", COUNT_OR_ZERO)

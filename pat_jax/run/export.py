@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.policy import Params
@@ -17,7 +18,7 @@ from pat_jax.training.build import DTYPES
 _NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
 
 
-def check_export_dir(config: RunConfig) -> None:
+def check_export_dir(config: AnyRun) -> None:
     """Raises UserError where the policy cannot be written to the folder that is asked for."""
     if not (name := config.checkpoint.export_dir):
         return

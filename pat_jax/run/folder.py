@@ -5,17 +5,18 @@ Knows files and the options that they were written with. Does not know what a ru
 
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
-from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoint import newest_meta
 from pat_jax.run.metrics import METRICS_FILE
 from pat_jax.run.samples_page import SAMPLES_FILE
@@ -23,8 +24,24 @@ from pat_jax.run.samples_page import SAMPLES_FILE
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
 
+Options = TypeVar("Options", bound=AnyRun)
 
-def check_run_dir(config: RunConfig) -> Path:
+
+def options_of_run(argv: Sequence[str], parse: Callable[[Sequence[str]], Options]) -> Options:
+    """The options that `argv` asks for; those of a resumed run are its own, unless given again.
+
+    Raises:
+      UserError: they are wrong, or there is no run to resume.
+    """
+    config = parse(argv)
+    if config.resume:
+        return parse(["--config", str(saved_config(check_run_dir(config))), *argv])
+    if not config.run_dir:
+        config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
+    return config
+
+
+def check_run_dir(config: AnyRun) -> Path:
     """The run's folder, if it can be written; not made yet.
 
     Raises:
@@ -91,11 +108,11 @@ def saved_config(folder: Path) -> Path:
     return path
 
 
-def changed_options(config: RunConfig, folder: Path) -> list[str]:
+def changed_options(config: AnyRun, folder: Path) -> list[str]:
     """Each option of a resumed run that is another than before, such as `seed 0 -> 1`."""
     if not config.resume:
         return []
-    before = parse(["--config", str(folder / CONFIG_FILE)])
+    before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
     old, new = _flat(asdict(before)), _flat(asdict(config))
     kept = ("run_dir", "resume")
     return [
@@ -113,7 +130,7 @@ def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def make_run_dir(config: RunConfig, folder: Path) -> BaseFileLock:
+def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
     """The first thing that a run writes.
 
     Returns:

@@ -4,20 +4,14 @@ Wires the rooms together. Knows no option of the command line and no array.
 """
 
 import logging
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pat_jax.common.files import replace_text
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.config.command_line import dump
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import describe_peak
@@ -30,33 +24,20 @@ from pat_jax.rl.reward_metrics import describe_evaluation
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.beginning import begin
-from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions, Heard
 from pat_jax.run.export import export_policy
-from pat_jax.run.folder import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    LOG_FILE,
-    changed_options,
-    log_to,
-    make_run_dir,
-)
 from pat_jax.run.generation import Generator
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.learning import training_batch
-from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.open_run import Kept, OpenRun
 from pat_jax.run.plot import plot_rollout
 from pat_jax.run.prepare import cost_planner, frozen, warm_up
-from pat_jax.run.progress import Progress, summarize
-from pat_jax.run.saves import Saves
 from pat_jax.run.scoring import try_out, wait_for_rewards
 from pat_jax.run.setup import Setup
 from pat_jax.run.speed import describe_memory, describe_update
 from pat_jax.run.stop_signals import Stopped, StopSignals
-from pat_jax.run.trackers.asked_for import begin_trackers
-from pat_jax.run.words import closing
 from pat_jax.training.build import learning_rates, micro_shapes
 from pat_jax.training.trainer import UpdateResult
 
@@ -71,22 +52,11 @@ class Run:
         self.trainer, self.task = setup.trainer, setup.task
         self.devices = list(setup.engine.mesh.devices.flat)
         self.learning_rates = learning_rates(config)
-        self.folder = folder = Path(config.run_dir)
-        self.lock = make_run_dir(config, folder)
-        self.changed = changed_options(config, folder)
-        self.config_text = dump(replace(config, resume=False))
-        replace_text(folder / CONFIG_FILE, self.config_text)
-        self.checkpoints = Checkpointer(
-            folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=setup.fingerprint
-        )
-        log_to(folder / LOG_FILE)
-        self.trackers = begin_trackers(config, folder)
-        self.progress = Progress(config.steps)
-        every = config.checkpoint.every
-        self.saves = Saves(self.checkpoints, every, config.steps, self.progress.print)
-        self.stopwatch, self.started = Stopwatch(), time.perf_counter()
+        self.open = OpenRun(config, "train", steps=config.steps, fingerprint=setup.fingerprint)
+        self.folder, self.progress = self.open.folder, self.open.progress
+        self.stopwatch = Stopwatch()
         self.completions = Completions(
-            setup.task.tokenizer, folder, is_asked=config.log_completions
+            setup.task.tokenizer, self.folder, is_asked=config.log_completions
         )
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
@@ -99,16 +69,16 @@ class Run:
             self.learn()
             self.finish()
         except Stopped as stop:
-            self.stop(stop)
+            self.open.stop(stop, self.steps_done, self.kept)
             raise
 
     def learn(self) -> None:
         self.steps_done = self.first_step
-        resume_step = self.first_step + 1 if self.config.resume else None
-        writer = MetricsWriter(
-            self.folder, resume_step=resume_step, trackers=self.trackers, say=self.progress.print
-        )
-        with writer as self.metrics, self.completions, self.lazy or nullcontext():
+        with (
+            self.open.metrics(self.first_step) as self.metrics,
+            self.completions,
+            self.lazy or nullcontext(),
+        ):
             for step in range(self.first_step, self.config.steps):
                 self.iterate(step)
             self.evaluate(self.config.steps)
@@ -159,8 +129,8 @@ class Run:
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.metrics.samples(step, few)
         self.progress.step(step, measured)
-        if self.saves.is_due(step):
-            self.save(step)
+        if self.open.saves.is_due(step):
+            self.open.save(step, self.kept(), self.metrics)
 
     def compile(self) -> None:
         announce(self.config, self.setup, self.progress)
@@ -169,10 +139,9 @@ class Run:
 
     def begin(self) -> None:
         """Parameters, optimizer and history: from the checkpoint, or from the start."""
-        if changed := ", ".join(self.changed):
-            self.progress.print(f"resumed with other options: {changed}")
+        self.open.tell_changes()
         self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
-        began = begin(self.config, self.setup, self.checkpoints, self.progress)
+        began = begin(self.config, self.setup, self.open.checkpoints, self.progress)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
         self.totals = began.totals
         self.collector = Collector(
@@ -247,43 +216,23 @@ class Run:
         for line in self.completions.samples(heard.rollouts, rewards, few):
             self.progress.print(line)
 
-    def save(self, step: int) -> None:
-        """After the step's metrics are written: a run resumed from here does not repeat it."""
-        start = time.perf_counter()
-        self.metrics.flush()
-        self.saves.save(step, *self.kept())
-        self.metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
-
-    def kept(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State and metadata of a checkpoint."""
+    def kept(self) -> Kept:
         state: dict[str, Any] = {"train": self.state}
         if self.reference is not None:
             state["reference"] = self.reference
-        meta = {"lengths": self.generator.lengths.to_json(), "config": self.config_text}
+        meta = {"lengths": self.generator.lengths.to_json()}
         # Of whole steps: what an abandoned one has drawn is drawn again.
         return state, meta | self.totals.to_json()
-
-    def stop(self, stopped: Stopped) -> None:
-        """Saves what the run has done and says how to go on."""
-        self.progress.close()
-        done = self.steps_done
-        what = self.saves.newest() if done is None else self.saves.stop(done, *self.kept())
-        self.checkpoints.close()
-        again = f"python -m pat_jax.train --resume --run_dir {shlex.quote(str(self.folder))}"
-        print(f"stopped by {stopped.name}: {what}; go on with: {again}", file=sys.stderr)
 
     def finish(self) -> None:
         config = self.config
         if config.steps > self.first_step:
             with self.signals.held():
-                self.saves.end(config.steps, *self.kept())
+                self.open.save_last(config.steps, self.kept())
             plot_rollout(self.report.trace, self.folder / "rollout.png")
-        self.checkpoints.close()
-        self.progress.close()
+        self.open.close()
         log.info("%s", describe_peak(self.setup.memory, self.devices, self.compiled.update))
         if config.checkpoint.export_dir:
             step = max(config.steps, self.first_step)
             export_policy(config, self.setup, self.state.params, step)
-        print(summarize(read_metrics(self.folder / METRICS_FILE)))
-        total_s = time.perf_counter() - self.started
-        print(closing(config, self.folder, compile_s=self.compiled.seconds, total_s=total_s))
+        self.open.tell_end(self.compiled.seconds)

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from pat_jax.common.devices import Device
+from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Policy
 from pat_jax.run.folder import CHECKPOINTS
@@ -47,7 +48,7 @@ def num_parameters(policy: Policy) -> int:
     return sum(sizes) - padding * (1 if config.tie_embeddings else 2)
 
 
-def closing(config: RunConfig, folder: Path, *, compile_s: float, total_s: float) -> str:
+def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -> str:
     """Where the time went beside the steps, and what is where."""
     names = [name for file, name in _WRITTEN.items() if (folder / file).is_file()]
     steps = sorted(

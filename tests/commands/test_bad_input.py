@@ -14,7 +14,7 @@ from compilations import counted_compilations
 from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
 
 from pat_jax import train
-from pat_jax.config.command_line import dump, run_command
+from pat_jax.config.command_line import dump, parse, run_command
 from pat_jax.rl.data import HELDOUT_SHARE
 from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.run.checkpoint import Checkpointer
@@ -267,7 +267,7 @@ def test_options_of_the_built_in_task(tmp_path: Path, command, options: str, wor
 )
 def test_a_checkpoint_of_another_model(tmp_path: Path, command, options: str, words: list[str]):
     run_dir = tmp_path / "run"
-    config = train.configuration([*TINY, "--run_dir", str(run_dir)])
+    config = parse([*TINY, "--run_dir", str(run_dir)])
     fingerprint = build(config, jax.devices()[:2]).fingerprint
     with Checkpointer(run_dir / CHECKPOINTS, fingerprint=fingerprint) as checkpoints:
         checkpoints.save(2, {"x": jnp.zeros(3)}, {})
@@ -286,12 +286,12 @@ def test_a_pinned_layout_that_the_mlp_cannot_be_divided_by(inputs: Inputs, comma
 
 def test_what_the_refusal_of_long_responses_advises_is_taken(inputs: Inputs):
     advised = ["--rollout.max_completion_length", "392", "--rollout.min_length", "512"]
-    setup = build(train.configuration([*inputs.options, *advised]), jax.devices()[:2])
+    setup = build(parse([*inputs.options, *advised]), jax.devices()[:2])
     assert setup.engine.specs.buckets.lengths[-1] == 512
 
 
 def test_under_auto_a_layout_that_cannot_be_is_dropped_with_one_reason(inputs: Inputs):
-    config = train.configuration([*inputs.options, "--devices", "8"])
+    config = parse([*inputs.options, "--devices", "8"])
     setup = build(config, jax.devices())
     assert [str(split) for split in setup.layouts] == ["dp8tp1", "dp4tp2", "dp2tp4"]
     (reason,) = setup.dropped

@@ -14,7 +14,7 @@ from pat_jax.run.totals import Totals
 def run() -> Any:
     """After two whole steps of a batch each, in the middle of a third that has drawn two more."""
     run: Any = Run.__new__(Run)
-    run.state, run.reference, run.config_text = "state", None, ""
+    run.state, run.reference = "state", None
     run.generator = SimpleNamespace(lengths=LengthModel.empty(8))
     run.totals, run.collector = Totals(2, 20), SimpleNamespace(totals=Totals(4, 44))
     return run
@@ -28,6 +28,6 @@ def test_batches_of_an_abandoned_step_are_drawn_again(run):
 def test_those_of_a_whole_step_are_not(run):
     run.metrics = run.progress = SimpleNamespace(write=lambda *_: None, step=lambda *_: None)
     run.config = SimpleNamespace(log_samples_every=0)
-    run.saves = SimpleNamespace(is_due=lambda step: False)
+    run.open = SimpleNamespace(saves=SimpleNamespace(is_due=lambda step: False))
     run.end_step(3, SimpleNamespace(report=None), {})
     assert Totals.from_json(run.kept()[1], step=3) == Totals(4, 44)

@@ -10,7 +10,7 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.run import saves
 from pat_jax.run.checkpoint import Checkpointer, SaveError
-from pat_jax.run.loop import Run
+from pat_jax.run.open_run import OpenRun
 from pat_jax.run.progress import Progress
 from pat_jax.run.saves import Saves
 from pat_jax.run.stop_signals import Stopped
@@ -86,26 +86,25 @@ def test_a_run_that_could_not_save_its_last_step_does_not_end_well():
         train(disk, steps=2, every=2)
 
 
-def stopped_run(disk: FullDisk, steps_done: int | None) -> Run:
-    """As far as `Run.stop` looks."""
-    run = Run.__new__(Run)
-    run.folder, run.steps_done, run.progress = Path("run"), steps_done, Progress(9)
-    run.checkpoints = cast(Checkpointer, disk)
-    run.saves = Saves(run.checkpoints, 2, 9, run.progress.print)
-    run.kept = lambda: ({}, {})
-    return run
+def stop(number: signal.Signals, disk: FullDisk, steps_done: int | None) -> None:
+    """As a run that is stopped."""
+    run: Any = OpenRun.__new__(OpenRun)
+    run.folder, run.progress, run.checkpoints = Path("run"), Progress(9), disk
+    run.saves = Saves(cast(Checkpointer, disk), 2, 9, run.progress.print)
+    run._command, run._config_text = "train", ""
+    run.stop(Stopped(number), steps_done, lambda: ({}, {}))
 
 
 def test_a_stopped_run_waits_for_the_checkpoint_that_is_being_written(capsys):
     disk = FullDisk([False, True])
     disk.save(4, {}, {})
-    stopped_run(disk, 4).stop(Stopped(signal.SIGTERM))
+    stop(signal.SIGTERM, disk, 4)
     assert disk.saved == [4]
     assert "the policy after step 4 is saved; go on with" in capsys.readouterr().err
 
 
 def test_a_stopped_run_that_cannot_be_saved_says_so(capsys):
-    stopped_run(FullDisk([False] * 9), 4).stop(Stopped(signal.SIGTERM))
+    stop(signal.SIGTERM, FullDisk([False] * 9), 4)
     said = capsys.readouterr().err.splitlines()[-1]
     assert "step 4 was not written; make room" in said and "is saved" not in said
     assert said.count("; go on with: ") == 1 and ".;" not in said
@@ -117,5 +116,5 @@ def test_a_stopped_run_that_cannot_be_saved_says_so(capsys):
 def test_a_run_stopped_while_it_begins_says_what_there_is(capsys, saved, said):
     disk = FullDisk([])
     disk.saved = saved
-    stopped_run(disk, None).stop(Stopped(signal.SIGINT))
+    stop(signal.SIGINT, disk, None)
     assert f"stopped by SIGINT: {said}; go on with: python -m" in capsys.readouterr().err

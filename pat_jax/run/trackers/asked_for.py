@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.run import RunConfig
+from pat_jax.config.any_run import AnyRun
 from pat_jax.run.trackers.on_trackio import Trackio
 from pat_jax.run.trackers.tracker import Tracker, describe_error
 from pat_jax.run.trackers.weights_and_biases import WeightsAndBiases
@@ -26,7 +26,7 @@ _ADVICE = {
 }
 
 
-def check_trackers(config: RunConfig) -> None:
+def check_trackers(config: AnyRun) -> None:
     """
     Raises:
       UserError: the package of one is not installed.
@@ -41,7 +41,7 @@ def check_trackers(config: RunConfig) -> None:
             )
 
 
-def begin_trackers(config: RunConfig, folder: Path) -> dict[str, Tracker]:
+def begin_trackers(config: AnyRun, folder: Path) -> dict[str, Tracker]:
     """Each of them, by name.
 
     Raises:

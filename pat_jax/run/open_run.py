@@ -1,0 +1,129 @@
+"""A run while it is running: the folder that it holds, and all that is written and said there.
+
+Knows files, checkpoints and metrics. Does not know what the run computes, nor when a step is over.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.files import replace_text
+from pat_jax.config.any_run import AnyRun
+from pat_jax.config.command_line import dump
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LOG_FILE,
+    changed_options,
+    log_to,
+    make_run_dir,
+)
+from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.progress import Progress, summarize
+from pat_jax.run.saves import Saves
+from pat_jax.run.stop_signals import Stopped
+from pat_jax.run.trackers.asked_for import begin_trackers
+from pat_jax.run.words import closing
+
+Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint
+
+
+class OpenRun:
+    """Holds the folder from its beginning to the end of the process.
+
+    Args:
+      command: that makes such runs, as in `python -m pat_jax.COMMAND`.
+      steps: of the whole run.
+      fingerprint: what its checkpoints have to share with those of a resumption.
+
+    Raises:
+      UserError: the folder is another run's, or a tracker cannot begin.
+    """
+
+    def __init__(
+        self, config: AnyRun, command: str, *, steps: int, fingerprint: Mapping[str, object]
+    ):
+        self._config, self._command, self._started = config, command, time.perf_counter()
+        self.folder = folder = Path(config.run_dir)
+        self._lock = make_run_dir(config, folder)
+        self._changed = changed_options(config, folder)
+        self._config_text = dump(replace(config, resume=False))
+        replace_text(folder / CONFIG_FILE, self._config_text)
+        self.checkpoints = Checkpointer(
+            folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=fingerprint
+        )
+        log_to(folder / LOG_FILE)
+        self._trackers = begin_trackers(config, folder)
+        self.progress = Progress(steps)
+        every = config.checkpoint.every
+        self.saves = Saves(self.checkpoints, every, steps, self.progress.print)
+
+    def tell_changes(self) -> None:
+        """Which options of a resumed run are others than before."""
+        if changed := ", ".join(self._changed):
+            self.progress.print(f"resumed with other options: {changed}")
+
+    def metrics(self, first_step: int) -> MetricsWriter:
+        """
+        Args:
+          first_step: how many steps are done.
+        """
+        resume_step = first_step + 1 if self._config.resume else None
+        trackers, say = self._trackers, self.progress.print
+        return MetricsWriter(self.folder, resume_step=resume_step, trackers=trackers, say=say)
+
+    def save(self, step: int, kept: Kept, metrics: MetricsWriter) -> None:
+        """After the step's metrics are written: a run resumed from here does not repeat it."""
+        start = time.perf_counter()
+        metrics.flush()
+        self.saves.save(step, *self._with_options(kept))
+        metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
+
+    def save_last(self, step: int, kept: Kept) -> None:
+        """Returns when `step` is on disk.
+
+        Raises:
+          UserError: it is not, after several attempts.
+        """
+        self.saves.end(step, *self._with_options(kept))
+
+    def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
+        """Saves what the run has done and says how to go on.
+
+        Args:
+          done: steps; None: there is nothing yet that is worth keeping.
+        """
+        self.progress.close()
+        if done is None:
+            what = self.saves.newest()
+        else:
+            what = self.saves.stop(done, *self._with_options(kept()))
+        self.checkpoints.close()
+        folder = shlex.quote(str(self.folder))
+        again = f"python -m pat_jax.{self._command} --resume --run_dir {folder}"
+        print(f"stopped by {stopped.name}: {what}; go on with: {again}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is being written."""
+        self.checkpoints.close()
+        self.progress.close()
+
+    def tell_end(self, compile_s: float) -> None:
+        """What came of the run, where its time went, and what is where.
+
+        Args:
+          compile_s: seconds that it compiled.
+        """
+        print(summarize(read_metrics(self.folder / METRICS_FILE)))
+        total_s = time.perf_counter() - self._started
+        print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
+
+    def _with_options(self, kept: Kept) -> Kept:
+        """A config.yaml that was cut is recovered from them."""
+        state, meta = kept
+        return state, meta | {"config": self._config_text}
