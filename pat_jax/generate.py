@@ -5,12 +5,8 @@ a killed run goes on with --resume where it was.
 """
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-import jax.numpy as jnp
-from tqdm import tqdm
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.batch_generation.job import BatchJob
@@ -22,18 +18,10 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.memory import engine_memory, memory_limit
-from pat_jax.engine.session import Session
+from pat_jax.engine.memory import memory_limit
 from pat_jax.models.hf_config import read_json_object
-from pat_jax.models.hf_load import load_params
-from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.latency.profile import Profile
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer
+from pat_jax.run.session import load_weights, open_session
 from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
 
 GENERATION_CONFIG = "generation_config.json"
@@ -61,7 +49,15 @@ def main() -> None:
     engine = build_engine(run, model, devices)
     profile = find_profile(run, profile_subject(run, model, devices))
     with ResultFile(Path(config.out), resume=config.resume) as results:
-        session = open_session(config, run, engine, profile)
+        weights_in = partial(load_weights, run, engine.dtype, engine.policy)
+        session = open_session(
+            run,
+            engine,
+            profile,
+            weights_in,
+            max_length=config.max_length,
+            debug_nans=config.debug_nans,
+        )
         prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
         job = BatchJob(prompts, config.seed, session, tokenizer, overrides, recommended, results)
         job.run(sample.add)
@@ -95,61 +91,13 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
 def gap_words(config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample) -> str:
     """How far the results are from those of the full weights; the engine's weights are freed for them."""
     limit = memory_limit(run.rollout, list(engine.mesh.devices.flat))
-    gap = measure_gap(engine, sample, partial(load_weights, config, engine.dtype), limit=limit)
+    gap = measure_gap(engine, sample, partial(load_weights, run, engine.dtype), limit=limit)
     against = f"{config.weights} weights against {config.compute_dtype}"
     if isinstance(gap, NoRoom):
         return f"{against}: not compared, because {gap}"
     return (
         f"{against}: log-probabilities of {sample.num_tokens:,} tokens of {len(sample.sequences)} "
         f"responses differ by {gap.mean:.3g} nats in the mean, {gap.largest:.3g} at most"
-    )
-
-
-def load_weights(
-    config: GenerateConfig, dtype: jnp.dtype, policy: Policy, layout: Layout
-) -> Params:
-    """Weights as `policy` keeps them: from the checkpoint, or random ones."""
-    shardings = layout.param_shardings(policy)
-    if Path(config.model).is_dir():
-        return load_params(config.model, policy, shardings, dtype)
-    return policy.init(config.seed, shardings, dtype)
-
-
-def open_session(
-    config: GenerateConfig, run: RunConfig, engine: RolloutEngine, profile: Profile | None
-) -> Session:
-    """Everything compiled, the weights in place."""
-    weights_in = partial(load_weights, config, engine.dtype, engine.policy)
-    with tqdm(total=0, unit="program", desc="compiling", disable=None, dynamic_ncols=True) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        engine.compile(show)
-    planner = _planner(run, engine, profile, weights_in)
-    first = next(iter(engine.layouts.values()))
-    engine.set_weights(weights_in(first), first)
-    return Session(engine, planner, max_length=config.max_length, debug_nans=config.debug_nans)
-
-
-def _planner(
-    run: RunConfig,
-    engine: RolloutEngine,
-    profile: Profile | None,
-    weights_in: Callable[[Layout], Params],
-) -> Planner:
-    first, *others = engine.layouts
-    if first.dp == 1 and not others:
-        return FixedLayout(first)  # nothing to choose, no groups to keep even
-    memory = engine_memory(engine, run.rollout)
-    warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
-    latency, buckets = warmup.measure(weights_in), engine.specs.buckets
-    return CostModelPlanner(
-        tuple(engine.layouts),
-        latency.on(buckets.rows, buckets.lengths),
-        LengthModel.empty(buckets.lengths[-1]),
-        memory=memory,
     )
 
 

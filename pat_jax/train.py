@@ -24,7 +24,7 @@ def main() -> None:
             check_trackers(config)
             check_export_dir(config)
             setup = build(config, configure(config.devices))
-            with open_scorer(config, setup.task) as scorer:
+            with open_scorer(config, setup.task.rewards) as scorer:
                 Run(config, setup, scorer, signals).run()
     except Stopped as stop:
         leave(stop.exit_code)

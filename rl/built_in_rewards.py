@@ -67,16 +67,23 @@ MATH: Mapping[str, RewardFunction] = {"math": math_reward, "math_lenient": math_
 BUILT_IN: Mapping[str, RewardFunction] = {"exact": exact_reward, **MATH}
 
 
-def check_columns(spec: str, columns: Mapping[str, object]) -> None:
-    """Refuses data without the column that a built-in reward compares with."""
-    if spec in BUILT_IN:
-        require_column(spec, "answer", columns)
+def check_columns(specs: Sequence[str], columns: Mapping[str, object], source: str) -> None:
+    """Refuses data without the column that a built-in reward compares with.
+
+    Args:
+      source: what the message calls the data.
+    """
+    for spec in specs:
+        if spec in BUILT_IN:
+            require_column(spec, "answer", columns, source)
 
 
-def require_column(reward: str, name: str, columns: Mapping[str, Column]) -> Column:
+def require_column(
+    reward: str, name: str, columns: Mapping[str, Column], source: str = "the data"
+) -> Column:
     if name not in columns:
         raise UserError(
-            f"reward {reward!r} needs the column {name!r} (the data has {', '.join(columns) or 'none'})"
+            f"reward {reward!r} needs the column {name!r} ({source} has {', '.join(columns) or 'none'})"
             ": expected it in every row; add it to the data or choose another --reward."
         )
     return columns[name]

@@ -29,17 +29,6 @@ def describe_rewards(
     }
 
 
-def describe_evaluation(
-    rewards: Float[np.ndarray, " responses"],
-    failures: Mapping[int, Failure],
-    functions: Sequence[FunctionScores],
-) -> dict[str, float | int]:
-    """The metrics `eval/reward*` and `eval/failed`."""
-    several = functions if len(functions) > 1 else ()
-    by_function = {f"eval/reward/{one.name}": mean_reward(one.array) for one in several}
-    return {"eval/reward": mean_reward(rewards), **by_function, "eval/failed": len(failures)}
-
-
 def mean_reward(rewards: Float[np.ndarray, "*shape"]) -> float:
     """Mean over the scored responses; NaN if there are none."""
     scored = rewards[~np.isnan(rewards)]

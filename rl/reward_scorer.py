@@ -134,7 +134,7 @@ class Scoring(Generic[Ended]):
         self._scorer, self._read = scorer, read
         self._parts = [FunctionScoring(one, prompts, self._do) for one in scorer.functions]
         self._num_expected = len(prompts)
-        self._responses: dict[int, Response] = {}
+        self.responses: dict[int, Response] = {}  # as they were read; all, once rewards are there
         self._seconds = 0.0  # of reading so far
         self.hidden_seconds = 0.0  # of reading and scoring, what was over when `rewards` was called
         self.scores: Sequence[FunctionScores] = ()  # function by function, once all are there
@@ -168,7 +168,7 @@ class Scoring(Generic[Ended]):
         self._end.result()
         self.scores = [part.in_order() for part in self._parts]
         rewards, self.failures = weighted_sum(self.scores)
-        self._scorer.report(self._responses, self.scores, self.failures)
+        self._scorer.report(self.responses, self.scores, self.failures)
         return rewards
 
     def _do(self, step: Callable[..., None], *args: object) -> None:
@@ -191,10 +191,10 @@ class Scoring(Generic[Ended]):
 
     def _take(self, row: int, ended: Ended) -> None:
         start = time.perf_counter()
-        self._responses[row] = self._read(ended)
+        self.responses[row] = self._read(ended)
         self._seconds += time.perf_counter() - start
         for part in self._parts:
-            part.take(row, self._responses)
+            part.take(row, self.responses)
 
 
 def _as_it_is(response: Response) -> Response:

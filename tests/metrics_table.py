@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
-STAND_INS = ("NAME", "CAUSE", "KEY")
+STAND_INS = ("NAME", "CAUSE", "KEY", "SET", "K")
 
 
 def told_metrics() -> list[list[str]]:
@@ -16,6 +16,8 @@ def told_metrics() -> list[list[str]]:
 def untold(names: set[str]) -> set[str]:
     """Those of the names that no row of the table stands for."""
     stands_for = re.compile(
-        "|".join(re.sub("|".join(STAND_INS), r"\\w+", re.escape(row[0])) for row in told_metrics())
+        "|".join(
+            re.sub("|".join(STAND_INS), r"[\\w.-]+", re.escape(row[0])) for row in told_metrics()
+        )
     )
     return {name for name in names if not stands_for.fullmatch(name)}

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "profiling.capacity": f"{BELOW_THE_ENGINE} engine profiling.simulate profiling.predict profiling.cross_compile",
     "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure profiling.predict.targets",
     "batch_generation": f"{BELOW_THE_ENGINE} engine rl",
+    "evaluation": "common config models rl run",
 }
 TOP = "commands"  # the files right inside of pat_jax/, which may import every room
 PURE = ("errors", "json_text", "pytree")  # of common: what models and rl may know of it

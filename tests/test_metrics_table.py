@@ -32,13 +32,20 @@ def literals() -> frozenset[str]:
 
 
 def is_written(name: str) -> bool:
-    """Whole, or in two parts that are put together, or around what a stand-in stands for."""
+    """Whole, or in two parts that are put together, or around what stand-ins stand for."""
     if any(word in name for word in STAND_INS):
         parts = [part.strip("/") for part in re.split("|".join(STAND_INS), name)]
-        return all(any(text.strip("/") == part for text in literals()) for part in parts if part)
+        return all(is_part(part) for part in parts if part)
     heads = [text for text in literals() if re.match(rf"({NAMESPACES})/", text)]
     tails = (name.removeprefix(head) for head in heads if name.startswith(head))
     return any(not tail or tail in literals() for tail in tails)
+
+
+def is_part(part: str) -> bool:
+    """A text by itself, or a namespace and one."""
+    namespace, _, rest = part.partition("/")
+    alone = {text.strip("/") for text in literals()}
+    return part in alone or {namespace, rest} <= alone
 
 
 def test_the_table_has_each_name_once_and_all_columns():
@@ -70,4 +77,5 @@ def test_causes_are_told():
 
 def test_a_name_that_nobody_writes_is_noticed():
     assert not is_written("train/nonsense") and not is_written("rollout/length_p91")
+    assert not is_written("eval/fail@K") and not is_written("eval/SET/nonsense")
     assert untold({"reward/a/mean", "reward/failed/none", "train/nonsense"}) == {"train/nonsense"}

@@ -13,16 +13,15 @@ from pat_jax.common.rules import (
     DEVICES,
     GIVEN,
     LAYOUT,
-    RESPONSES,
     SEED,
     STEPS,
-    TEMPERATURE,
     check,
     count,
     matches,
     require,
 )
 from pat_jax.config.data import DataConfig
+from pat_jax.config.evaluation import EvalConfig
 from pat_jax.config.learning import (
     AlgorithmConfig,
     OptimizerConfig,
@@ -33,36 +32,6 @@ from pat_jax.config.learning import (
 from pat_jax.config.rewards import check_rewards
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.tracking import check_tracking
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """Held-out evaluation."""
-
-    every: int = 20
-    """Iterations between two evaluations; 0 evaluates never. The first and the last policy are
-    always evaluated otherwise."""
-    num_prompts: int = 256
-    """Held-out prompts, kept apart from training."""
-    data: tuple[str, ...] = ()
-    """Files of problems to evaluate on, read like those of --data; none holds out a tenth of --data."""
-    temperature: float = 1.0
-    """Sampling temperature of the evaluation; 0 is greedy."""
-    num_completions_to_print: int = 2
-    """Responses shown at each evaluation, to the same prompts every time; 0 shows none."""
-
-    def __post_init__(self):
-        check(self, "every", STEPS, "eval.")
-        check(self, "num_prompts", RESPONSES, "eval.")
-        check(self, "temperature", TEMPERATURE, "eval.")
-        check(self, "num_completions_to_print", count(0, 1000), "eval.")
-        check(self, "data", (all, "names that are not empty"), "eval.")
-        require(
-            self.every > 0 or not self.data,
-            "eval.data",
-            " ".join(self.data),
-            "none with --eval.every 0, which never evaluates",
-        )
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pat_jax.rl.advantages import has_signal
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_metrics import describe_rewards
 from pat_jax.rl.reward_outcome import Failure
-from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.reward_sum import FunctionScores, joined
-from pat_jax.rl.types import Prompt, Rollout, RolloutGroup
+from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.completions import Completions
 from pat_jax.run.generation import Generator, describe_rollouts
 from pat_jax.run.progress import Progress
@@ -73,6 +73,7 @@ class Collector:
           totals: of the iterations before.
         """
         self._config, self._task, self._scorer = config, task, scorer
+        self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
         self.totals = totals
 
@@ -97,11 +98,6 @@ class Collector:
             return Experience(last.groups, last.rewards, last, measured)
         return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, measured)
 
-    def scoring(self, prompts: Sequence[Prompt], num_samples: int) -> Scoring[Rollout]:
-        """Scores `num_samples` responses to each prompt, each from the moment it ends."""
-        texts = [prompt.text for prompt in prompts for _ in range(num_samples)]
-        return self._scorer.begin(texts, response_reader(self._task.columns, self._task.tokenizer))
-
     @property
     def _batches_to_add(self) -> int:
         return self._config.algorithm.dynamic_sampling if self._config.train else 0
@@ -114,7 +110,8 @@ class Collector:
     def _draw(self, step: int, generator: Generator, clock: Stopwatch) -> Drawn:
         number, rollout = self.totals.batches, self._config.rollout
         prompts = self._task.train_batch(number, rollout.prompts_per_step)
-        scoring = self.scoring(prompts, rollout.num_generations)
+        texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
+        scoring = self._scorer.begin(texts, self._read)
         with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
             groups, report = generator.rollout(prompts, number, scoring.add)
         said = [one for group in groups for one in group.rollouts]

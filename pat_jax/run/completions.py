@@ -55,23 +55,29 @@ class Completions:
 
     def write(
         self,
-        step: int,
+        step: int | None,
         kind: Literal["train", "eval"],
         rollouts: Sequence[Rollout],
         rewards: Rewards,
         functions: Sequence[FunctionScores] = (),
+        names: Sequence[str] = (),
     ) -> None:
         """Appends a line for each response. A step that is repeated after a kill is there twice.
 
         Args:
+          step: of the run; None where there is no run.
           functions: what each function gave; of several it is written beside the reward.
+          names: of the sets of problems that the prompts are from, where they have any.
         """
         if self._file is None:
             return
-        for sample in to_samples(rollouts, rewards, functions, self._text):
+        samples = to_samples(rollouts, rewards, functions, self._text)
+        for i, (rollout, sample) in enumerate(zip(rollouts, samples, strict=True)):
             row = {
-                "step": step,
-                "kind": kind,
+                **({} if step is None else {"step": step, "kind": kind}),
+                **({"data": names[i]} if names else {}),
+                "id": rollout.prompt.id,
+                "sample": rollout.sample,
                 "prompt": sample.prompt,
                 "completion": sample.completion,
                 "reward": sample.reward,
@@ -84,7 +90,11 @@ class Completions:
 
     @contextmanager
     def kept(
-        self, step: int, kind: Literal["train", "eval"], rollouts: Sequence[Rollout]
+        self,
+        step: int | None,
+        kind: Literal["train", "eval"],
+        rollouts: Sequence[Rollout],
+        names: Sequence[str] = (),
     ) -> Iterator[None]:
         """Writes responses whose rewards end the run, so that what was generated is not lost.
 
@@ -96,7 +106,8 @@ class Completions:
         except UserError as error:
             if self._file is None:
                 self._file = open_lines(self._path)
-            self.write(step, kind, rollouts, np.full(len(rollouts), np.nan, np.float32))
+            nothing = np.full(len(rollouts), np.nan, np.float32)
+            self.write(step, kind, rollouts, nothing, names=names)
             raise UserError(f"{error} The responses are kept in {self._path}.") from error
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
 """From prompts to groups of responses: requests in, sampling keys, planner and what it learns."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.session import WINDOW
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
@@ -69,14 +70,16 @@ class Generator:
         """
         config, size = self.config, self.config.num_generations
         requests = [
-            self._request(prompt, TRAIN, iteration, sample, config.temperature)
+            sampling_request(
+                config, prompt, (self.seed, TRAIN, iteration, prompt.id, sample), config.temperature
+            )
             for prompt in prompts
             for sample in range(size)
         ]
         ids = np.array([request.prompt_id for request in requests])
         report, rollouts = RolloutReport(), dict[int, Rollout]()
         for i, done in self._generate(requests, report, self.lengths.expected(ids)):
-            rollouts[i] = _rollout(prompts[i // size], i % size, done)
+            rollouts[i] = to_rollout(prompts[i // size], i % size, done)
             on_end(i, rollouts[i])
         in_order = [rollouts[i] for i in range(len(requests))]
         self._learn(in_order)
@@ -86,13 +89,17 @@ class Generator:
         ]
         return groups, report
 
-    def evaluate(self, prompts: Sequence[Prompt], temperature: float, on_end: OnEnd) -> None:
-        """One response to each prompt, in as many rollouts as the engine's capacity asks for."""
-        for start in range(0, len(prompts), self.engine.capacity):
-            some = prompts[start : start + self.engine.capacity]
-            requests = [self._request(prompt, EVAL, 0, 0, temperature) for prompt in some]
-            for i, done in self._generate(requests, RolloutReport()):
-                on_end(start + i, _rollout(some[i], 0, done))
+    def evaluate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        """The responses of an evaluation as they end; nothing is learned of them.
+
+        Raises:
+          UserError: some could not be sampled, when the others have ended.
+        """
+        size = WINDOW * self.engine.capacity
+        for start in range(0, len(requests), size):
+            some = requests[start : start + size]
+            for i, done in self._generate(some, RolloutReport()):
+                yield start + i, done
 
     def _generate(
         self,
@@ -109,30 +116,9 @@ class Generator:
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reslice(first)
-        failed: dict[int, str] = {}
-        for i, done in self.engine.stream(requests, self.planner, report, expected=expected):
-            if done.error:
-                failed[i] = done.error
-            else:
-                yield i, done
-        if failed:
-            raise UserError(
-                f"{len(failed)} of {len(requests)} responses could not be sampled: "
-                f"{failed[min(failed)]}; go back to an earlier checkpoint, or lower "
-                "--optimizer.learning_rate."
-            )
-
-    def _request(
-        self, prompt: Prompt, stream: int, iteration: int, sample: int, temperature: float
-    ) -> Request:
-        return Request(
-            tokens=prompt.tokens,
-            key=sequence_key(self.seed, stream, iteration, prompt.id, sample),
-            max_new_tokens=self.config.max_completion_length,
-            sampling=Sampling(temperature, self.config.top_k, self.config.top_p),
-            # Ids of held-out prompts are their own: they would be taken for training prompts.
-            prompt_id=prompt.id if stream == TRAIN else None,
-        )
+        stream = self.engine.stream(requests, self.planner, report, expected=expected)
+        advice = "go back to an earlier checkpoint, or lower --optimizer.learning_rate"
+        yield from sampled(stream, len(requests), advice)
 
     def _learn(self, rollouts: Sequence[Rollout]) -> None:
         lengths = np.array([len(rollout.tokens) for rollout in rollouts])
@@ -155,7 +141,48 @@ def full_load(config: RolloutConfig, count: int) -> Load:
     )
 
 
-def _rollout(prompt: Prompt, sample: int, done: Completion) -> Rollout:
+def sampling_request(
+    config: RolloutConfig, prompt: Prompt, ids: tuple[int, int, int, int, int], temperature: float
+) -> Request:
+    """
+    Args:
+      ids: what the sampling key is of: seed, stream, iteration or set of problems, prompt, sample.
+    """
+    return Request(
+        tokens=prompt.tokens,
+        key=sequence_key(*ids),
+        max_new_tokens=config.max_completion_length,
+        sampling=Sampling(temperature, config.top_k, config.top_p),
+        # Ids of held-out prompts are their own: they would be taken for training prompts.
+        prompt_id=prompt.id if ids[1] == TRAIN else None,
+    )
+
+
+def sampled(
+    stream: Iterable[tuple[int, Completion]], count: int, advice: str
+) -> Iterator[tuple[int, Completion]]:
+    """The completions of `count` requests that could be sampled.
+
+    Args:
+      advice: what to do where some could not.
+
+    Raises:
+      UserError: there were such, when the stream has ended.
+    """
+    failed: dict[int, str] = {}
+    for i, done in stream:
+        if done.error:
+            failed[i] = done.error
+        else:
+            yield i, done
+    if failed:
+        first = failed[min(failed)].removesuffix(".")
+        raise UserError(
+            f"{len(failed)} of {count} responses could not be sampled: {first}; {advice}."
+        )
+
+
+def to_rollout(prompt: Prompt, sample: int, done: Completion) -> Rollout:
     return Rollout(
         prompt=prompt,
         sample=sample,

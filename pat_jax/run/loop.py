@@ -20,13 +20,14 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.measure.regret import planned_regret
-from pat_jax.rl.reward_metrics import describe_evaluation
+from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.beginning import begin
 from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
-from pat_jax.run.completions import Completions, Heard
+from pat_jax.run.completions import Completions
+from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.export import export_policy
 from pat_jax.run.generation import Generator
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
@@ -34,7 +35,7 @@ from pat_jax.run.learning import training_batch
 from pat_jax.run.open_run import Kept, OpenRun
 from pat_jax.run.plot import plot_rollout
 from pat_jax.run.prepare import cost_planner, frozen, warm_up
-from pat_jax.run.scoring import try_out, wait_for_rewards
+from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
 from pat_jax.run.speed import describe_memory, describe_update
 from pat_jax.run.stop_signals import Stopped, StopSignals
@@ -63,7 +64,9 @@ class Run:
 
     def run(self) -> None:
         try:
-            try_out(self.scorer, self.config, self.task, self.progress)
+            first, *_ = self.task.train_batch(0, self.config.rollout.prompts_per_step)
+            size = self.config.rollout.num_generations
+            try_out(self.scorer, first, self.task.columns, size, self.progress)
             self.compile()
             self.begin()
             self.learn()
@@ -144,9 +147,10 @@ class Run:
         began = begin(self.config, self.setup, self.open.checkpoints, self.progress)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
         self.totals = began.totals
-        self.collector = Collector(
-            self.config, self.task, self.scorer, self.completions, self.progress, self.totals
-        )
+        parts = self.scorer, self.completions, self.progress
+        self.collector = Collector(self.config, self.task, *parts, self.totals)
+        read = response_reader(self.task.columns, self.task.tokenizer)
+        self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
         self.warm_up(began.lengths)
 
     def warm_up(self, lengths: LengthModel) -> None:
@@ -199,22 +203,11 @@ class Run:
 
     def evaluate(self, step: int) -> None:
         """Held-out reward of the current policy."""
-        if not self.config.eval.every:
-            return
-        start, prompts = time.perf_counter(), self.task.heldout
-        scoring = self.collector.scoring(prompts, 1)
-        heard = Heard(scoring.add)
-        self.generator.evaluate(prompts, self.config.eval.temperature, heard.add)
-        with self.completions.kept(step, "eval", heard.rollouts):
-            rewards = wait_for_rewards(scoring, self.progress)
-        self.completions.write(step, "eval", heard.rollouts, rewards, scoring.scores)
-        measured = describe_evaluation(rewards, scoring.failures, scoring.scores)
-        self.metrics.write(step, measured | {"eval/seconds": time.perf_counter() - start})
-        reward = measured["eval/reward"]
-        self.progress.print(f"step {step}: held-out reward {reward:.3f} ({len(prompts)} prompts)")
-        few = self.config.eval.num_completions_to_print
-        for line in self.completions.samples(heard.rollouts, rewards, few):
-            self.progress.print(line)
+        if self.config.eval.every:
+            found = self.evaluator.evaluate(step, self.generator.evaluate)
+            self.metrics.write(step, found.metrics)
+            for line in (*(f"step {step}: {line}" for line in found.lines), *found.samples):
+                self.progress.print(line)
 
     def kept(self) -> Kept:
         state: dict[str, Any] = {"train": self.state}

@@ -1,5 +1,6 @@
 """The rewards of a run: the scorer that its options ask for, and what a person is told of failures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,21 @@ from pat_jax.config.run import RunConfig
 from pat_jax.rl.responses import trial_responses
 from pat_jax.rl.reward_outcome import describe_causes
 from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.types import Prompt
 from pat_jax.run.progress import Progress
-from pat_jax.run.task import Task
 
 
-def open_scorer(config: RunConfig, task: Task) -> RewardScorer:
+def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
     """
+    Args:
+      rewards: those of the task.
+
     Raises:
       UserError: the reward cannot be imported.
     """
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
-        *task.rewards,
+        *rewards,
         weights=config.reward_weights,
         timeout=config.reward_timeout,
         num_workers=num_workers,
@@ -30,16 +34,20 @@ def open_scorer(config: RunConfig, task: Task) -> RewardScorer:
     )
 
 
-def try_out(scorer: RewardScorer, config: RunConfig, task: Task, progress: Progress) -> None:
+def try_out(
+    scorer: RewardScorer,
+    prompt: Prompt,
+    columns: Sequence[str],
+    num_generations: int,
+    progress: Progress,
+) -> None:
     """Finds a reward function that cannot work before anything is compiled.
 
     Raises:
       UserError: there it is.
     """
     progress.stage("trying out the reward")
-    first, *_ = task.train_batch(0, config.rollout.prompts_per_step)
-    responses = trial_responses(first, task.columns)
-    for note in scorer.try_out(responses, config.rollout.num_generations):
+    for note in scorer.try_out(trial_responses(prompt, columns), num_generations):
         progress.print(note)
 
 

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from pat_jax.rl.data import HELDOUT_SHARE, Problems, ProblemSplits, load_problem
 from pat_jax.rl.problem_files import Columns
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer, Tokenizer
 from pat_jax.rl.types import Prompt
+from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 
 Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens
 
@@ -28,7 +29,7 @@ class Task:
     rewards: Sequence[str]  # the option's, or what `auto` means here
     # (number of the batch, prompts) -> prompts, a pure function
     train_batch: Callable[[int, int], list[Prompt]]
-    heldout: Sequence[Prompt]
+    heldout: Sequence[HeldoutSet]
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
     columns: Sequence[str]  # that any prompt has, whichever an iteration draws
     note: str = ""  # what a person should know, such as how many prompts were too long
@@ -111,8 +112,39 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     """
     if config.data.is_arithmetic:
         return _arithmetic(config)
-    rewards = _rewards(config, "math")
-    read = partial(
+    rewards = rewards_of(config, "math")
+    read = problem_reader(config, tokenizer, rewards)
+    is_split = config.eval.every > 0 and not config.eval.data
+    files = find_files("data", config.data.files)
+    splits = read(files, heldout_share=HELDOUT_SHARE if is_split else 0.0)
+    _check_train(config, splits)
+    sets, notes = {HELDOUT: splits} if is_split else {}, [str(splits)]
+    for name, found in read_sets("eval.data", config.eval.data, read).items():
+        sets[name] = found
+        notes.append(f"{found}{_overlap(splits.train, found.heldout)}")
+    check_sets(sets, rewards, "use more data, or --eval.every 0")
+    for prompt in splits.train:
+        check_columns(rewards, prompt.columns, splits.train.name)
+    heldout = [HeldoutSet.of(name, x.heldout, config.eval.num_prompts) for name, x in sets.items()]
+    prompts = [*splits.train, *(prompt for one in sets.values() for prompt in one.heldout)]
+    epoch = splits.train.batches_per_epoch(config.rollout.prompts_per_step)
+    return Task(
+        tokenizer,
+        rewards,
+        splits.train.batch,
+        heldout,
+        None,
+        columns_of(prompts),
+        "\n".join(notes),
+        epoch,
+    )
+
+
+def problem_reader(
+    config: RunConfig, tokenizer: Tokenizer, rewards: Sequence[str]
+) -> Callable[..., ProblemSplits]:
+    """`load_problems` as the options and the rewards want it, but for files and `heldout_share`."""
+    return partial(
         load_problems,
         tokenizer=tokenizer,
         seed=config.seed,
@@ -120,25 +152,36 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
         columns=Columns(config.data.prompt_key, config.data.answer_key),
         is_compared=any(reward in BUILT_IN for reward in rewards),
     )
-    is_split = config.eval.every > 0 and not config.eval.data
-    splits = read(
-        find_files("data", config.data.files), heldout_share=HELDOUT_SHARE if is_split else 0.0
-    )
-    heldout, note = splits.heldout, str(splits)
-    if config.eval.data:
-        evaluated = read(find_files("eval.data", config.eval.data), heldout_share=1.0)
-        heldout = evaluated.heldout
-        note = f"{note}\n{evaluated}{_overlap(splits.train, heldout)}"
-    _check_problems(config, splits, heldout)
-    for prompt in (*splits.train, *heldout):
-        for reward in rewards:
-            check_columns(reward, prompt.columns)
-    shown, columns = heldout.first(config.eval.num_prompts), _columns((*splits.train, *heldout))
-    epoch = splits.train.batches_per_epoch(config.rollout.prompts_per_step)
-    return Task(tokenizer, rewards, splits.train.batch, shown, None, columns, note, epoch)
 
 
-def _rewards(config: RunConfig, own: str) -> list[str]:
+def read_sets(
+    option: str, words: Sequence[str], read: Callable[..., ProblemSplits]
+) -> dict[str, ProblemSplits]:
+    """A set of problems, all of them held out, for each word: a file, or a pattern of files."""
+    files = [find_files(option, [word]) for word in words]
+    return {
+        name: read(paths, heldout_share=1.0)
+        for name, paths in zip(set_names(words), files, strict=True)
+    }
+
+
+def check_sets(sets: Mapping[str, ProblemSplits], rewards: Sequence[str], advice: str) -> None:
+    """Refuses sets without problems, or without what a reward compares with.
+
+    Args:
+      advice: what to do where there is nothing to evaluate.
+    """
+    for one in sets.values():
+        name = one.heldout.name
+        if not len(one.heldout):
+            raise UserError(
+                f"{name} has no prompts to evaluate ({one}): expected at least one; {advice}."
+            )
+        for prompt in one.heldout:
+            check_columns(rewards, prompt.columns, name)
+
+
+def rewards_of(config: RunConfig, own: str) -> list[str]:
     """
     Args:
       own: what `auto` means.
@@ -146,7 +189,7 @@ def _rewards(config: RunConfig, own: str) -> list[str]:
     return [own if reward == "auto" else reward for reward in config.reward]
 
 
-def _columns(prompts: Iterable[Prompt]) -> list[str]:
+def columns_of(prompts: Iterable[Prompt]) -> list[str]:
     return sorted({name for prompt in prompts for name in prompt.columns})
 
 
@@ -157,18 +200,13 @@ def _overlap(train: Problems, heldout: Problems) -> str:
     return f"; {count} of them are trained on as well" if count else ""
 
 
-def _check_problems(config: RunConfig, splits: ProblemSplits, heldout: Problems) -> None:
+def _check_train(config: RunConfig, splits: ProblemSplits) -> None:
     if not len(splits.train):
         raise UserError(
             f"{splits.train.name} leaves nothing to train on ({splits}): expected some problems; "
             "raise --rollout.max_prompt_length or use more data."
         )
     splits.train.batch(0, config.rollout.prompts_per_step)  # refuses a file with too few
-    if config.eval.every and not len(heldout):
-        raise UserError(
-            f"{heldout.name} has no prompts to evaluate: expected at least one; use more data, or "
-            "--eval.every 0."
-        )
 
 
 def _arithmetic(config: RunConfig) -> Task:
@@ -185,5 +223,6 @@ def _arithmetic(config: RunConfig) -> Task:
         ]
 
     heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
-    rewards, columns = _rewards(config, "exact"), _columns(heldout)
-    return Task(arithmetic.TOKENIZER, rewards, train.batch, heldout, demonstrations, columns)
+    rewards, columns = rewards_of(config, "exact"), columns_of(heldout)
+    sets = [HeldoutSet(HELDOUT, heldout)]
+    return Task(arithmetic.TOKENIZER, rewards, train.batch, sets, demonstrations, columns)

@@ -25,6 +25,7 @@ from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.metrics import read_metrics
 
+SAMPLES = ["--eval.num_generations", "2"]
 REWARD = """
 def score(prompts, completions, finish_reason, **columns):
     assert all(prompt.endswith("=") for prompt in prompts) and set(columns) == {"answer"}
@@ -36,7 +37,7 @@ def score(prompts, completions, finish_reason, **columns):
 def finished(tmp_path_factory) -> tuple[Path, str]:
     """A run with every default of the planner, and what it printed."""
     run_dir = tmp_path_factory.mktemp("runs") / "deep" / "run"
-    return run_dir, run(*TINY, "--run_dir", str(run_dir))
+    return run_dir, run(*TINY, *SAMPLES, "--run_dir", str(run_dir))
 
 
 def test_a_run_leaves_its_files(finished: tuple[Path, str]):
@@ -63,6 +64,8 @@ def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):
     rows = read_metrics(finished[0] / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert ["eval/reward" in row for row in rows] == [True, False, True]
+    for row in (rows[0], rows[2]):
+        assert 0 <= row["eval/reward"] <= row["eval/pass@2"] <= 1 and row["eval/failed"] == 0
     for row in rows[1:]:
         assert row["train/skipped_updates"] == 0 and row["train/grad_norm"] >= 0
         assert 0 < row["rollout/length_p50"] <= row["rollout/length_max"] <= 56
@@ -91,7 +94,7 @@ def test_a_run_shows_progress_and_a_summary(finished: tuple[Path, str]):
 def test_the_configuration_of_a_run_reads_back_equal(finished: tuple[Path, str]):
     run_dir, _ = finished
     again = parse(["--config", str(run_dir / "config.yaml")])
-    assert again == parse([*TINY, "--run_dir", str(run_dir)])
+    assert again == parse([*TINY, *SAMPLES, "--run_dir", str(run_dir)])
     assert dump(again) == (run_dir / "config.yaml").read_text()
 
 

@@ -10,6 +10,7 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
 
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -20,7 +21,7 @@ from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import Prompt
 from pat_jax.rl.update import PolicyUpdate, make_optimizer
-from pat_jax.run.generation import Generator
+from pat_jax.run.generation import EVAL, Generator, sampling_request
 from pat_jax.training.trainer import Trainer, model_functions
 from tests.lossless import Subject
 
@@ -46,6 +47,11 @@ def test_the_counter_counts():
 
 def ignore(*ended: object) -> None:
     """What is told of responses as they end."""
+
+
+def held_out(prompt: Prompt, sample: int) -> Request:
+    config = SETTINGS["kv2"].rollout
+    return sampling_request(config, prompt, (5, EVAL, 0, prompt.id, sample), 0.7)
 
 
 @dataclass
@@ -175,9 +181,9 @@ def test_planning_by_the_measured_costs_compiles_nothing(warm):
     with counted_compilations() as events:
         planner = CostModelPlanner(SPLITS, warm.latency, warm.generator.lengths)
         warm.iterate(4, planner, temperature=1.0)
-        warm.generator.evaluate(
-            [Prompt(i, (3, 4, 5)[: 1 + i % 3], "", {}) for i in range(20)], 0.0, ignore
-        )
+        prompts = [Prompt(i, (3, 4, 5)[: 1 + i % 3], "", {}) for i in range(20)]
+        asked = [held_out(prompt, sample) for prompt in prompts for sample in range(3)]
+        assert len(list(warm.generator.evaluate(asked))) == 60
     assert events == []
 
 
@@ -193,7 +199,7 @@ def test_lengths_are_learned_by_prompt_from_training_rollouts_only(warm, monkeyp
     warm.iterate(5, FixedLayout(DP8), temperature=1.0)
     learned = warm.generator.lengths
     assert learned.effects.prompt.tolist() == [0, 1, 2, 3] and learned.effects.squares > 0
-    warm.generator.evaluate([Prompt(2, (3, 4), "", {})], 0.0, ignore)
+    assert list(warm.generator.evaluate([held_out(Prompt(2, (3, 4), "", {}), 0)]))
     assert warm.generator.lengths is learned
     # Prompt 2 of the held-out ones is another; in between the transfer was checked.
     assert asked == [{0, 1, 2, 3}, {None}, {None}]

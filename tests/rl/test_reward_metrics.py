@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pat_jax.rl.reward_metrics import describe_evaluation, describe_rewards, mean_reward
+from pat_jax.rl.reward_metrics import describe_rewards, mean_reward
 from pat_jax.rl.reward_outcome import Cause, Failure
 from pat_jax.rl.reward_sum import FunctionScores, weighted_sum
 
@@ -52,13 +52,6 @@ def test_several_functions_have_their_own_means_causes_and_numbers():
         "reward/short/failed/none": 2,
         "reward/short/acc": 0.5,
         "reward/short/two_words": 3.0,
-    }
-    evaluated = describe_evaluation(rewards, failures, [right, short])
-    assert evaluated == {
-        "eval/reward": 0,
-        "eval/reward/right": 0.5,
-        "eval/reward/short": 0.375,
-        "eval/failed": 2,
     }
     alone = describe_rewards(right.array.reshape(2, 2), {2: slow, 3: none}, [right])
     assert not [name for name in alone if name.startswith("reward/right")]

@@ -16,6 +16,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.session import WINDOW
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
@@ -23,7 +24,7 @@ from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.generation import Generator, describe_rollouts
+from pat_jax.run.generation import EVAL, Generator, describe_rollouts, sampling_request
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(prompts_per_step=3, num_generations=2, max_completion_length=40)
@@ -136,19 +137,20 @@ def test_responses_that_could_not_be_sampled_stop_the_run_after_the_others():
     assert heard == [4, 0, 1, 2]
 
 
-def test_an_evaluation_in_several_rollouts_numbers_its_prompts_through():
-    heard = {}
+def test_an_evaluation_in_several_rollouts_numbers_its_requests_through():
+    asked = []
 
     def script(requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        asked.append(len(requests))
         for i in reversed(range(len(requests))):
             yield i, say("1" * requests[i].tokens[0])
 
-    prompts = [Prompt(i, (i + 1,), "p", {}) for i in range(8)]
-    generator(ScriptedEngine(script, capacity=3)).evaluate(prompts, 0.0, heard.__setitem__)
-    assert list(heard) == [2, 1, 0, 5, 4, 3, 7, 6]
-    assert {i: len(rollout.tokens) - 1 for i, rollout in heard.items()} == {
-        i: i + 1 for i in range(8)
-    }
+    prompts = [Prompt(i, (i % 40 + 1,), "p", {}) for i in range(2 * WINDOW + 3)]
+    requests = [sampling_request(CONFIG, one, (0, EVAL, 0, one.id, 0), 0.0) for one in prompts]
+    heard = dict(generator(ScriptedEngine(script, capacity=2)).evaluate(requests))
+    assert asked == [2 * WINDOW, 3]
+    assert list(heard) == [*reversed(range(2 * WINDOW)), *reversed(range(2 * WINDOW, len(prompts)))]
+    assert all(len(done.tokens) - 1 == i % 40 + 1 for i, done in heard.items())
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30))

@@ -11,6 +11,7 @@ from pat_jax.config.command_line import parse
 from pat_jax.rl import arithmetic
 from pat_jax.rl.responses import trial_responses
 from pat_jax.rl.tokenizer import PromptText, flatten_messages
+from pat_jax.run.heldout import set_names
 from pat_jax.run.task import Task, find_files, load_task
 
 
@@ -87,7 +88,9 @@ def test_nothing_is_held_out_where_nothing_evaluates(load):
     everything = load("--data", "{a}", *size, "--eval.every", "0", a=range(320))
     assert len(seen(everything, 32, 10)) == 320 and not everything.heldout
     split = load("--data", "{a}", *size, a=range(320))
-    held = {prompt.text for prompt in split.heldout}
+    (one,) = split.heldout
+    held = {prompt.text for prompt in one.prompts}
+    assert one.name == "heldout"
     assert 10 <= len(held) <= 60 and not held & seen(split, 32, 8)
     assert split.note.startswith(f"problems: {320 - len(held)} to train on, {len(held)} held out;")
 
@@ -97,18 +100,50 @@ def test_other_files_are_evaluated_on(load):
     options = ["--data", "{a}", "{b}", "--eval.data", "{c}", "--rollout.prompts_per_step", "32"]
     task = load(*options, **files)
     assert len(seen(task, 32, 2)) == 64
-    assert {prompt.columns["answer"] for prompt in task.heldout} == {
-        str(i) for i in range(100, 130)
-    }
+    (c,) = task.heldout
+    assert c.name == "c"
+    assert [prompt.columns["answer"] for prompt in c.prompts] == [str(i) for i in range(100, 130)]
     assert len({prompt.id for prompt in task.train_batch(0, 32)}) == 32
     few = load(*options, "--eval.num_prompts", "7", **files)
-    assert few.heldout == task.heldout[:7]
+    (seven,) = few.heldout
+    assert len(seven.prompts) == 7 and set(seven.prompts) < set(c.prompts)
+    again = load(*options, "--eval.num_prompts", "7", "--seed", "3", **files)
+    assert again.heldout == few.heldout
     assert task.note.splitlines() == [
         "problems: 64 to train on; left out: 0 longer than 96 tokens, 0 without an answer",
         "problems: 30 held out; left out: 0 longer than 96 tokens, 0 without an answer",
     ]
     both = load(*options, **(files | {"c": range(60, 70)}))
     assert both.note.endswith("0 without an answer; 4 of them are trained on as well")
+
+
+def test_each_file_that_is_evaluated_on_is_a_set_of_its_own(load, tmp_path):
+    files = {"a": range(40), "b": range(100, 110), "c": range(200, 230)}
+    options = ["--data", "{a}", "--eval.data", "{b}", "{c}", "--eval.num_prompts", "20"]
+    task = load(*options, "--rollout.prompts_per_step", "32", **files)
+    assert [(one.name, len(one.prompts)) for one in task.heldout] == [("b", 10), ("c", 20)]
+    assert len(task.note.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("aime.jsonl math500.parquet", "aime math500"),
+        ("gsm8k/main/test-*.parquet MATH-500/test.jsonl", "gsm8k MATH-500"),
+        ("aime_2024/data/train-00000-of-00001.parquet", "aime_2024"),
+        ("a/x.json b/x.json b/x_2.json", "x x_2 x_2_2"),
+        ("test.jsonl data/test-1.jsonl", "test test-1"),
+        ("/tmp/DAPO/validation.parquet", "DAPO"),
+        ("two words.json", "two_words"),
+    ],
+)
+def test_sets_are_called_by_what_says_something(words: str, names: str):
+    parts = words.split() if "two" not in words else [words]
+    assert set_names(parts) == names.split()
+
+
+def test_a_name_of_digits_is_read_at_once():
+    assert set_names([f"{'1' * 5000}x.json"]) == [f"{'1' * 5000}x"]
 
 
 def test_every_problem_needs_what_the_reward_compares_with(load, tmp_path):

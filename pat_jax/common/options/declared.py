@@ -34,7 +34,7 @@ def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Option:
     name: str  # dotted, as on the command line
-    kind: Any  # bool, int, float, str, a Literal of strings, or tuple[str or float, ...]
+    kind: Any  # bool, int, float, str, a Literal of strings, or tuple[str, int or float, ...]
     default: Any
     help: str
     short: str = ""  # the name of its section, if that alone stands for it
@@ -51,7 +51,8 @@ class Option:
     @property
     def expected(self) -> str:
         if self.takes_many:
-            return "one number or several" if self._each is float else "one text or several"
+            each = {int: "integer", float: "number", str: "text"}[self._each]
+            return f"one {each} or several"
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(get_args(self.kind))
         names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}

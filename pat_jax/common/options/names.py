@@ -72,6 +72,7 @@ _SAME = tuple(
     max_grad_norm grad_clip clip_grad gradient_clipping
     eval.every eval_steps eval_freq test_freq eval_interval
     eval.num_prompts num_eval_prompts eval_batch_size
+    pass_at k pass_k pass_at_k
     checkpoint.every save_steps save_freq save_interval checkpoint_interval
     checkpoint.max_to_keep save_total_limit max_ckpt_to_keep max_actor_ckpt_to_keep
     """.replace("\\\n", "")

@@ -1,0 +1,133 @@
+"""The evaluation of a policy: samples of held-out problems, each scored from the moment it ends.
+
+One path for a run in training and for the command. Knows prompts, rewards and what is written of
+them; does not know what generates (it is handed a function) nor what the metrics are for.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.rl.evaluation import Evaluated, describe_evaluation
+from pat_jax.rl.final_answer import final_answer
+from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_scorer import RewardScorer, Scoring
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
+from pat_jax.run.completions import Completions, Heard
+from pat_jax.run.generation import EVAL, sampling_request, to_rollout
+from pat_jax.run.heldout import HeldoutSet
+from pat_jax.run.progress import Progress
+from pat_jax.run.scoring import wait_for_rewards
+
+# What generates: yields the place of a request and its completion, as they end.
+Ask = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    total: Evaluated
+    parts: Sequence[Evaluated]  # set by set
+    seconds: float
+    samples: Sequence[str]  # lines that show a few responses
+
+    @property
+    def lines(self) -> list[str]:
+        """What a person is told: of all problems, and of several sets each its own."""
+        several = self.parts if len(self.parts) > 1 else ()
+        return [
+            _line(self.total, ""),
+            *(_line(part, f" on {part.name}") for part in several),
+        ]
+
+    @property
+    def metrics(self) -> dict[str, float | int]:
+        return describe_evaluation(self.total, self.parts) | {"eval/seconds": self.seconds}
+
+
+class Evaluator:
+    """Evaluates on the same problems, as often as it is asked."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        sets: Sequence[HeldoutSet],
+        read: Callable[[Rollout], Response],
+        scorer: RewardScorer,
+        completions: Completions,
+        progress: Progress,
+    ):
+        """
+        Args:
+          read: makes texts of a response (`rl.responses.response_reader`).
+        """
+        self._config, self._sets, self._read, self._scorer = config, sets, read, scorer
+        self._completions, self._progress = completions, progress
+
+    def evaluate(self, step: int | None, ask: Ask) -> Evaluation:
+        """Asks for all samples of all problems at once, so that no set waits for another's tail.
+
+        Args:
+          step: of the run; None where there is no run.
+
+        Raises:
+          UserError: the reward function cannot work, or a response could not be sampled.
+        """
+        start, size = time.perf_counter(), self._config.eval.num_generations
+        asked = [
+            (number, prompt, sample)
+            for number, one in enumerate(self._sets)
+            for prompt in one.prompts
+            for sample in range(size)
+        ]
+        scoring: Scoring[Rollout] = self._scorer.begin([x.text for _, x, _ in asked], self._read)
+        heard = Heard(scoring.add)
+        for i, done in ask([self._request(*one) for one in asked]):
+            heard.add(i, to_rollout(*asked[i][1:], done))
+        rollouts, names = heard.rollouts, [self._sets[number].name for number, _, _ in asked]
+        with self._completions.kept(step, "eval", rollouts, names):
+            rewards = wait_for_rewards(scoring, self._progress)
+        self._completions.write(step, "eval", rollouts, rewards, scoring.scores, names)
+        total = self._evaluated(rollouts, rewards, scoring)
+        ends = accumulate(len(one.prompts) for one in self._sets)
+        parts = [
+            total.part(one.name, slice(end - len(one.prompts), end))
+            for one, end in zip(self._sets, ends, strict=True)
+        ]
+        seconds, few = time.perf_counter() - start, self._config.eval.num_completions_to_print
+        firsts = slice(0, few * size, size)  # one of a problem
+        samples = list(self._completions.samples(rollouts[firsts], rewards[firsts], few))
+        return Evaluation(total, parts, seconds, samples)
+
+    def _request(self, number: int, prompt: Prompt, sample: int) -> Request:
+        evaluation = self._config.eval
+        ids = (self._config.seed, EVAL, number, prompt.id, sample)
+        return sampling_request(self._config.rollout, prompt, ids, evaluation.temperature)
+
+    def _evaluated(
+        self, rollouts: Sequence[Rollout], rewards: np.ndarray, scoring: Scoring[Rollout]
+    ) -> Evaluated:
+        shape = (-1, self._config.eval.num_generations)
+        said = [scoring.responses[i] for i in range(len(rollouts))]
+        answers = [final_answer(one.completion, one.prompt) for one in said]
+        lengths = np.array([len(one.tokens) for one in rollouts])
+        is_cut = np.array([one.finish is FinishReason.LENGTH for one in rollouts])
+        return Evaluated(
+            "all",
+            rewards.reshape(shape),
+            lengths.reshape(shape),
+            is_cut.reshape(shape),
+            [answers[i : i + shape[1]] for i in range(0, len(answers), shape[1])],
+            scoring.scores,
+            self._config.eval.pass_threshold,
+        )
+
+
+def _line(one: Evaluated, where: str) -> str:
+    k, mean = one.num_samples, one.mean().value
+    passed = f", pass@{k} {one.pass_at(k).value:.3f}" if k > 1 else ""
+    return f"held-out reward{where} {mean:.3f}{passed} ({len(one.rewards)} prompts)"

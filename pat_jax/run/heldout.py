@@ -1,0 +1,55 @@
+"""What is evaluated on: sets of held-out problems, and what they are called.
+
+Knows prompts and names of files. Does not know how files are read (`rl/data.py`).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from pat_jax.rl.data import Problems
+from pat_jax.rl.rewards import metric_name
+from pat_jax.rl.types import Prompt
+
+HELDOUT = "heldout"  # what is held out of the training data, or of the built-in task
+# Names of files and folders that say nothing of what is in them: gsm8k/main/test-00000-of-00001.parquet.
+_NAMELESS = re.compile(
+    r"(test|train|validation|valid|val|dev|eval|data|main|default|part|of|\d|[^\w\s])+"
+)
+
+
+@dataclass(frozen=True)
+class HeldoutSet:
+    name: str  # in metrics and tables
+    prompts: Sequence[Prompt]
+
+    @classmethod
+    def of(cls, name: str, problems: Problems, most: int) -> "HeldoutSet":
+        """Up to `most` of the problems, always the same ones, in the order of their files."""
+        return cls(name, sorted(problems.first(most), key=lambda prompt: prompt.id))
+
+
+def set_names(words: Sequence[str]) -> list[str]:
+    """A name for each file, or pattern of files: its own, or the nearest folder's that says something;
+    counted on where several have the same.
+
+    >>> set_names(["gsm8k/main/test-*.parquet", "MATH-500/test.jsonl", "aime.jsonl", "old/aime.json"])
+    ['gsm8k', 'MATH-500', 'aime', 'aime_2']
+    """
+    found: list[str] = []
+    for word in words:
+        own = metric_name(_telling(word))
+        name, number = own, 1
+        while name in found:
+            number += 1
+            name = f"{own}_{number}"
+        found.append(name)
+    return found
+
+
+def _telling(word: str) -> str:
+    path = PurePath(word)
+    parts = [path.stem, *reversed(path.parts[:-1])]
+    telling = (part for part in parts if not _NAMELESS.fullmatch(part.lower().replace("_", "-")))
+    return next(telling, path.stem)

@@ -1,0 +1,78 @@
+"""An engine that only generates, from its options to a session: compiled, warmed up, its weights in.
+
+Knows checkpoint directories and built-in shapes. Does not know what is asked of the session.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.memory import engine_memory
+from pat_jax.engine.session import Session
+from pat_jax.models.hf_load import load_params
+from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.latency.profile import Profile
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.measure.warm_up import Warmup
+
+LoadWeights = Callable[[Layout], Params]
+
+
+def load_weights(config: RunConfig, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
+    """Weights as `policy` keeps them: from the checkpoint directory, or random ones."""
+    shardings = layout.param_shardings(policy)
+    if Path(config.model).is_dir():
+        return load_params(config.model, policy, shardings, dtype)
+    return policy.init(config.seed, shardings, dtype)
+
+
+def open_session(
+    config: RunConfig,
+    engine: RolloutEngine,
+    profile: Profile | None,
+    weights_in: LoadWeights,
+    *,
+    max_length: int | None = None,
+    debug_nans: bool = False,
+) -> Session:
+    """Everything compiled, the weights in place.
+
+    Args:
+      weights_in: gives the weights in a layout.
+      max_length, debug_nans: see `Session`.
+    """
+    with tqdm(total=0, unit="program", desc="compiling", disable=None, dynamic_ncols=True) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        engine.compile(show)
+    planner = _planner(config, engine, profile, weights_in)
+    first = next(iter(engine.layouts.values()))
+    engine.set_weights(weights_in(first), first)
+    return Session(engine, planner, max_length=max_length, debug_nans=debug_nans)
+
+
+def _planner(
+    config: RunConfig, engine: RolloutEngine, profile: Profile | None, weights_in: LoadWeights
+) -> Planner:
+    first, *others = engine.layouts
+    if first.dp == 1 and not others:
+        return FixedLayout(first)  # nothing to choose, no groups to keep even
+    memory = engine_memory(engine, config.rollout)
+    warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
+    latency, buckets = warmup.measure(weights_in), engine.specs.buckets
+    return CostModelPlanner(
+        tuple(engine.layouts),
+        latency.on(buckets.rows, buckets.lengths),
+        LengthModel.empty(buckets.lengths[-1]),
+        memory=memory,
+    )

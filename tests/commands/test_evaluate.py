@@ -1,0 +1,283 @@
+"""The evaluate command: published formats as they are, its files, its numbers, and bad input."""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from row_writing import write_lines, write_rows
+from runs import write_checkpoint
+
+from pat_jax import evaluate
+from pat_jax.config.command_line import run_command
+from pat_jax.run.evaluation import Evaluator
+
+SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
+REWARD = """
+def even(prompts, completions, answer, **columns):
+    return [float(len(text) % 2 == 0) for text in completions]
+
+def length(prompts, completions, **columns):
+    return [len(text) / 100 for text in completions]
+
+def none(prompts, completions, **columns):
+    return [None if len(text) % 3 == 0 else 1.0 for text in completions]
+"""
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+# Invented rows in the columns of the published files.
+FORMATS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "MATH-500/test.jsonl": lambda i: {
+        "problem": f"What is $\\frac{{{i}}}{{2}}$?",
+        "solution": f"It is $\\boxed{{\\frac{{{i}}}{{2}}}}$.",
+        "answer": f"\\frac{{{i}}}{{2}}",
+        "subject": "Algebra",
+        "level": 1 + i % 5,
+        "unique_id": f"test/algebra/{i}.json",
+    },
+    "aime_2024/data/train-00000-of-00001.parquet": lambda i: {
+        "id": 60 + i,
+        "problem": f"Find {i} + 100.",
+        "solution": "It is so.",
+        "answer": f"{100 + i}",
+        "url": "https://example.org",
+        "year": "2024",
+    },
+    "aime_2025.jsonl": lambda i: {
+        "ID": f"2025-I-{i}",
+        "Problem": f"Find {i} + 200.",
+        "Solution": "!",
+        "Answer": 200 + i,
+    },
+    "gsm8k.jsonl": lambda i: {
+        "question": f"Ann has {i} pears and eats one. How many?",
+        "answer": f"She has {i} - 1 = <<{i}-1={i - 1}>>{i - 1}.\n#### {i - 1}",
+    },
+    "dapo-math-17k.parquet": lambda i: {
+        "data_source": "math_dapo",
+        "prompt": chat(f"What is {i} times 3? The last line is Answer: $Answer."),
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(3 * i), "style": "rule-lighteval/MATH_v2"},
+        "extra_info": {"index": f"00-{i}"},
+    },
+    "verl/gsm8k/test.parquet": lambda i: {
+        "data_source": "openai/gsm8k",
+        "prompt": chat(f'What is {i} plus 9? Put it after "####".'),
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(i + 9)},
+        "extra_info": {"answer": f"... #### {i + 9}", "index": i, "split": "test"},
+    },
+    "trl.jsonl": lambda i: {"prompt": chat(f"What is {i} minus 4?"), "solution": f"${i - 4}$"},
+}
+NAMES = ["MATH-500", "aime_2024", "aime_2025", "gsm8k", "dapo-math-17k", "gsm8k_2", "trl"]
+
+
+def write_formats(folder: Path) -> list[str]:
+    paths = []
+    for name, row in FORMATS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        paths.append(str(write_rows(folder / name, [row(i) for i in range(5, 15)])))
+    return paths
+
+
+def without(*columns: str) -> list[dict[str, Any]]:
+    rows = [FORMATS["gsm8k.jsonl"](i) for i in range(6)]
+    return [{name: x for name, x in row.items() if name not in columns} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("evaluate") / "model")
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., dict[str, Any]]:
+    """Runs the command in this process; returns its results."""
+
+    def run(*options: str, out: str = "out") -> dict[str, Any]:
+        (tmp_path / "mine.py").write_text(REWARD)
+        names = ["--model", str(model), "--out", str(tmp_path / out)]
+        monkeypatch.setattr(sys, "argv", ["evaluate", *names, *SMALL.split(), *options])
+        monkeypatch.setattr(evaluate, "configure", lambda count: jax.devices()[:count])
+        monkeypatch.chdir(tmp_path)
+        run_command(evaluate.main)
+        return json.loads((tmp_path / out / "results.json").read_text())
+
+    return run
+
+
+def completions(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "completions.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_published_formats_are_evaluated_as_they_are(run, tmp_path: Path, monkeypatch, capsys):
+    """End to end: every file a line of the table, nothing compiled once the session is there."""
+    compiled: list[str] = []
+    whole = Evaluator.evaluate
+
+    def counting(self, *args):
+        with counted_compilations() as events:
+            found = whole(self, *args)
+        compiled.extend(events)
+        return found
+
+    monkeypatch.setattr(Evaluator, "evaluate", counting)
+    found = run("--data", *write_formats(tmp_path), "--num_generations", "3")
+    assert compiled == []
+    assert list(found["sets"]) == NAMES
+    assert all(one["problems"] == 10 and one["samples"] == 3 for one in found["sets"].values())
+    assert found["all"]["problems"] == 70
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:9]] == [*NAMES, "all"]
+    said = completions(tmp_path / "out")
+    assert len(said) == 210 and {line["data"] for line in said} == set(NAMES)
+    places = [(line["data"], line["id"], line["sample"]) for line in said]
+    assert places == [(name, i, n) for name in NAMES for i in range(1, 11) for n in range(3)]
+    assert all(line["reward"] == 0 and "step" not in line for line in said)
+
+
+def test_numbers_are_those_of_the_completions(run, tmp_path: Path, capsys):
+    """Of a reward that half of the samples earn, by another way from the file of completions."""
+    files = write_formats(tmp_path)[:2]
+    options = "--num_generations 5 --pass_at 2 5 --reward mine.py:even mine.py:length"
+    found = run("--data", *files, *options.split(), "--reward_weights", "1", "0")
+    said = completions(tmp_path / "out")
+    for name, one in [*found["sets"].items(), ("all", found["all"])]:
+        own = [line for line in said if name in (line["data"], "all")]
+        by_problem = defaultdict(list)
+        for line in own:
+            assert line["rewards"]["even"] == line["reward"]
+            by_problem[line["data"], line["id"]].append(line["reward"])
+        rewards = np.array(list(by_problem.values()))
+        assert one["mean"]["value"] == pytest.approx(rewards.mean())
+        assert 0 < one["mean"]["low"] < one["mean"]["value"] < one["mean"]["high"] < 1
+        assert one["pass"]["5"]["value"] == pytest.approx(rewards.max(axis=1).mean())
+        pairs = [(a, b) for a in range(5) for b in range(a + 1, 5)]
+        best = np.mean([rewards[:, pair].max(axis=1).mean() for pair in pairs])
+        assert one["pass"]["2"]["value"] == pytest.approx(best)
+        assert one["rewards"]["even"] == pytest.approx(rewards.mean())
+        assert one["tokens"] == sum(line["tokens"] for line in own)
+        cut = np.mean([line["finish"] == "length" for line in own])
+        assert one["truncated"] == pytest.approx(cut)
+    header = capsys.readouterr().out.splitlines()[0].split()
+    assert header == ["problems", "samples", "mean", "pass@2", "pass@5", "tokens", "truncated"]
+
+
+def test_samples_without_a_reward_are_counted_and_left_out(run, tmp_path: Path, capsys):
+    """By a reward that needs no answer, of a file that has none."""
+    data = str(write_lines(tmp_path / "bare.jsonl", *without("answer")))
+    found = run("--data", data, "--num_generations", "4", "--reward", "mine.py:none")["all"]
+    rewards = [line["reward"] for line in completions(tmp_path / "out")]
+    assert found["failed"] == rewards.count(None) > 0 and found["mean"]["value"] == 1
+    assert found["pass"]["4"]["problems"] < found["problems"] == 6
+    assert "without reward" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # three commands
+def test_the_same_seed_says_the_same_whatever_is_evaluated_beside_it(run, tmp_path: Path):
+    one, other, *_ = write_formats(tmp_path)
+    run("--data", one, "--num_prompts", "4", out="alone")
+    run("--data", one, other, "--num_generations", "2", "--batch", "16", out="both")
+    run("--data", one, "--num_prompts", "4", "--seed", "1", out="else")
+    alone, both, elsewise = (completions(tmp_path / name) for name in ("alone", "both", "else"))
+    texts = {(x["data"], x["id"], x["sample"]): x["completion"] for x in both}
+    assert [texts["MATH-500", x["id"], 0] for x in alone] == [x["completion"] for x in alone]
+    assert len(alone) == 4 and alone != elsewise
+    assert len(set(texts.values())) == 40
+
+
+@pytest.mark.slow
+def test_greedy_is_one_sample(run, tmp_path: Path):
+    data = write_formats(tmp_path)[4]
+    options = ("--temperature", "0", "--num_completions_to_print", "1")
+    first = run("--data", data, *options)
+    again = run("--data", data, *options, "--seed", "5", out="again")
+    assert first["all"]["mean"] == again["all"]["mean"] and list(first["all"]["pass"]) == ["1"]
+    assert completions(tmp_path / "out") == completions(tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", ["option --data is not given: expected files of problems"]),
+        ("--data {folder}/none.jsonl", ["option --data is '{folder}/none.jsonl': no such file"]),
+        ("--data {folder}/empty.jsonl", ["{folder}/empty.jsonl holds no problems"]),
+        (
+            "--data {folder}/good.jsonl {folder}/bare.jsonl",
+            ["reward 'math' needs the column 'answer' ({folder}/bare.jsonl", "add it to the data"],
+        ),
+        (
+            "--data {folder}/null.jsonl",
+            ["{folder}/null.jsonl", "no prompts to evaluate", "6 without an answer (the first: "],
+        ),
+        (
+            "--data {folder}/good.jsonl --max_prompt_length 5",
+            ["no prompts to evaluate", "6 longer than 5 tokens", "raise --max_prompt_length"],
+        ),
+        (
+            "--data {folder}/good.jsonl --num_generations 4 --pass_at 1 8",
+            ["option --pass_at is '1 8': expected integers from 1 to --num_generations (4)"],
+        ),
+        ("--data {folder}/good.jsonl --pass_at 1.5", ["--pass_at is '1.5': expected one integer"]),
+        (
+            "--data {folder}/good.jsonl --num_generations 4 --temperature 0",
+            ["option --temperature is 0.0: expected above 0 with --num_generations 4: greedy"],
+        ),
+        (
+            "--data {folder}/good.jsonl --num_generations 2 --top_k 1",
+            ["option --top_k is 1: expected 0 or at least 2 with --num_generations 2"],
+        ),
+        (
+            "--data {folder}/good.jsonl --reward mathh",
+            ["option --reward is 'mathh': expected exact, math, math_lenient, module:function"],
+        ),
+        (
+            "--data {folder}/good.jsonl --out {folder}",
+            ["option --out is '{folder}': expected a new or empty folder"],
+        ),
+        (
+            "--data {folder}/good.jsonl --out {folder}/good.jsonl/x",
+            ["option --out is '{folder}/good.jsonl/x': expected a folder that can be written"],
+        ),
+        (
+            "--data {folder}/good.jsonl --model tiny",
+            ["option --model is 'tiny': expected a Hugging Face checkpoint directory"],
+        ),
+        (
+            "--data {folder}/good.jsonl --max_completion_length 500",
+            ["--max_prompt_length + --max_completion_length is 160 + 500 = 660", "512 tokens"],
+        ),
+        ("--data {folder}/good.jsonl --n 4", ["unknown option --n", "--num_generations"]),
+        (
+            "--data {folder}/good.jsonl --data.prompt_key q",
+            ["option --data.prompt_key is 'q'", "has the columns question, answer"],
+        ),
+        ("--data {folder}/good.jsonl --top_k 400", ["--top_k is 400: expected at most the 300"]),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_sentence_and_compile_nothing(
+    run, tmp_path: Path, capsys, options: str, words: list[str]
+):
+    write_lines(tmp_path / "good.jsonl", *without())
+    write_lines(tmp_path / "bare.jsonl", *without("answer"))
+    write_lines(tmp_path / "null.jsonl", *({**row, "answer": None} for row in without()))
+    (tmp_path / "empty.jsonl").touch()
+    with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
+        run(*options.format(folder=tmp_path).split())
+    assert (caught.value.code, compiled) == (2, [])
+    assert not (tmp_path / "out").exists()
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1, message
+    assert all(word.format(folder=tmp_path) in message for word in words), message

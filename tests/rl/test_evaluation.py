@@ -1,0 +1,99 @@
+"""From the rewards of samples to the metrics of an evaluation, whole and by set."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from pat_jax.rl.evaluation import Evaluated, describe_evaluation, report
+from pat_jax.rl.reward_outcome import Cause, Failure
+from pat_jax.rl.reward_sum import FunctionScores
+
+NAN = np.nan
+REWARDS = np.array([[1, 0, 1, 1], [0, 0, 0, 0.5], [NAN, 1, NAN, NAN], [NAN] * 4], np.float32)
+
+
+def scores(name: str) -> FunctionScores:
+    values = [Failure(Cause.NONE, "…") if np.isnan(x) else float(x) for x in REWARDS.reshape(-1)]
+    return FunctionScores(f"m:{name}", name, 1.0, values, [{} for _ in values])
+
+
+def evaluated(*functions: str, threshold: float = 1.0) -> Evaluated:
+    lengths = np.arange(16).reshape(4, 4)
+    answers = [["3", "4", "3", None], [None] * 4, ["5", "6", "7", "7"], ["1"] * 4]
+    parts = [scores(name) for name in functions or ("right",)]
+    return Evaluated("all", REWARDS, lengths, lengths > 12, answers, parts, threshold)
+
+
+def test_a_problem_counts_once_whatever_of_it_was_scored():
+    one = evaluated()
+    assert (one.mean().value, one.mean().num_problems) == (
+        pytest.approx((0.75 + 0.125 + 1) / 3),
+        3,
+    )
+    assert one.num_failed == 7
+    # The third problem has one sample with a reward: enough for pass@1 alone.
+    assert one.pass_at(1).value == pytest.approx((0.75 + 0 + 1) / 3)
+    assert (one.pass_at(2).value, one.pass_at(2).num_problems) == (0.5, 2)
+    majority = one.majority()
+    assert majority is not None
+    assert (majority.value, majority.num_problems) == (pytest.approx((1 + 0 + 1) / 3), 3)
+
+
+def test_the_reward_from_which_on_a_sample_passes():
+    assert evaluated(threshold=0.5).pass_at(4).value == 1
+    assert evaluated(threshold=1.5).pass_at(4).value == 0
+
+
+def test_a_part_is_what_its_problems_alone_would_be():
+    part = evaluated("right", "short").part("second", slice(1, 3))
+    assert part.name == "second" and part.mean().value == pytest.approx((0.125 + 1) / 2)
+    assert part.num_failed == 3 and part.answers == [[None] * 4, ["5", "6", "7", "7"]]
+    assert part.lengths.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [x for x in part.functions[1].scores if isinstance(x, float)] == [0, 0, 0, 0.5, 1]
+
+
+def test_metrics_are_of_all_and_of_several_sets_each_its_own():
+    one = evaluated("right", "short")
+    parts = [one.part("a", slice(0, 2)), one.part("b-1", slice(2, 4))]
+    found = describe_evaluation(one, parts)
+    assert found["eval/reward"] == one.mean().value and found["eval/failed"] == 7
+    assert found["eval/reward/right"] == found["eval/reward/short"] == pytest.approx(4.5 / 9)
+    assert found["eval/a/reward"] == pytest.approx((0.75 + 0.125) / 2)
+    assert found["eval/b-1/reward"] == 1 and math.isnan(found["eval/b-1/reward_ci95"])
+    assert found["eval/a/pass@4"] == found["eval/pass@4"] == 0.5
+    assert found["eval/truncated"] == 3 / 16 and found["eval/length_mean"] == 7.5
+    alone = describe_evaluation(one, parts[:1])
+    assert not [name for name in alone if name.startswith("eval/a/")]
+
+
+def test_of_one_sample_there_is_neither_pass_at_k_nor_a_majority():
+    one = evaluated()
+    single = Evaluated(
+        "all",
+        one.rewards[:, 1:2],
+        one.lengths[:, 1:2],
+        one.is_cut[:, 1:2],
+        [row[1:2] for row in one.answers],
+        (),
+        1.0,
+    )
+    found = describe_evaluation(single, [single])
+    assert found["eval/reward"] == pytest.approx(1 / 3)
+    assert not [name for name in found if "@" in name]
+
+
+def test_a_report_is_json_without_nan():
+    one = evaluated("right", "short")
+    content = json.loads(json.dumps(report(one, [1, 2, 4]), allow_nan=False))
+    mean = content["mean"]
+    assert mean["low"] < mean["value"] == one.mean().value < mean["high"]
+    assert mean["high"] - mean["low"] == pytest.approx(2 * one.mean().half_width)
+    assert set(content["pass"]) == {"1", "2", "4"} and content["failed"] == 7
+    assert content["pass"]["4"] == {"value": 0.5, "low": pytest.approx(-0.48, abs=0.01)} | {
+        "high": pytest.approx(1.48, abs=0.01),
+        "problems": 2,
+    }
+    nothing = report(one.part("none", slice(3, 4)), [1])
+    assert json.loads(json.dumps(nothing, allow_nan=False))["mean"]["value"] is None
