@@ -135,6 +135,7 @@ def test_each_file_that_is_evaluated_on_is_a_set_of_its_own(load, tmp_path):
         ("test.jsonl data/test-1.jsonl", "test test-1"),
         ("/tmp/DAPO/validation.parquet", "DAPO"),
         ("two words.json", "two_words"),
+        ("f/training_hard.jsonl", "training_hard"),
     ],
 )
 def test_sets_are_called_by_what_says_something(words: str, names: str):
