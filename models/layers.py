@@ -175,17 +175,15 @@ def attend(
     keys: Float[Array, "rows kv_heads context head_dim"],
     values: Float[Array, "rows kv_heads context head_dim"],
     positions: Int[Array, "rows length"],
-    first: Int[Array, "rows length"] | None = None,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Softmax attention; the query at position p sees the keys 0 … p, or `first` … p.
+    """Softmax attention; the query at position p sees the keys 0 … p.
 
     Scores are float32 and at most QUERY_BLOCK queries wide, whatever the length; the backward pass
     recomputes them.
     """
     length = queries.shape[1]
-    limits = (positions,) if first is None else (positions, first)
     if length <= QUERY_BLOCK:
-        return _attend_block(queries, keys, values, *limits)
+        return _attend_block(queries, keys, values, positions)
     # As even as whole tiles allow: what fills up the last block is computed for nothing.
     num_blocks = -(-length // QUERY_BLOCK)
     size = -(-length // (num_blocks * QUERY_TILE)) * QUERY_TILE
@@ -195,10 +193,10 @@ def attend(
         blocks = jnp.reshape(jnp.pad(x, filling), (x.shape[0], num_blocks, size, *x.shape[2:]))
         return jnp.swapaxes(blocks, 0, 1)
 
-    def one_block(block: tuple[Array, ...]) -> Array:
-        return _attend_block(block[0], keys, values, *block[1:])
+    def one_block(block: tuple[Array, Array]) -> Array:
+        return _attend_block(block[0], keys, values, block[1])
 
-    of_queries = (to_blocks(queries), *map(to_blocks, limits))
+    of_queries = to_blocks(queries), to_blocks(positions)
     blocks = jax.lax.map(jax.checkpoint(one_block), of_queries)
     attended = jnp.swapaxes(blocks, 0, 1)
     return jnp.reshape(attended, (queries.shape[0], -1, *queries.shape[2:]))[:, :length]
@@ -213,13 +211,9 @@ def attention_scores(
     return scores * queries.shape[-1] ** -0.5
 
 
-def _attend_block(
-    queries: Array, keys: Array, values: Array, positions: Array, first: Array | None = None
-) -> Array:
+def _attend_block(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
     at = jnp.arange(keys.shape[2])[None, None, :]
     visible = at <= positions[:, :, None]
-    if first is not None:
-        visible &= at >= first[:, :, None]
     scores = jnp.where(visible[:, None, None, :, :], attention_scores(queries, keys), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkgts,bksd->btkgd", weights, values)

@@ -8,13 +8,21 @@ for is the business of the engine's `Layout`, not of the model.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Array, Int
 
+Names = tuple[str | None, ...]  # of an array's dimensions
+
 
 class Partition(ABC):
     """Equal ones split alike: what was traced with one holds for the other."""
+
+    @property
+    @abstractmethod
+    def platform(self) -> str | None:
+        """Of the devices, as `jax.Device.platform` has it; None: what runs anywhere is to be computed."""
 
     @abstractmethod
     def sum(self, x: Array, *axes: str) -> Array:
@@ -32,10 +40,31 @@ class Partition(ABC):
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Pins how an activation is split, one name or None for each dimension."""
 
+    def on_shards(
+        self,
+        function: Callable[..., Array],
+        inputs: Sequence[tuple[Array, Names]],
+        output: Names,
+    ) -> Array:
+        """What `function`, which needs no communication, makes of each device's shards.
+
+        For kernels, which compilers cannot split.
+
+        Args:
+          inputs: arrays, and the names of their dimensions.
+          output: the names of the result's.
+        """
+        del output  # arrays are shards already, or nothing is split
+        return function(*(x for x, _ in inputs))
+
 
 @dataclass(frozen=True)
 class Whole(Partition):
     """Nothing is split, as far as the model can see."""
+
+    @property
+    def platform(self) -> str | None:
+        return None
 
     def sum(self, x: Array, *axes: str) -> Array:
         del axes

@@ -4,221 +4,37 @@ Knows arrays alone. A position of 0 begins a sequence: the token at position p o
 the p tokens before it in the row, and itself. So positions say all that is masked.
 """
 
-import jax
-import jax.numpy as jnp
+from collections.abc import Callable, Mapping
+
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.layers import MASKED, attend, attention_scores
+from pat_jax.models.row_attention_cpu import attend_in_blocks
+from pat_jax.models.row_attention_gpu import attend_on_gpu
+from pat_jax.models.row_attention_tpu import attend_on_tpu
 
-BLOCK = 64  # queries and keys of a block on a CPU; the fastest of 32 … 512 at 4,096 tokens
+# By what `jax.Device.platform` says, and by what lowering calls a GPU of NVIDIA. Each is differentiable,
+# keeps no scores, and computes no block of keys that none of a block of queries sees.
+KERNELS: Mapping[str, Callable[..., Array]] = {
+    "gpu": attend_on_gpu,
+    "cuda": attend_on_gpu,
+    "tpu": attend_on_tpu,
+}
 
-Queries = Float[Array, "rows length kv_heads queries_per_kv head_dim"]
-Context = Float[Array, "rows kv_heads length head_dim"]
-Positions = Int[Array, "rows length"]
 
-
-@jax.custom_vjp
-def attend_rows(queries: Queries, keys: Context, values: Context, positions: Positions) -> Queries:
+def attend_rows(
+    queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+    keys: Float[Array, "rows kv_heads length head_dim"],
+    values: Float[Array, "rows kv_heads length head_dim"],
+    positions: Int[Array, "rows length"],
+    *,
+    platform: str | None = None,
+) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Softmax attention of each token over its own sequence up to itself.
-
-    Scores are float32 and exist for a block of queries at a time; the backward pass computes them
-    anew. On a CPU blocks of keys that none of a block's queries sees are not computed: those that
-    come after, and those of sequences before (Dao et al. 2022, https://arxiv.org/abs/2205.14135,
-    algorithms 1 and 4, by blocks). Elsewhere they are computed and masked.
 
     Args:
       positions: of each token in its sequence. They count up by 1; 0 begins the next one.
+      platform: whose kernel; on a platform without one, and where it is not given, what runs anywhere.
+        Compilers cannot split kernels: inside `shard_map` alone, or on one device.
     """
-    return _forward(queries, keys, values, positions)[0]
-
-
-def _forward(queries: Array, keys: Array, values: Array, positions: Array):
-    out, sums = jax.lax.platform_dependent(
-        queries, keys, values, positions, cpu=_skipping, default=_masked
-    )
-    return out, (queries, keys, values, positions, out, sums)
-
-
-def _backward(residuals: tuple[Array, ...], grads: Array):
-    grad_queries, grad_keys, grad_values = jax.lax.platform_dependent(
-        *residuals, grads, cpu=_skipping_backward, default=_masked_backward
-    )
-    return grad_queries, grad_keys, grad_values, None
-
-
-attend_rows.defvjp(_forward, _backward)
-
-
-def _masked(queries: Array, keys: Array, values: Array, positions: Array) -> tuple[Array, Array]:
-    """The attention, and nothing in the place of the sums that a backward pass by blocks reads."""
-    rows, length, kv, group, _ = queries.shape
-    out = _all_keys(queries, keys, values, positions)
-    return out, jnp.zeros((rows, kv, group, length), jnp.float32)
-
-
-def _masked_backward(
-    queries: Array,
-    keys: Array,
-    values: Array,
-    positions: Array,
-    out: Array,
-    sums: Array,
-    grads: Array,
-) -> tuple[Array, Array, Array]:
-    del out, sums
-    _, pull_back = jax.vjp(lambda q, k, v: _all_keys(q, k, v, positions), queries, keys, values)
-    return pull_back(grads)
-
-
-def _all_keys(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
-    last = jnp.broadcast_to(jnp.arange(positions.shape[1], dtype=jnp.int32)[None], positions.shape)
-    return attend(queries, keys, values, last, last - positions)
-
-
-def _to_blocks(x: Array, num_blocks: int, size: int, *, axis: int) -> Array:
-    """[num_blocks, …, size, …] of a length at `axis`, filled up with 0."""
-    filling = [(0, 0)] * x.ndim
-    filling[axis] = (0, num_blocks * size - x.shape[axis])
-    shape = (*x.shape[:axis], num_blocks, size, *x.shape[axis + 1 :])
-    return jnp.moveaxis(jnp.reshape(jnp.pad(x, filling), shape), axis, 0)
-
-
-def _from_blocks(blocks: Array, length: int, *, axis: int) -> Array:
-    x = jnp.moveaxis(blocks, 0, axis)
-    x = jnp.reshape(x, (*x.shape[:axis], -1, *x.shape[axis + 2 :]))
-    return jax.lax.slice_in_dim(x, 0, length, axis=axis)
-
-
-def _grid(length: int) -> tuple[int, int]:
-    """Blocks, and tokens of each."""
-    num_blocks = -(-length // BLOCK)
-    return num_blocks, -(-length // num_blocks)
-
-
-def _first_blocks(positions: Array, num_blocks: int, size: int) -> Array:
-    """Of each block of queries, the first block of keys that one of them sees in any row."""
-    first = jnp.arange(positions.shape[1], dtype=positions.dtype)[None] - positions
-    last_key = num_blocks * size  # what is filled up sees none before
-    filled = jnp.pad(first, ((0, 0), (0, last_key - first.shape[1])), constant_values=last_key)
-    starts = jnp.min(jnp.reshape(filled, (-1, num_blocks, size)), axis=(0, 2)) // size
-    return jnp.minimum(starts, jnp.arange(num_blocks, dtype=positions.dtype))
-
-
-def _visible(positions: Array, i: Array, j: Array) -> Array:
-    """Which keys of block j the queries of block i see: [rows, 1, 1, queries, keys]."""
-    size = positions.shape[1]
-    queries = i * size + jnp.arange(size, dtype=positions.dtype)
-    keys = j * size + jnp.arange(size, dtype=positions.dtype)
-    first = queries[None] - positions
-    visible = (keys[None, None] >= first[..., None]) & (keys[None, None] <= queries[None, :, None])
-    return visible[:, None, None]
-
-
-def _skipping(queries: Array, keys: Array, values: Array, positions: Array) -> tuple[Array, Array]:
-    """The attention, and the logarithms of each query's sums of exponentials."""
-    length = queries.shape[1]
-    num_blocks, size = _grid(length)
-    first = _first_blocks(positions, num_blocks, size)
-    of_keys, of_values = (_to_blocks(x, num_blocks, size, axis=2) for x in (keys, values))
-    rows, _, kv, group, dim = queries.shape
-
-    def one_block(block: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-        i, start, query, position = block
-
-        def add(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            most, total, out = carry
-            scores = jnp.where(
-                _visible(position, i, j), attention_scores(query, of_keys[j]), MASKED
-            )
-            larger = jnp.maximum(most, jnp.max(scores, axis=-1))
-            weights = jnp.exp(scores - larger[..., None])
-            fading = jnp.exp(most - larger)
-            product = jnp.einsum(
-                "bkgts,bksd->bkgtd",
-                weights.astype(values.dtype),
-                of_values[j],
-                preferred_element_type=jnp.float32,
-            )
-            total = total * fading + jnp.sum(weights, axis=-1)
-            return larger, total, out * fading[..., None] + product
-
-        shape = rows, kv, group, size
-        # From the block's own keys downwards, where each query sees itself: what a later block hides
-        # from it then counts exactly 0.
-        zeros = jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, dim), jnp.float32)
-        begun = jnp.full(shape, MASKED, jnp.float32), *zeros
-        most, total, out = jax.lax.fori_loop(0, i - start + 1, lambda n, c: add(i - n, c), begun)
-        attended = jnp.moveaxis(out / total[..., None], 3, 1).astype(queries.dtype)
-        return attended, most + jnp.log(total)
-
-    number = jnp.arange(num_blocks, dtype=positions.dtype)
-    of_queries, of_positions = (
-        _to_blocks(x, num_blocks, size, axis=1) for x in (queries, positions)
-    )
-    out, sums = jax.lax.map(one_block, (number, first, of_queries, of_positions))
-    return _from_blocks(out, length, axis=1), _from_blocks(sums, length, axis=3)
-
-
-def _skipping_backward(
-    queries: Array,
-    keys: Array,
-    values: Array,
-    positions: Array,
-    out: Array,
-    sums: Array,
-    grads: Array,
-) -> tuple[Array, Array, Array]:
-    length, dtype = queries.shape[1], queries.dtype
-    num_blocks, size = _grid(length)
-    first = _first_blocks(positions, num_blocks, size)
-    scale = queries.shape[-1] ** -0.5
-    of_keys, of_values = (_to_blocks(x, num_blocks, size, axis=2) for x in (keys, values))
-    through = jnp.sum(grads.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
-    by_query = [_to_blocks(x, num_blocks, size, axis=1) for x in (queries, grads, positions)]
-    by_score = [
-        _to_blocks(x, num_blocks, size, axis=3) for x in (sums, jnp.moveaxis(through, 1, 3))
-    ]
-
-    def one_block(
-        carry: tuple[Array, Array], block: tuple[Array, ...]
-    ) -> tuple[tuple[Array, Array], Array]:
-        i, start, query, grad, position, total, along = block
-
-        def add(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            to_query, to_keys, to_values = carry
-            scores = jnp.where(
-                _visible(position, i, j), attention_scores(query, of_keys[j]), MASKED
-            )
-            weights = jnp.exp(scores - total[..., None])
-            to_value = jnp.einsum(
-                "bkgts,btkgd->bksd",
-                weights.astype(dtype),
-                grad,
-                preferred_element_type=jnp.float32,
-            )
-            to_weights = jnp.einsum(
-                "btkgd,bksd->bkgts", grad, of_values[j], preferred_element_type=jnp.float32
-            )
-            to_scores = (weights * (to_weights - along[..., None]) * scale).astype(dtype)
-            to_query += jnp.einsum(
-                "bkgts,bksd->btkgd", to_scores, of_keys[j], preferred_element_type=jnp.float32
-            )
-            to_key = jnp.einsum(
-                "bkgts,btkgd->bksd", to_scores, query, preferred_element_type=jnp.float32
-            )
-            return to_query, to_keys.at[j].add(to_key), to_values.at[j].add(to_value)
-
-        begun = jnp.zeros(query.shape, jnp.float32), *carry
-        to_query, to_keys, to_values = jax.lax.fori_loop(start, i + 1, add, begun)
-        return (to_keys, to_values), to_query.astype(dtype)
-
-    zeros = jnp.zeros(of_keys.shape, jnp.float32)
-    number = jnp.arange(num_blocks, dtype=positions.dtype)
-    (to_keys, to_values), to_queries = jax.lax.scan(
-        one_block, (zeros, zeros), (number, first, *by_query, *by_score)
-    )
-    return (
-        _from_blocks(to_queries, length, axis=1),
-        _from_blocks(to_keys, length, axis=2).astype(dtype),
-        _from_blocks(to_values, length, axis=2).astype(dtype),
-    )
+    attend = KERNELS.get(platform or "", attend_in_blocks)
+    return attend(queries, keys, values, positions)

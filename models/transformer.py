@@ -30,6 +30,10 @@ from pat_jax.models.row_attention import attend_rows
 Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
 Cache = TypeVar("Cache", bound=LayerCache)
 
+# What splits the dimensions of an attention's inputs.
+QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
+CONTEXT = ("batch", "kv_heads", None, None)
+
 
 class Keys:
     """One random key a parameter, in the order they are made.
@@ -116,10 +120,17 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "rows length embed"], Cache | None]:
         queries, keys, values = self._project(x)
         queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        queries = partition.constrain(queries, "batch", None, "kv_heads", "queries_per_kv", None)
+        queries = partition.constrain(queries, *QUERIES)
         if cache is None:
-            attended = attend_rows(
-                queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2), positions
+            attended = partition.on_shards(
+                partial(attend_rows, platform=partition.platform),
+                [
+                    (queries, QUERIES),
+                    (jnp.swapaxes(keys, 1, 2), CONTEXT),
+                    (jnp.swapaxes(values, 1, 2), CONTEXT),
+                    (positions, ("batch", None)),
+                ],
+                QUERIES,
             )
         else:
             attended, cache = cache.attend(queries, keys, values, positions)

@@ -1,6 +1,8 @@
-"""Attention within rows of several sequences: against float64, with gradients, on both paths."""
+"""Attention within rows of several sequences: against float64, with gradients, by each kernel."""
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +12,17 @@ from chex import assert_trees_all_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pat_jax.models import row_attention
+from pat_jax.engine.layout.layout import AutoPartition, factored_mesh, layout_chain
+from pat_jax.models import row_attention_tpu
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
-from pat_jax.models.row_attention import BLOCK, attend_rows
+from pat_jax.models.row_attention import KERNELS, attend_rows
+from pat_jax.models.row_attention_cpu import BLOCK
+from pat_jax.models.row_attention_gpu import attend_on_gpu
+from pat_jax.models.row_attention_tpu import attend_on_tpu
+from pat_jax.models.row_bounds import end_blocks, first_blocks, first_keys
+from pat_jax.models.transformer import CONTEXT, QUERIES
+from pat_jax.planning.types import Split
 
 ROWS, KV, GROUP, DIM = 2, 2, 2, 8
 
@@ -52,10 +61,31 @@ def by_sequence(queries, keys, values, grads, positions):
     return out, to
 
 
-PATHS = {"blocks": attend_rows, "all keys": row_attention._all_keys}
+PATHS = {
+    "blocks": attend_rows,
+    "gpu": partial(attend_on_gpu, interpret=True),
+    "tpu": partial(attend_on_tpu, interpret=True),
+}
 WHOLE = [[BLOCK * 3], [BLOCK * 3]]
 MANY = [[1, 40, BLOCK - 5, 30, 2, 50], [BLOCK + 20, 1, BLOCK]]  # the second ends in padding
 SHORT = [[5, 9], [20]]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a TPU too several to a row."""
+    monkeypatch.setattr(row_attention_tpu, "BLOCK", row_attention_tpu.LANES)
+
+
+def with_gradients(path: str, positions: np.ndarray, arrays: Sequence[np.ndarray]):
+    """Attention by a path and the gradients of Σ grads * attention."""
+    *inputs, grads = arrays
+
+    def run(*arrays):
+        out, pull_back = jax.vjp(lambda *x: PATHS[path](*x, jnp.asarray(positions)), *arrays)
+        return out, list(pull_back(jnp.asarray(grads)))
+
+    return jax.jit(run)(*inputs)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -63,35 +93,73 @@ SHORT = [[5, 9], [20]]
 def test_attention_and_its_gradients_are_those_of_each_sequence(path: str, sequences):
     length = max(map(sum, sequences))
     positions = positions_of(sequences, length)
-    queries, keys, values, grads = draw(np.random.default_rng(0), length)
-
-    def run(*arrays):
-        out, pull_back = jax.vjp(lambda *x: PATHS[path](*x, jnp.asarray(positions)), *arrays)
-        return out, list(pull_back(jnp.asarray(grads)))
-
-    wanted = by_sequence(queries, keys, values, grads, positions)
-    assert_trees_all_close(jax.jit(run)(queries, keys, values), wanted, rtol=1e-4, atol=2e-5)
+    arrays = draw(np.random.default_rng(0), length)
+    got = with_gradients(path, positions, arrays)
+    wanted = by_sequence(*arrays, positions=positions)
+    assert_trees_all_close(got, wanted, rtol=1e-4, atol=2e-5)
 
 
-def test_blocks_that_no_query_sees_are_not_computed():
-    """NaN in keys and values is seen by their own sequence alone, and by no block of others."""
-    length = 4 * BLOCK
-    positions = jnp.asarray(positions_of([[2 * BLOCK, 2 * BLOCK]] * ROWS, length))
-    queries, keys, values, _ = draw(np.random.default_rng(1), length)
-    values[:, :, : 2 * BLOCK] = np.nan
-    out = np.asarray(jax.jit(attend_rows)(queries, keys, values, positions))
-    assert np.isnan(out[:, : 2 * BLOCK]).all() and np.isfinite(out[:, 2 * BLOCK :]).all()
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("broken", [0, 1])
+def test_blocks_that_no_query_sees_are_not_computed(path: str, broken: int):
+    """NaN in one sequence is seen by itself alone, and by no block of the other, in either pass."""
+    half = row_attention_tpu.LANES
+    positions = positions_of([[half, half]] * ROWS, 2 * half)
+    queries, keys, values, grads = draw(np.random.default_rng(1), 2 * half)
+    own = slice(broken * half, (broken + 1) * half)
+    for x in (queries, grads):
+        x[:, own] = np.nan
+    for x in (keys, values):
+        x[:, :, own] = np.nan
+    out, (to_queries, *to_context) = with_gradients(path, positions, (queries, keys, values, grads))
+    for x in (out, to_queries, *(jnp.swapaxes(x, 1, 2) for x in to_context)):
+        is_nan = np.isnan(np.reshape(x, (ROWS, 2, -1)))
+        assert is_nan[:, broken].all() and not is_nan[:, 1 - broken].any()
 
 
-def test_half_precision_stays_near():
+@pytest.mark.parametrize("path", PATHS)
+def test_each_device_attends_to_its_rows_and_heads(path: str):
+    """Two KV heads in four ways: two devices read one of them, and its gradient is their sum."""
+    config = replace(preset("tiny"), num_heads=8, num_kv_heads=2)
+    layouts, _ = layout_chain(factored_mesh(jax.devices()), config)
+    partition = AutoPartition(layouts[Split(2, 4)])
+    positions = jnp.asarray(positions_of([[30, 10], [3, 37]], 40))
+    shapes = (ROWS, 40, 2, 4, DIM), (ROWS, 2, 40, DIM), (ROWS, 2, 40, DIM), (ROWS, 40, 2, 4, DIM)
+    rng = np.random.default_rng(4)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+    def run(attend: Callable[..., jax.Array], *arrays: jax.Array):
+        *inputs, grads = arrays
+        out, pull_back = jax.vjp(lambda *x: attend(*x, positions), *inputs)
+        return out, list(pull_back(grads))
+
+    def on_shards(*x: jax.Array) -> jax.Array:
+        names = QUERIES, CONTEXT, CONTEXT, ("batch", None)
+        return partition.on_shards(PATHS[path], list(zip(x, names, strict=True)), QUERIES)
+
+    got = jax.jit(partial(run, on_shards))(*arrays)
+    wanted = jax.jit(partial(run, attend_rows))(*arrays)
+    assert_trees_all_close(got, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "kernel"),
+    [("gpu", attend_on_gpu), ("cuda", attend_on_gpu), ("tpu", attend_on_tpu), ("cpu", None)],
+)
+def test_the_kernel_is_that_of_the_devices(platform: str, kernel: Callable | None):
+    assert KERNELS.get(platform) is kernel
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_half_precision_stays_near(path: str):
     positions = jnp.asarray(positions_of(MANY, 200))
     queries, keys, values = (
         jnp.asarray(x, jnp.bfloat16) for x in draw(np.random.default_rng(2), 200)[:3]
     )
-    got = jax.jit(attend_rows)(queries, keys, values, positions)
+    got = jax.jit(PATHS[path])(queries, keys, values, positions)
     assert got.dtype == jnp.bfloat16
     queries, keys, values = (x.astype(jnp.float32) for x in (queries, keys, values))
-    wanted = attend_rows(queries, keys, values, positions)
+    wanted = jax.jit(attend_rows)(queries, keys, values, positions)
     assert_trees_all_close(got.astype(jnp.float32), wanted, atol=0.03)
 
 
@@ -108,6 +176,25 @@ def params() -> Params:
 def logits(params: Params, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     model = POLICY.bind(params)
     return model.logits(model(tokens, positions)[0])
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 8]),
+)
+def test_bounds_of_blocks_are_those_of_what_their_tokens_see(lengths, queries, keys):
+    total = -(-sum(lengths) // 8) * 8 + 8
+    positions = jnp.asarray(positions_of([lengths], total))
+    first = first_keys(positions)
+    at = np.arange(total)
+    sees = (at[None] <= at[:, None]) & (at[None] >= np.asarray(first[0])[:, None])
+    shape = total // queries, queries, total // keys, keys
+    blocks = np.asarray(np.reshape(sees, shape).any((1, 3)))
+    starts = first_blocks(first, queries=queries, keys=keys)[0]
+    np.testing.assert_array_equal(starts, blocks.argmax(axis=1))
+    ends = end_blocks(first, queries=queries, keys=keys)[0]
+    np.testing.assert_array_equal(ends, len(blocks) - blocks[::-1].argmax(axis=0))
 
 
 @settings(max_examples=15)

@@ -11,8 +11,9 @@ import pytest
 from chex import assert_trees_all_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainers import CHAIN, CONFIG, POLICY, host_weights
+from trainers import CONFIG, POLICY, host_weights
 
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.models.policy import Params
 from pat_jax.rl.batches import MicroBatch, TrainBatch, to_train_batch
 from pat_jax.rl.losses import Sums
@@ -82,7 +83,8 @@ def one_a_row(batch: TrainBatch) -> MicroBatch:
 
 @cache
 def gradient_of(loss: PolicyLoss):
-    forward, logits = model_functions(POLICY, CHAIN["dp8tp1"], jnp.float32, remat=True)
+    (layout,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
+    forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
     return jax.jit(PolicyUpdate(forward, logits, optax.sgd(1.0), CONFIG.vocab_size, loss).grad_step)
 
 

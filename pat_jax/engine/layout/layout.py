@@ -15,7 +15,7 @@ KV cache from any layout to any other.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -29,7 +29,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.partition import Partition, Whole
+from pat_jax.models.partition import Names, Partition, Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 
@@ -105,8 +105,12 @@ class Layout:
         return str(self.split)
 
     @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    @property
     def backend(self) -> Backend:
-        return Backend.of(self.mesh.devices.flat[0].platform)
+        return Backend.of(self.platform)
 
     @property
     def crosses_hosts(self) -> bool:
@@ -263,6 +267,10 @@ class ManualPartition(Partition):
 
     layout: Layout
 
+    @property
+    def platform(self) -> str:
+        return self.layout.platform
+
     def sum(self, x: Array, *axes: str) -> Array:
         mesh_axes = tuple(a for name in axes for a in self.layout.mesh_axes(name))
         return jax.lax.psum(x, mesh_axes) if mesh_axes else x
@@ -286,5 +294,24 @@ class AutoPartition(Whole):
 
     layout: Layout
 
+    @property
+    def platform(self) -> str:
+        return self.layout.platform
+
     def constrain(self, x: Array, *axes: str | None) -> Array:
         return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))
+
+    def on_shards(
+        self,
+        function: Callable[..., Array],
+        inputs: Sequence[tuple[Array, Names]],
+        output: Names,
+    ) -> Array:
+        arrays, names = zip(*inputs, strict=True)
+        return jax.shard_map(
+            function,
+            mesh=self.layout.mesh,
+            in_specs=tuple(self.layout.spec(*of, role="train") for of in names),
+            out_specs=self.layout.spec(*output, role="train"),
+            check_vma=False,  # kernels do not say over which axes their results vary
+        )(*arrays)

@@ -1,0 +1,210 @@
+"""What training attention takes of a device that is not there: temporaries, and products it computes.
+
+    python -m benchmarks.attention_temporaries --out benchmarks/results/attention_temporaries.json
+
+Needs the extra `plan` and no accelerator. One row of 16,384 tokens of Llama-3.1-8B in bfloat16 on one
+device, forward and backward: its attention alone, and a whole layer as the trainer runs it, which
+computes it anew in the backward pass. `kernel` is what is chosen there (`models/row_attention.py`), `all keys`
+what was before: every key for each block of queries, masked. Products are those that XLA compiles, from the
+program's text; those of kernels are told by the blocks that they look at.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from pat_jax.common.files import replace_text
+from pat_jax.engine.layout.layout import AutoPartition, Layout, factored_mesh, make_layout
+from pat_jax.models import row_attention, row_attention_gpu, row_attention_tpu
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.layers import Rotation, attend
+from pat_jax.models.presets import preset
+from pat_jax.models.row_bounds import first_blocks, first_keys
+from pat_jax.models.transformer import CONTEXT, QUERIES, Keys, Layer, _run_layer
+from pat_jax.profiling.cross_compile import hlo_costs
+from pat_jax.profiling.cross_compile.compile import environment
+from pat_jax.profiling.cross_compile.worker import devices_of
+from pat_jax.profiling.predict.targets import Target
+
+TARGETS = ("v5e:1x1", "v6e:1x1", "a100:1", "h100:1")
+MODEL, LENGTH = "llama-3.1-8b", 16_384
+PACKED = 2_048  # tokens of each sequence of a packed row
+
+
+def all_keys(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
+    """Causal attention without blocks that are left out, as it was before there were kernels."""
+    del positions
+    positions = jnp.arange(queries.shape[1])[None]
+    return attend(queries, keys, values, jnp.broadcast_to(positions, queries.shape[:2]))
+
+
+def describe(function: Callable[..., Any], *args: Any) -> dict[str, float]:
+    compiled = jax.jit(function).lower(*args).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None  # both compilers report it
+    counted = hlo_costs.count(compiled.as_text() or "")
+    return {
+        "temporaries_mib": round(memory.temp_size_in_bytes / 2**20, 1),
+        "products_tflop": round(counted.flops / 1e12, 3),
+    }
+
+
+def attention_gradients(partition: AutoPartition) -> Callable[..., Any]:
+    """As a layer has its arrays: keys and values by token."""
+
+    def gradients(queries: Array, keys: Array, values: Array, positions: Array, grads: Array):
+        def run(queries: Array, keys: Array, values: Array) -> Array:
+            attend = row_attention.attend_rows
+            return partition.on_shards(
+                lambda *x: attend(*x, platform=partition.platform),
+                [
+                    (queries, QUERIES),
+                    (jnp.swapaxes(keys, 1, 2), CONTEXT),
+                    (jnp.swapaxes(values, 1, 2), CONTEXT),
+                    (positions, ("batch", None)),
+                ],
+                QUERIES,
+            )
+
+        return jax.vjp(run, queries, keys, values)[1](grads)
+
+    return gradients
+
+
+def layer_gradients(partition: AutoPartition, definition: Any) -> Callable[..., Any]:
+    def gradients(params: Any, x: Array, positions: Array, angles: Any, grads: Array):
+        rotation = Rotation(*angles)
+
+        def run(params: Any, x: Array) -> Array:
+            return _run_layer(
+                definition, params, x, positions, rotation, None, partition=partition, remat=True
+            )[0]
+
+        return jax.vjp(run, params, x)[1](grads)
+
+    return gradients
+
+
+def measure(layout: Layout, model: ModelConfig, length: int) -> dict[str, Any]:
+    """Both programs, by either way."""
+    partition, whole = AutoPartition(layout), layout.sharding()
+
+    def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+
+    kv, group, dim = model.num_kv_heads, model.queries_per_kv, model.head_dim
+    queries, context = array(1, length, kv, group, dim), array(1, length, kv, dim)
+    positions = array(1, length, dtype=jnp.int32)
+    x, angle = array(1, length, model.embed_dim), array(1, length, dim // 2, dtype=jnp.float32)
+    made = nnx.eval_shape(lambda: Layer(model, keys=Keys(jax.random.key(0))))
+    definition, params = nnx.split(made)
+    params = jax.tree.map(lambda x: array(*x.shape, dtype=jnp.float32), params)
+    programs = {
+        "attention": (
+            attention_gradients(partition),
+            (queries, context, context, positions, queries),
+        ),
+        "layer": (
+            layer_gradients(partition, definition),
+            (params, x, positions, (angle, angle), x),
+        ),
+    }
+    kernel, found = row_attention.KERNELS[layout.platform], {}
+    for way, chosen in (("kernel", kernel), ("all keys", all_keys)):
+        row_attention.KERNELS = {layout.platform: chosen}
+        jax.clear_caches()
+        found[way] = {name: describe(run, *args) for name, (run, args) in programs.items()}
+    return found
+
+
+def looked_at(platform: str, lengths: Sequence[int], head_dim: int) -> dict[str, float]:
+    """Share of the square of queries and keys in blocks that the forward kernel looks at, and of what
+    is seen."""
+    length = sum(lengths)
+    if platform == "tpu":
+        size, _ = row_attention_tpu._grid(length)
+        tile = (size, size)
+    else:
+        of = row_attention_gpu._tiles(jnp.zeros((1, 1, 1, 1, head_dim), jnp.bfloat16)).forward
+        tile = (of.queries, of.keys)
+    positions = jnp.asarray(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])[None])
+    start = np.asarray(first_blocks(first_keys(positions), queries=tile[0], keys=tile[1]))[0]
+    stop = -(-(np.arange(len(start)) + 1) * tile[0] // tile[1])
+    seen = sum(n * (n + 1) // 2 for n in lengths)
+    return {
+        "blocks": round(float((stop - start).sum() * tile[0] * tile[1] / length**2), 4),
+        "seen": round(seen / length**2, 4),
+    }
+
+
+def compiled_for(text: str) -> dict[str, Any]:
+    """What one target's compiler says; in a process of its own."""
+    target, model = Target.parse(text), preset(MODEL)
+    layout = make_layout(factored_mesh(devices_of(target)), 0, model)
+    platform, dim = target.chip.platform, model.head_dim
+    return measure(layout, model, LENGTH) | {
+        "share of the square, one sequence": looked_at(platform, [LENGTH], dim),
+        f"share of the square, sequences of {PACKED}": looked_at(
+            platform, [PACKED] * (LENGTH // PACKED), dim
+        ),
+    }
+
+
+def ask(text: str) -> dict[str, Any]:
+    """`compiled_for` in a process with the environment that the target's compiler wants."""
+    said = subprocess.run(
+        [sys.executable, "-m", "benchmarks.attention_temporaries", "--child", text],
+        env=environment(Target.parse(text)),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    return json.loads(said.splitlines()[-1])
+
+
+def table(found: Mapping[str, Any]) -> str:
+    lines = ["| target | way | attention | a layer | products XLA compiles for a layer |"]
+    lines.append("|---|---|---|---|---|")
+    for target, ways in found.items():
+        for way in ("all keys", "kernel"):
+            of, layer = ways[way]["attention"], ways[way]["layer"]
+            lines.append(
+                f"| {target} | {way} | {of['temporaries_mib']:,.0f} MiB "
+                f"| {layer['temporaries_mib']:,.0f} MiB | {layer['products_tflop']:.1f} TFLOP |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument(
+        "--out", type=Path, help="a JSON file, written to after each target; others in it are kept"
+    )
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(compiled_for(args.child)))
+        return
+    found = {}
+    if args.out and args.out.is_file():
+        found = json.loads(args.out.read_text(encoding="utf-8"))
+    for target in args.targets:
+        found[target] = ask(target)
+        if args.out:
+            replace_text(args.out, json.dumps(found, indent=1) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

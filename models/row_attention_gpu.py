@@ -1,0 +1,322 @@
+"""Attention within rows of several sequences on a GPU, forward and backward, by kernels of our own.
+
+FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2), where a loop over keys begins
+at the first one that a query of its block sees, and one over queries ends at the last that sees a key of
+its block. Queries that share a KV head read it where it lies. `docs/targets.md` says why it is none of
+the libraries'.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float, Int
+
+from pat_jax.models.layers import MASKED
+from pat_jax.models.row_bounds import end_blocks, first_blocks, first_keys
+
+LEAST_DIM = 16  # of a product on tensor cores
+LOG2_E = math.log2(math.e)  # kernels raise 2 to powers: what a GPU has an instruction for
+
+Queries = Float[Array, "rows length kv_heads queries_per_kv head_dim"]
+Context = Float[Array, "rows length kv_heads head_dim"]
+OfQuery = Float[Array, "rows kv_heads queries_per_kv length"]
+
+
+class Tile(NamedTuple):
+    """What one program of a kernel works on."""
+
+    queries: int
+    keys: int
+    warps: int
+
+
+class Tiles(NamedTuple):
+    forward: Tile
+    to_queries: Tile  # backward, the gradient of queries
+    to_keys: Tile  # and that of keys and values
+
+
+# By the bytes of a number; of heads up to 128 wide. The largest whose registers are not spilled, as
+# compiled for compute capabilities 8.0 and 9.0.
+TILES = {
+    2: Tiles(Tile(128, 64, 8), Tile(64, 64, 4), Tile(64, 64, 8)),
+    4: Tiles(Tile(64, 32, 4), Tile(32, 32, 4), Tile(32, 32, 4)),
+}
+WIDEST = 128
+STAGES = 2  # blocks of a loop that are on their way at once
+
+
+def attend_on_gpu(
+    queries: Queries,
+    keys: Float[Array, "rows kv_heads length head_dim"],
+    values: Float[Array, "rows kv_heads length head_dim"],
+    positions: Int[Array, "rows length"],
+    *,
+    interpret: bool = False,
+) -> Queries:
+    """As `row_attention.attend_rows`."""
+    return _attend(interpret, queries, keys, values, positions)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(interpret: bool, queries: Array, keys: Array, values: Array, positions: Array) -> Array:
+    return _forward(interpret, queries, keys, values, positions)[0]
+
+
+def _forward(interpret: bool, queries: Array, keys: Array, values: Array, positions: Array):
+    padded = _Padded.of(queries, keys, values, positions)
+    out, sums = _attended(padded, interpret)
+    out = out[:, : queries.shape[1], ..., : queries.shape[-1]]
+    return out, (queries, keys, values, positions, out, sums)
+
+
+def _backward(interpret: bool, residuals: tuple[Array, ...], grads: Array):
+    queries, keys, values, positions, out, sums = residuals
+    padded = _Padded.of(queries, keys, values, positions)
+    along = jnp.sum(grads.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    along = _filled(jnp.moveaxis(along, 1, 3), 3, sums.shape[3])
+    to_queries, to_keys, to_values = _gradients(padded, padded.like(grads), sums, along, interpret)
+    length, dim = queries.shape[1], queries.shape[-1]
+    to_context = [jnp.swapaxes(x[:, :length, :, :dim], 1, 2) for x in (to_keys, to_values)]
+    return to_queries[:, :length, ..., :dim], *to_context, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+class _Padded(NamedTuple):
+    """What kernels read: whole tiles, heads as wide as a power of two."""
+
+    queries: Queries
+    keys: Context
+    values: Context
+    first: Int[Array, "rows length"]  # key that each query sees
+    scale: float
+    tiles: Tiles
+
+    @classmethod
+    def of(cls, queries: Array, keys: Array, values: Array, positions: Array) -> "_Padded":
+        dim, tiles = queries.shape[-1], _tiles(queries)
+        whole = max(max(tile.queries, tile.keys) for tile in tiles)
+        length = -(-queries.shape[1] // whole) * whole
+        wide = max(pl.next_power_of_2(dim), LEAST_DIM)
+        # What fills a row up are sequences of one token: position 0.
+        first = first_keys(_filled(positions, 1, length))
+        arrays = queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+        filled = [_filled(_filled(x, 1, length), -1, wide) for x in arrays]
+        return cls(filled[0], filled[1], filled[2], first, dim**-0.5, tiles)
+
+    def like(self, x: Array) -> Queries:
+        """An array of the shape that queries had, filled up as they were."""
+        return _filled(_filled(x, 1, self.queries.shape[1]), -1, self.queries.shape[-1])
+
+
+def _tiles(queries: Array) -> Tiles:
+    """Narrower ones where heads are wider than the table's."""
+    by_width = max(1, pl.next_power_of_2(queries.shape[-1]) // WIDEST)
+    return Tiles(
+        *(
+            Tile(max(tile.queries // by_width, 16), max(tile.keys // by_width, 16), tile.warps)
+            for tile in TILES[queries.dtype.itemsize]
+        )
+    )
+
+
+def _filled(x: Array, axis: int, size: int) -> Array:
+    filling = [(0, 0)] * x.ndim
+    filling[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, filling)
+
+
+def _attended(x: _Padded, interpret: bool) -> tuple[Queries, OfQuery]:
+    """The attention, and the logarithms to base 2 of each query's sums of exponentials."""
+    rows, _, heads, group, _ = x.queries.shape
+    at, tile = _ByQueries(x.queries, x.tiles.forward), x.tiles.forward
+    sums = jax.ShapeDtypeStruct((rows, heads, group, x.queries.shape[1]), jnp.float32)
+    return pl.pallas_call(
+        functools.partial(_forward_kernel, tile=tile, scale=x.scale),
+        grid=at.grid,
+        in_specs=at.forward,
+        out_specs=[at.queries, at.of_query],
+        out_shape=[jax.ShapeDtypeStruct(x.queries.shape, x.queries.dtype), sums],
+        name="attend_rows",
+        **_options(tile, interpret),
+    )(
+        first_blocks(x.first, queries=tile.queries, keys=tile.keys),
+        x.first,
+        x.queries,
+        x.keys,
+        x.values,
+    )
+
+
+def _gradients(
+    x: _Padded, grads: Queries, sums: OfQuery, along: OfQuery, interpret: bool
+) -> tuple[Queries, Context, Context]:
+    arrays = x.first, x.queries, x.keys, x.values, grads, sums, along
+    at, tile = _ByQueries(x.queries, x.tiles.to_queries), x.tiles.to_queries
+    to_queries = pl.pallas_call(
+        functools.partial(_to_queries_kernel, tile=tile, scale=x.scale),
+        grid=at.grid,
+        in_specs=at.backward,
+        out_specs=at.queries,
+        out_shape=jax.ShapeDtypeStruct(x.queries.shape, x.queries.dtype),
+        name="attend_rows_to_queries",
+        **_options(tile, interpret),
+    )(first_blocks(x.first, queries=tile.queries, keys=tile.keys), *arrays)
+    at, tile = _ByKeys(x.queries, x.tiles.to_keys), x.tiles.to_keys
+    to_keys, to_values = pl.pallas_call(
+        functools.partial(_to_keys_kernel, tile=tile, scale=x.scale),
+        grid=at.grid,
+        in_specs=at.backward,
+        out_specs=[at.context, at.context],
+        out_shape=[jax.ShapeDtypeStruct(x.keys.shape, x.keys.dtype)] * 2,
+        name="attend_rows_to_keys",
+        **_options(tile, interpret),
+    )(end_blocks(x.first, queries=tile.queries, keys=tile.keys), *arrays)
+    return to_queries, to_keys, to_values
+
+
+def _options(tile: Tile, interpret: bool) -> dict[str, Any]:
+    params = triton.CompilerParams(num_warps=tile.warps, num_stages=STAGES)
+    return {"compiler_params": params, "interpret": interpret}
+
+
+class _ByQueries:
+    """One program for each block of queries, query head and row; it sees all of the row's keys."""
+
+    def __init__(self, queries: Queries, tile: Tile):
+        rows, length, heads, group, dim = queries.shape
+        size, last = tile.queries, length // tile.queries - 1
+        self.grid = last + 1, heads * group, rows
+        # Blocks with most keys first: the shorter ones fill up what is left of a round of programs.
+        self.bound = pl.BlockSpec((None, 1), lambda i, _, row: (row, last - i))
+        self.first = pl.BlockSpec((None, size), lambda i, _, row: (row, last - i))
+        self.queries = pl.BlockSpec(
+            (None, size, None, None, dim),
+            lambda i, head, row: (row, last - i, head // group, head % group, 0),
+        )
+        self.of_query = pl.BlockSpec(
+            (None, None, None, size),
+            lambda i, head, row: (row, head // group, head % group, last - i),
+        )
+        self.context = pl.BlockSpec(
+            (None, length, None, dim), lambda _, head, row: (row, 0, head // group, 0)
+        )
+        self.forward = [self.bound, self.first, self.queries, self.context, self.context]
+        self.backward = [*self.forward, self.queries, self.of_query, self.of_query]
+
+
+class _ByKeys:
+    """One program for each block of keys, KV head and row; it sees all queries that share the head."""
+
+    def __init__(self, queries: Queries, tile: Tile):
+        rows, length, heads, group, dim = queries.shape
+        self.grid = length // tile.keys, heads, rows
+        self.bound = pl.BlockSpec((None, 1), lambda j, _, row: (row, j))
+        self.first = pl.BlockSpec((None, length), lambda _j, _, row: (row, 0))
+        self.queries = pl.BlockSpec(
+            (None, length, None, group, dim), lambda _, head, row: (row, 0, head, 0, 0)
+        )
+        self.of_query = pl.BlockSpec(
+            (None, None, group, length), lambda _, head, row: (row, head, 0, 0)
+        )
+        self.context = pl.BlockSpec(
+            (None, tile.keys, None, dim), lambda j, head, row: (row, j, head, 0)
+        )
+        forward = [self.bound, self.first, self.queries, self.context, self.context]
+        self.backward = [*forward, self.queries, self.of_query, self.of_query]
+
+
+def _forward_kernel(
+    bound_ref, first_ref, queries_ref, keys_ref, values_ref, out_ref, sums_ref,
+    *, tile: Tile, scale: float,
+):  # fmt: skip
+    i = pl.num_programs(0) - 1 - pl.program_id(0)
+    queries, first = queries_ref[...], first_ref[...]
+    position = i * tile.queries + jnp.arange(tile.queries)
+
+    def over_keys(j, carry):
+        out, largest, total = carry
+        at = pl.ds(j * tile.keys, tile.keys)
+        scores = triton.dot(queries, keys_ref[at, :].T) * (scale * LOG2_E)
+        key = j * tile.keys + jnp.arange(tile.keys)
+        scores = jnp.where(_sees(first[:, None], key[None], position[:, None]), scores, MASKED)
+        # Where a block hides all keys from a query, what counts here is multiplied by 0 at the first
+        # that it sees: at the latest itself.
+        larger = jnp.maximum(largest, jnp.max(scores, axis=1))
+        weights, fading = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
+        values = values_ref[at, :]
+        out = out * fading[:, None] + triton.dot(weights.astype(values.dtype), values)
+        return out, larger, total * fading + jnp.sum(weights, axis=1)
+
+    of_query = (tile.queries,)
+    begun = jnp.zeros(queries.shape), jnp.full(of_query, MASKED), jnp.zeros(of_query)
+    stop = pl.cdiv((i + 1) * tile.queries, tile.keys)
+    out, largest, total = jax.lax.fori_loop(bound_ref[0], stop, over_keys, begun)
+    out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
+    sums_ref[...] = largest + jnp.log2(total)
+
+
+def _to_queries_kernel(
+    bound_ref, first_ref, queries_ref, keys_ref, values_ref, grads_ref, sums_ref, along_ref, out_ref,
+    *, tile: Tile, scale: float,
+):  # fmt: skip
+    i = pl.num_programs(0) - 1 - pl.program_id(0)
+    queries, grads, first = queries_ref[...], grads_ref[...], first_ref[...]
+    sums, along = sums_ref[...], along_ref[...]
+    position = i * tile.queries + jnp.arange(tile.queries)
+
+    def over_keys(j, out):
+        at = pl.ds(j * tile.keys, tile.keys)
+        keys, values = keys_ref[at, :], values_ref[at, :]
+        key = j * tile.keys + jnp.arange(tile.keys)
+        scores = triton.dot(queries, keys.T) * (scale * LOG2_E) - sums[:, None]
+        is_seen = _sees(first[:, None], key[None], position[:, None])
+        weights = jnp.where(is_seen, jnp.exp2(scores), 0)
+        to_scores = weights * (triton.dot(grads, values.T) - along[:, None])
+        return out + triton.dot(to_scores.astype(keys.dtype), keys)
+
+    stop = pl.cdiv((i + 1) * tile.queries, tile.keys)
+    out = jax.lax.fori_loop(bound_ref[0], stop, over_keys, jnp.zeros(queries.shape))
+    out_ref[...] = (out * scale).astype(out_ref.dtype)
+
+
+def _to_keys_kernel(
+    bound_ref, first_ref, queries_ref, keys_ref, values_ref, grads_ref, sums_ref, along_ref,
+    to_keys_ref, to_values_ref,
+    *, tile: Tile, scale: float,
+):  # fmt: skip
+    j = pl.program_id(0)
+    keys, values = keys_ref[...], values_ref[...]
+    key = j * tile.keys + jnp.arange(tile.keys)
+    start, stop = j * tile.keys // tile.queries, bound_ref[0]
+
+    def over_queries(turn, carry):
+        to_keys, to_values = carry
+        head, i = turn // (stop - start), start + turn % (stop - start)
+        at = pl.ds(i * tile.queries, tile.queries)
+        queries, grads = queries_ref[at, head, :], grads_ref[at, head, :]
+        sums, along = sums_ref[head, at], along_ref[head, at]
+        position = i * tile.queries + jnp.arange(tile.queries)
+        scores = triton.dot(keys, queries.T) * (scale * LOG2_E) - sums[None]
+        is_seen = _sees(first_ref[at][None], key[:, None], position[None])
+        weights = jnp.where(is_seen, jnp.exp2(scores), 0)
+        to_values += triton.dot(weights.astype(grads.dtype), grads)
+        to_scores = weights * (triton.dot(values, grads.T) - along[None])
+        return to_keys + triton.dot(to_scores.astype(queries.dtype), queries), to_values
+
+    begun = jnp.zeros(keys.shape), jnp.zeros(keys.shape)
+    turns = queries_ref.shape[1] * (stop - start)
+    to_keys, to_values = jax.lax.fori_loop(0, turns, over_queries, begun)
+    to_keys_ref[...] = (to_keys * scale).astype(to_keys_ref.dtype)
+    to_values_ref[...] = to_values.astype(to_values_ref.dtype)
+
+
+def _sees(first: Array, key: Array, position: Array) -> Array:
+    return (first <= key) & (key <= position)
