@@ -89,18 +89,20 @@ def describe_evaluation(total: Evaluated, parts: Sequence[Evaluated]) -> dict[st
 
 
 def _describe(one: Evaluated, prefix: str) -> dict[str, float | int]:
-    mean = one.mean()
+    k, mean, majority = one.num_samples, one.mean(), one.majority()
     found: dict[str, float | int] = {
         f"{prefix}reward": mean.value,
         f"{prefix}reward_ci95": mean.half_width,
         f"{prefix}length_mean": float(one.lengths.mean()),
         f"{prefix}truncated": float(one.is_cut.mean()),
     }
-    if (k := one.num_samples) > 1:
-        passed, majority = one.pass_at(k), one.majority()
+    if k > 1:
+        passed = one.pass_at(k)
         found |= {f"{prefix}pass@{k}": passed.value, f"{prefix}pass@{k}_ci95": passed.half_width}
-        found |= {f"{prefix}maj@{k}": majority.value} if majority else {}
-    return found
+    if majority:
+        found |= {f"{prefix}maj@{k}": majority.value}
+    # Trackers warn of what is not a number; an interval that there is not is nothing to warn of.
+    return {name: x for name, x in found.items() if not (np.isnan(x) and name.endswith("_ci95"))}
 
 
 def _several(functions: Sequence[FunctionScores]) -> Sequence[FunctionScores]:

@@ -11,12 +11,15 @@ import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
+from metrics_table import untold
 from row_writing import write_lines, write_rows
-from runs import write_checkpoint
+from runs import SMALL_ROLLOUT, write_checkpoint
+from runs import run as train
 
 from pat_jax import evaluate
 from pat_jax.config.command_line import run_command
 from pat_jax.run.evaluation import Evaluator
+from pat_jax.run.metrics import read_metrics
 
 SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
 REWARD = """
@@ -182,6 +185,27 @@ def test_samples_without_a_reward_are_counted_and_left_out(run, tmp_path: Path, 
     assert found["failed"] == rewards.count(None) > 0 and found["mean"]["value"] == 1
     assert found["pass"]["4"]["problems"] < found["problems"] == 6
     assert "without reward" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # compiles a trainer
+def test_published_formats_are_trained_on_and_the_export_is_evaluated(
+    run, model: Path, tmp_path: Path
+):
+    files, run_dir = write_formats(tmp_path), tmp_path / "run"
+    options = ["--model", str(model), "--data", *files, "--eval.data", *files[:2], "--steps", "1"]
+    options += ["--rollout.max_prompt_length", "160", "--rollout.min_length", "224"]
+    options += ["--eval.num_generations", "3", "--run_dir", str(run_dir)]
+    output = train(*SMALL_ROLLOUT, *options, "--checkpoint.export_dir", str(run_dir / "hf"))
+    assert "problems: 70 to train on" in output and "10 of them are trained on as well" in output
+    first, last = read_metrics(run_dir / "metrics.jsonl")
+    assert untold({*first, *last} - {"step", "time"}) == set()
+    assert {name for name in first if "pass@" in name and "ci95" not in name} == {
+        "eval/pass@3",
+        "eval/MATH-500/pass@3",
+        "eval/aime_2024/pass@3",
+    }
+    found = run("--model", str(run_dir / "hf"), "--data", *files[:2], "--num_generations", "3")
+    assert found["all"]["problems"] == 20
 
 
 @pytest.mark.slow  # three commands
