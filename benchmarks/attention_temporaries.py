@@ -38,6 +38,7 @@ from pat_jax.profiling.predict.targets import Target
 
 TARGETS = ("v5e:1x1", "v6e:1x1", "a100:1", "h100:1")
 MODEL, LENGTH = "llama-3.1-8b", 16_384
+WAYS, PROGRAMS = ("kernel", "all keys"), ("attention", "layer")
 PACKED = 2_048  # tokens of each sequence of a packed row
 
 
@@ -48,7 +49,7 @@ def all_keys(queries: Array, keys: Array, values: Array, positions: Array) -> Ar
     return attend(queries, keys, values, jnp.broadcast_to(positions, queries.shape[:2]))
 
 
-def describe(function: Callable[..., Any], *args: Any) -> dict[str, float]:
+def describe(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, float]:
     compiled = jax.jit(function).lower(*args).compile()
     memory = compiled.memory_analysis()
     assert memory is not None  # both compilers report it
@@ -95,21 +96,23 @@ def layer_gradients(partition: AutoPartition, definition: Any) -> Callable[..., 
     return gradients
 
 
-def measure(layout: Layout, model: ModelConfig, length: int) -> dict[str, Any]:
-    """Both programs, by either way."""
+def measure(
+    layout: Layout, model: ModelConfig, ways: Sequence[str], programs: Sequence[str]
+) -> dict[str, Any]:
+    """These programs, compiled in these ways."""
     partition, whole = AutoPartition(layout), layout.sharding()
 
     def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
 
     kv, group, dim = model.num_kv_heads, model.queries_per_kv, model.head_dim
-    queries, context = array(1, length, kv, group, dim), array(1, length, kv, dim)
-    positions = array(1, length, dtype=jnp.int32)
-    x, angle = array(1, length, model.embed_dim), array(1, length, dim // 2, dtype=jnp.float32)
+    queries, context = array(1, LENGTH, kv, group, dim), array(1, LENGTH, kv, dim)
+    positions = array(1, LENGTH, dtype=jnp.int32)
+    x, angle = array(1, LENGTH, model.embed_dim), array(1, LENGTH, dim // 2, dtype=jnp.float32)
     made = nnx.eval_shape(lambda: Layer(model, keys=Keys(jax.random.key(0))))
     definition, params = nnx.split(made)
     params = jax.tree.map(lambda x: array(*x.shape, dtype=jnp.float32), params)
-    programs = {
+    known = {
         "attention": (
             attention_gradients(partition),
             (queries, context, context, positions, queries),
@@ -119,11 +122,12 @@ def measure(layout: Layout, model: ModelConfig, length: int) -> dict[str, Any]:
             (params, x, positions, (angle, angle), x),
         ),
     }
-    kernel, found = row_attention.KERNELS[layout.platform], {}
-    for way, chosen in (("kernel", kernel), ("all keys", all_keys)):
-        row_attention.KERNELS = {layout.platform: chosen}
+    chosen = {"kernel": row_attention.KERNELS[layout.platform], "all keys": all_keys}
+    found = {}
+    for way in ways:
+        row_attention.KERNELS = {layout.platform: chosen[way]}
         jax.clear_caches()
-        found[way] = {name: describe(run, *args) for name, (run, args) in programs.items()}
+        found[way] = {name: describe(*known[name]) for name in programs}
     return found
 
 
@@ -147,12 +151,12 @@ def looked_at(platform: str, lengths: Sequence[int], head_dim: int) -> dict[str,
     }
 
 
-def compiled_for(text: str) -> dict[str, Any]:
+def compiled_for(text: str, ways: Sequence[str], programs: Sequence[str]) -> dict[str, Any]:
     """What one target's compiler says; in a process of its own."""
     target, model = Target.parse(text), preset(MODEL)
     layout = make_layout(factored_mesh(devices_of(target)), 0, model)
     platform, dim = target.chip.platform, model.head_dim
-    return measure(layout, model, LENGTH) | {
+    return measure(layout, model, ways, programs) | {
         "share of the square, one sequence": looked_at(platform, [LENGTH], dim),
         f"share of the square, sequences of {PACKED}": looked_at(
             platform, [PACKED] * (LENGTH // PACKED), dim
@@ -160,10 +164,13 @@ def compiled_for(text: str) -> dict[str, Any]:
     }
 
 
-def ask(text: str) -> dict[str, Any]:
+def ask(
+    text: str, *, ways: Sequence[str] = WAYS, programs: Sequence[str] = PROGRAMS
+) -> dict[str, Any]:
     """`compiled_for` in a process with the environment that the target's compiler wants."""
+    command = [sys.executable, "-m", "benchmarks.attention_temporaries", "--child", text]
     said = subprocess.run(
-        [sys.executable, "-m", "benchmarks.attention_temporaries", "--child", text],
+        [*command, "--ways", *ways, "--programs", *programs],
         env=environment(Target.parse(text)),
         stdout=subprocess.PIPE,
         text=True,
@@ -173,15 +180,16 @@ def ask(text: str) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    lines = ["| target | way | attention | a layer | products XLA compiles for a layer |"]
+    lines = ["| target | program | way | temporaries | products that XLA compiles |"]
     lines.append("|---|---|---|---|---|")
     for target, ways in found.items():
-        for way in ("all keys", "kernel"):
-            of, layer = ways[way]["attention"], ways[way]["layer"]
-            lines.append(
-                f"| {target} | {way} | {of['temporaries_mib']:,.0f} MiB "
-                f"| {layer['temporaries_mib']:,.0f} MiB | {layer['products_tflop']:.1f} TFLOP |"
-            )
+        for program in PROGRAMS:
+            for way in reversed(WAYS):
+                if said := ways.get(way, {}).get(program):
+                    memory, products = said["temporaries_mib"], said["products_tflop"]
+                    lines.append(
+                        f"| {target} | {program} | {way} | {memory:,.0f} MiB | {products:.1f} TFLOP |"
+                    )
     return "\n".join(lines)
 
 
@@ -192,15 +200,19 @@ def main() -> None:
         "--out", type=Path, help="a JSON file, written to after each target; others in it are kept"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--programs", nargs="+", default=PROGRAMS, choices=PROGRAMS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(compiled_for(args.child)))
+        print(json.dumps(compiled_for(args.child, args.ways, args.programs)))
         return
     found = {}
     if args.out and args.out.is_file():
         found = json.loads(args.out.read_text(encoding="utf-8"))
     for target in args.targets:
-        found[target] = ask(target)
+        of = found.setdefault(target, {})
+        for name, said in ask(target, ways=args.ways, programs=args.programs).items():
+            of[name] = of.get(name, {}) | said
         if args.out:
             replace_text(args.out, json.dumps(found, indent=1) + "\n")
     print(table(found))
