@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.common.errors import UserError
+from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.hf_config import CONFIG_FILE, read_json_object, to_hf_config
 from pat_jax.models.hf_load import INDEX_FILE, WEIGHTS_FILE
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors
@@ -68,20 +69,21 @@ def export(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes config.json and safetensors in `dtype`; the directory appears once it is complete.
+    Adapters are merged into the weights that they are attached to, one at a time.
 
     `tokenizer_dir` is the checkpoint or tokenizer directory the run started from: its tokenizer
     files and generation_config.json are copied, its config.json's special token ids kept. Host
     memory peaks at about two tensors. Every array must be whole within this process.
     """
     check_export(directory, tokenizer_dir)
-    with _appearing_at_once(Path(directory)) as partial:
+    with appearing_at_once(Path(directory)) as partial:
         fields = to_hf_config(policy.config, dtype)
         if tokenizer_dir is not None:
             fields |= _token_ids(Path(tokenizer_dir))
             for name in _COPIED_FILES:
                 if (Path(tokenizer_dir) / name).is_file():
                     shutil.copyfile(Path(tokenizer_dir) / name, partial / name)
-        _write_json(partial / CONFIG_FILE, fields)
+        write_json(partial / CONFIG_FILE, fields)
         _write_weights(partial, policy, params, np.dtype(dtype), max_shard_bytes)
 
 
@@ -93,7 +95,7 @@ def _token_ids(source: Path) -> dict[str, object]:
 
 
 @contextmanager
-def _appearing_at_once(directory: Path) -> Iterator[Path]:
+def appearing_at_once(directory: Path) -> Iterator[Path]:
     """A sibling to write into, renamed to `directory` on success and removed on failure."""
     partial = directory.absolute().with_name(f".{directory.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
@@ -105,7 +107,7 @@ def _appearing_at_once(directory: Path) -> Iterator[Path]:
             shutil.rmtree(partial)
 
 
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -113,9 +115,8 @@ def _write_weights(
     directory: Path, policy: Policy, params: Params, dtype: np.dtype, max_shard_bytes: int
 ) -> None:
     tensors = jax.tree.leaves(hf_tensors(policy))
-    arrays = {
-        tensor.name: array for tensor, array in zip(tensors, jax.tree.leaves(params), strict=True)
-    }
+    leaves = jax.tree.leaves(params, is_leaf=is_adapted)
+    arrays = {tensor.name: array for tensor, array in zip(tensors, leaves, strict=True)}
     files = _split_files(tensors, dtype, max_shard_bytes)
     for name, members in files.items():
         shapes = {tensor.name: tensor.stored_shape for tensor in members}
@@ -124,7 +125,7 @@ def _write_weights(
     if len(files) > 1:
         total_size = sum(_num_bytes(tensor, dtype) for tensor in tensors)
         weight_map = {tensor.name: name for name, members in files.items() for tensor in members}
-        _write_json(
+        write_json(
             directory / INDEX_FILE,
             {"metadata": {"total_size": total_size}, "weight_map": weight_map},
         )
@@ -154,7 +155,12 @@ def _num_bytes(tensor: HFTensor, dtype: np.dtype) -> int:
     return int(np.prod(tensor.stored_shape)) * dtype.itemsize
 
 
-def _to_host(tensor: HFTensor, array: jax.Array, dtype: np.dtype) -> np.ndarray:
+_merged = jax.jit(AdaptedWeight.merged)
+
+
+def _to_host(tensor: HFTensor, array: jax.Array | AdaptedWeight, dtype: np.dtype) -> np.ndarray:
+    if isinstance(array, AdaptedWeight):
+        return np.asarray(tensor.to_stored(np.asarray(_merged(array))), dtype=dtype, order="C")
     # An array keeps its host copy once it has been read: read a passing twin, not the parameter.
     twin = jax.device_put(array, array.sharding, may_alias=False)
     return np.array(tensor.to_stored(np.asarray(twin)), dtype=dtype, order="C")

@@ -56,6 +56,11 @@ class HFTensor:
     form: _Form
 
     @property
+    def module(self) -> str:
+        """The layer whose weight it is; of what is no weight its own name."""
+        return self.name.removesuffix(".weight")
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         shape = self.native_shape
         match self.form:

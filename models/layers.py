@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.weight_formats import QuantizedWeight
 
@@ -28,7 +29,7 @@ class Rotation(NamedTuple):
 
 def linear(
     x: Float[Array, "*batch in"],
-    weight: Float[Array, "out in"] | QuantizedWeight,
+    weight: Float[Array, "out in"] | QuantizedWeight | AdaptedWeight,
     *,
     contracted: int = 1,
     dtype: jnp.dtype | None = None,
@@ -37,9 +38,14 @@ def linear(
 
     Args:
       weight: [*out, *in], so that what one output sums over lies together in memory. Of a quantized
-        one the sums over its values are scaled, in float32.
+        one the sums over its values are scaled, in float32. To the result of an adapted one
+        (x · aᵀ) · bᵀ is added.
       dtype: of the sums and the result; x's where not given.
     """
+    if isinstance(weight, AdaptedWeight):
+        low = linear(x, weight.a, contracted=contracted)
+        more = linear(low, weight.b, dtype=dtype)
+        return linear(x, weight.weight, contracted=contracted, dtype=dtype) + more
     dtype, batch = dtype or x.dtype, x.shape[: x.ndim - contracted]
     if math.prod(batch) > FEW_TOKENS:
         return _plain(x, weight, contracted=contracted, dtype=dtype)

@@ -66,7 +66,7 @@ class Policy:
             tree,
             [
                 variable.replace(
-                    _initialize(
+                    initialize(
                         variable.get_metadata()["init"], variable.get_value(), sharding, dtype
                     )(key)
                 )
@@ -110,12 +110,14 @@ def _is_variable(node: object) -> bool:
 
 
 @lru_cache
-def _initialize(
+def initialize(
     init: Initializer,
     like: jax.ShapeDtypeStruct | QuantizedWeight,
     sharding: jax.sharding.Sharding | QuantizedWeight | None,
     dtype: jnp.dtype,
 ) -> Callable[[jax.Array], jax.Array | QuantizedWeight]:
+    """From a random key to one parameter, compiled, onto its shards."""
+
     def make(key: jax.Array) -> jax.Array | QuantizedWeight:
         return stored(init(key, like.shape, jnp.float32), like, dtype)
 

@@ -71,9 +71,14 @@ def quantize(weight: Float[Array, "..."], like: QuantizedWeight) -> QuantizedWei
 
 
 def stored(
-    weight: Float[Array, "..."], like: jax.ShapeDtypeStruct | QuantizedWeight, dtype: jnp.dtype
+    weight: Float[Array, "..."] | QuantizedWeight,
+    like: jax.ShapeDtypeStruct | QuantizedWeight,
+    dtype: jnp.dtype,
 ) -> Array | QuantizedWeight:
-    """A float32 parameter as it is kept: in `dtype`, or quantized like `like`."""
+    """A float32 parameter as it is kept: in `dtype`, or quantized like `like`; one that is quantized
+    already as it is."""
+    if isinstance(weight, QuantizedWeight):
+        return weight
     return quantize(weight, like) if isinstance(like, QuantizedWeight) else weight.astype(dtype)
 
 

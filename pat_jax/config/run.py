@@ -29,6 +29,7 @@ from pat_jax.config.learning import (
     check_signal,
     learning_notes,
 )
+from pat_jax.config.lora import LoraConfig, check_lora
 from pat_jax.config.rewards import check_rewards
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.tracking import check_tracking
@@ -43,7 +44,8 @@ class CheckpointConfig:
     max_to_keep: int = 2
     """Checkpoints kept."""
     export_dir: str = ""
-    """Write the final policy here as a Hugging Face directory; empty writes none."""
+    """Write the final policy here as a Hugging Face directory, or its adapters (--lora.export); empty
+    writes none."""
 
     def __post_init__(self):
         check(self, "every max_to_keep", count(1, 10**9), "checkpoint.")
@@ -99,7 +101,7 @@ class RunConfig:
     devices: int = 0
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; master weights are always float32."""
+    """Arithmetic of the forward pass; what is trained is kept in float32."""
     remat: bool = True
     """Recompute each layer in the backward pass: less memory, a quarter more arithmetic."""
     run_dir: str = ""
@@ -123,6 +125,7 @@ class RunConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -165,6 +168,8 @@ class RunConfig:
             f"a divisor of --rollout.prompts_per_step ({prompts})",
         )
         self._check_warmup()
+        learns = self.train or self.warm_start.steps > 0
+        check_lora(self.lora, learns=learns, export_dir=self.checkpoint.export_dir)
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 

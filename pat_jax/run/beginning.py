@@ -4,13 +4,16 @@ Knows checkpoints and the supervised stage. Does not know the loop that follows 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.update import TrainState
 from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.progress import Progress
 from pat_jax.run.setup import Setup
 from pat_jax.run.totals import Totals
@@ -24,14 +27,17 @@ class Beginning:
     reference: Params | None  # None: no loss looks at it
     lengths: LengthModel
     totals: Totals
+    base_checksum: int | None  # of what adapters are added to; None: all of the policy is trained
 
 
 def begin(
     config: RunConfig, setup: Setup, checkpoints: Checkpointer, progress: Progress
 ) -> Beginning:
-    """Raises UserError where a run is to be resumed and every checkpoint of it is damaged."""
+    """Raises UserError where a run is to be resumed and every checkpoint of it is damaged, or its
+    adapters are of another base."""
+    base_checksum = freeze_base(config, setup)
     if config.resume and checkpoints.latest_step() is not None:
-        return _resumed(config, setup, checkpoints, progress)
+        return _resumed(config, setup, checkpoints, progress, base_checksum)
     if config.resume:
         progress.print("no checkpoint to resume from: the run begins anew")
     trainer = setup.trainer
@@ -39,11 +45,27 @@ def begin(
     state = warm_start(config, setup, state, progress)
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     lengths = LengthModel.empty(config.rollout.max_completion_length)
-    return Beginning(0, state, reference, lengths, Totals())
+    return Beginning(0, state, reference, lengths, Totals(), base_checksum)
+
+
+def freeze_base(config: RunConfig, setup: Setup) -> int | None:
+    """Gives the trainer the policy that adapters are added to, if there are any.
+
+    Returns:
+      A checksum of its values.
+    """
+    trainer = setup.trainer
+    if not trainer.trained.lora:
+        return None
+    return trainer.freeze(setup.initial_policy(config, trainer.trained.base_dtype))
 
 
 def _resumed(
-    config: RunConfig, setup: Setup, checkpoints: Checkpointer, progress: Progress
+    config: RunConfig,
+    setup: Setup,
+    checkpoints: Checkpointer,
+    progress: Progress,
+    base_checksum: int | None,
 ) -> Beginning:
     abstract: dict[str, Any] = {"train": setup.trainer.abstract_state}
     if setup.trainer.has_reference:
@@ -53,8 +75,15 @@ def _resumed(
     finally:
         for line in checkpoints.stepped_over:
             progress.print(line)
+    if meta.get("base_checksum") != base_checksum:
+        raise UserError(
+            f"the adapters in {Path(config.run_dir) / CHECKPOINTS} are of another base, whose weights "
+            f"differ from those of --model {config.model!r} with --seed {config.seed}: give those that "
+            "they were trained with, or another --run_dir."
+        )
     progress.print(f"resumed after step {step}")
     lengths = LengthModel.from_json(meta["lengths"])
     lengths = lengths.with_cap(config.rollout.max_completion_length)
     totals = Totals.from_json(meta, step)
-    return Beginning(step, saved["train"], saved.get("reference"), lengths, totals)
+    reference = saved.get("reference")
+    return Beginning(step, saved["train"], reference, lengths, totals, base_checksum)

@@ -1,6 +1,8 @@
-"""The policy as a Hugging Face directory: where a run may write it, and what it wrote before.
+"""The policy as a Hugging Face directory, or its adapters as PEFT's: where a run may write them, and
+what it wrote before.
 
-Knows the run's folder and the export's. Does not know the format (`models/hf_export.py`).
+Knows the run's folder and the export's. Does not know the formats (`models/hf_export.py`,
+`models/peft_adapter.py`).
 """
 
 import json
@@ -8,12 +10,14 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.common.rules import require
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_export import check_export, export
-from pat_jax.models.policy import Params
+from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.run.setup import Setup
 from pat_jax.training.build import DTYPES
+from pat_jax.training.trained import Leaves
 
 _NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
 
@@ -22,6 +26,12 @@ def check_export_dir(config: AnyRun) -> None:
     """Raises UserError where the policy cannot be written to the folder that is asked for."""
     if not (name := config.checkpoint.export_dir):
         return
+    require(
+        config.lora.export == "merged" or Path(config.model).is_dir(),
+        "lora.export",
+        config.lora.export,
+        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
+    )
     if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
         raise UserError(
             f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
@@ -31,8 +41,8 @@ def check_export_dir(config: AnyRun) -> None:
         check_export(name)
 
 
-def export_policy(config: RunConfig, setup: Setup, params: Params, step: int) -> None:
-    """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
+def export_policy(config: RunConfig, setup: Setup, params: Leaves, step: int) -> None:
+    """Writes the policy of `step`, whose parameters are what is trained; what this run wrote there earlier is kept beside it.
 
     Raises:
       UserError: it cannot be written, such as on a full disk.
@@ -40,11 +50,17 @@ def export_policy(config: RunConfig, setup: Setup, params: Params, step: int) ->
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
     if (earlier := _written(folder, directory)) == step:
         return
+    trained = setup.trainer.trained
     source = config.model if Path(config.model).is_dir() else None
     try:
         if earlier is not None:
             directory.rename(f"{directory}.step-{earlier}")
-        export(directory, setup.policy, params, DTYPES[config.compute_dtype], tokenizer_dir=source)
+        if config.lora.export == "adapter":
+            assert trained.lora  # as the options say
+            export_adapter(directory, trained.lora, params, base=config.model)
+        else:
+            whole, dtype = trained.whole(trained.frozen, params), DTYPES[config.compute_dtype]
+            export(directory, setup.policy, whole, dtype, tokenizer_dir=source)
         content = {"path": str(directory.absolute()), "step": step}
         replace_text(folder / _NOTE, json.dumps(content))
     except OSError as error:

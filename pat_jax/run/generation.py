@@ -47,7 +47,7 @@ class Generator:
         """
         layout = self._first_layout()
         self.engine.set_weights(self.trainer.transfer(params, layout), layout)
-        score, rows = partial(self.trainer["score"], params), self.trainer.layout.split.dp
+        score, rows = partial(self.trainer.score, params), self.trainer.layout.split.dp
         return logprob_gap(self.engine, score, rows)
 
     def _first_layout(self) -> Layout:

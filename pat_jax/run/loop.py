@@ -146,7 +146,7 @@ class Run:
         self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
         began = begin(self.config, self.setup, self.open.checkpoints, self.progress)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
-        self.totals = began.totals
+        self.totals, self.base_checksum = began.totals, began.base_checksum
         parts = self.scorer, self.completions, self.progress
         self.collector = Collector(self.config, self.task, *parts, self.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
@@ -213,7 +213,8 @@ class Run:
         state: dict[str, Any] = {"train": self.state}
         if self.reference is not None:
             state["reference"] = self.reference
-        meta = {"lengths": self.generator.lengths.to_json()}
+        meta: dict[str, Any] = {"lengths": self.generator.lengths.to_json()}
+        meta["base_checksum"] = self.base_checksum
         # Of whole steps: what an abandoned one has drawn is drawn again.
         return state, meta | self.totals.to_json()
 

@@ -34,6 +34,7 @@ from pat_jax.engine.memory import (
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.peft_adapter import load_adapter
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
@@ -44,7 +45,8 @@ from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.checkpoint import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.training.build import DTYPES, build_trainer
+from pat_jax.training.build import DTYPES, build_lora, build_trainer
+from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state
 
@@ -67,10 +69,20 @@ class Setup:
     profile: Profile | None  # measured before, if it was
     memory: MemoryModel
 
-    def initial_params(self, config: RunConfig) -> Params:
+    def initial_params(self, config: RunConfig) -> Leaves:
+        """Of what is trained."""
+        if (lora := self.trainer.trained.lora) and config.lora.adapter:
+            return load_adapter(config.lora.adapter, lora, self.trainer.shardings)
+        if lora:
+            return self.trainer.init(config.seed)
+        return self.initial_policy(config, jnp.float32)
+
+    def initial_policy(self, config: RunConfig, dtype: jnp.dtype) -> Params:
+        """What training begins with, or the adapters are added to."""
+        shardings = self.trainer.trained.base_shardings
         if Path(config.model).is_dir():
-            return load_params(config.model, self.policy, self.trainer.shardings, jnp.float32)
-        return self.trainer.init(config.seed)
+            return load_params(config.model, self.policy, shardings, dtype)
+        return self.policy.init(config.seed, shardings, dtype)
 
 
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
@@ -85,7 +97,8 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     check_vocabulary_options(config, model)
     subject = profile_subject(config, model, devices)
     profile = find_profile(config, subject)
-    fingerprint = asdict(model) | {"has_reference": config.algorithm.beta > 0}
+    policy = Policy.from_config(model)
+    fingerprint = _fingerprint(config, policy)
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     mesh = factored_mesh(devices)
@@ -94,7 +107,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     check_batch(config, layouts)
     tokenizer = checked_tokenizer(config, model)
     task = load_task(config, tokenizer)
-    policy, first = Policy.from_config(model), next(iter(chain.values()))
+    first = next(iter(chain.values()))
     trainer = build_trainer(config, policy, first, layouts)
     resident = trainer.resident
     alone = _alone(config, policy, devices, layouts, resident)
@@ -119,6 +132,14 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
     )
+
+
+def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
+    fingerprint = asdict(policy.config) | {"has_reference": config.algorithm.beta > 0}
+    if lora := build_lora(config.lora, policy):
+        named = {"rank": lora.rank, "alpha": lora.alpha, "modules": lora.modules}
+        fingerprint |= {f"lora.{name}": value for name, value in named.items()}
+    return fingerprint
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:

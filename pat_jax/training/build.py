@@ -11,10 +11,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pat_jax.common.rules import require
 from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.lora import ALL_LINEAR, Lora
+from pat_jax.models.peft_adapter import read_adapter
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.packing import shapes
@@ -31,7 +35,11 @@ def build_trainer(
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
 ) -> Trainer:
-    """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`."""
+    """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`.
+
+    Raises:
+      UserError: adapters are asked for that the model cannot have.
+    """
     algorithm, dtype = config.algorithm, DTYPES[config.compute_dtype]
     is_warm = config.warm_start.steps > 0
     update, supervised = _updates(config, policy, layout)
@@ -47,7 +55,34 @@ def build_trainer(
         supervised=supervised if is_warm else None,
         rollout_policy=policy.with_weights(config.rollout.weights),
         has_reference=algorithm.beta > 0,
+        lora=build_lora(config.lora, policy),
+        # The forward pass rounds to it anyway, so that nothing is lost and half the memory won.
+        base_dtype=dtype,
     )
+
+
+def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
+    """The adapters that the options ask for; None: all of the policy is trained.
+
+    Raises:
+      UserError: a target matches no linear layer; or the adapter that is gone on from is of another
+        model, or not as the options say.
+    """
+    if not config.is_on:
+        return None
+    if not config.adapter:
+        alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
+        return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets)
+    lora = read_adapter(config.adapter, policy)
+    asked = config.targets and Lora.of(policy, rank=1, alpha=1, targets=config.targets).modules
+    for name, value, is_kept, found in (
+        ("rank", config.rank, config.rank in (0, lora.rank), lora.rank),
+        ("alpha", config.alpha, config.alpha in (0, lora.alpha), lora.alpha),
+        ("targets", " ".join(config.targets), asked in ((), lora.modules), " ".join(lora.kinds)),
+    ):
+        expected = f"{found}, as in the adapter {config.adapter!r}; leave the option out to take it"
+        require(is_kept, f"lora.{name}", value, expected)
+    return lora
 
 
 def _updates(

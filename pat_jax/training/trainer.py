@@ -1,7 +1,8 @@
 """The update on devices: the pure functions of `rl`, compiled for the trainer's layout.
 
 Parameters and optimizer state are split over all devices (FSDP over the data-parallel axes, TP over
-the others). Hands the policy to the rollout as one compiled transfer.
+the others). Hands the policy to the rollout as one compiled transfer. Its parameters are those that
+are trained, with LoRA the adapters (`trained.py`).
 """
 
 import os
@@ -11,17 +12,20 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import AutoPartition, Layout
+from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.kl import Estimator, estimate_kl
 from pat_jax.rl.losses import Loss, Sums
 from pat_jax.rl.update import PolicyUpdate, TrainState, zero_gradients
+from pat_jax.training.trained import Trained
 from pat_jax.training.transfer import declare_transfer
 
 # The stages of learning, by what the names of their programs begin with.
@@ -71,11 +75,15 @@ class Trainer:
         supervised: PolicyUpdate | None = None,
         rollout_policy: Policy | None = None,
         has_reference: bool | None = None,
+        lora: Lora | None = None,
+        base_dtype: jnp.dtype = jnp.float32,
     ):
         """
         Args:
+          base_dtype: of the policy under the adapters.
           has_reference: whether a frozen reference policy is kept; if not given, whether the loss
             looks at it.
+          lora: the adapters that are trained; where not given, all of `policy` is.
           rollout_policy: as the rollout keeps it; `policy` where not given.
           supervised: the update of a supervised stage before, with its own optimizer.
         """
@@ -89,12 +97,12 @@ class Trainer:
         looks_at_it = REFERENCE in update.loss.needs
         self.has_reference = looks_at_it if has_reference is None else has_reference
         self.programs = ProgramTable()
-        self.shardings = layout.param_shardings(policy, role="train")
+        self.trained = Trained(policy, layout, lora, base_dtype)
+        self.shardings = self.trained.shardings
         self._declare(micro_shapes)
-        declare_transfer(
+        self.abstract_merged = declare_transfer(
             self.programs,
-            self.abstract_params,
-            layout,
+            self.trained,
             rollout_policy or policy,
             rollout_layouts,
             rollout_dtype,
@@ -106,7 +114,7 @@ class Trainer:
 
     @property
     def abstract_params(self) -> Params:
-        return with_sharding(self.policy.abstract_params, self.shardings)
+        return self.trained.abstract
 
     @property
     def abstract_state(self) -> TrainState:
@@ -118,7 +126,8 @@ class Trainer:
     @property
     def resident(self) -> list[TrainState | Params]:
         """Shapes with shardings of what stays on the devices during a rollout."""
-        return [self.abstract_state, *[self.abstract_params] * self.has_reference]
+        reference = [self.abstract_params] * self.has_reference
+        return [self.abstract_state, self.trained.abstract_frozen, *reference]
 
     def _state_shardings(self) -> TrainState:
         """Optimizer moments are split like the parameters they belong to; counters are everywhere."""
@@ -166,15 +175,25 @@ class Trainer:
         declare(Key(f"{stage}zero_sums", split), zeros, out_shardings=everywhere)
         sums = jax.eval_shape(zeros)
         sums = with_sharding(sums, jax.tree.map(lambda _: everywhere, sums))
-        accumulated = {"out_shardings": (self.shardings, everywhere), "donate_argnums": (2, 3)}
+        accumulated = {"out_shardings": (self.shardings, everywhere), "donate_argnums": (3, 4)}
+
+        def grad_step(
+            frozen: Params, params: Params, micro: MicroBatch, grads: Params, sums: Sums
+        ) -> tuple[Params, Sums]:
+            return self.trained.over(frozen, update).grad_step(params, micro, grads, sums)
+
+        def logprob_step(frozen: Params, params: Params, micro: MicroBatch) -> Array:
+            return self.trained.over(frozen, update).logprob_step(params, micro)[0]
+
+        held = self.trained.abstract_frozen, params
         for shape in micro_shapes:
-            args = params, self._abstract_micro(shape, needs), params, sums
-            declare(Key(f"{stage}grad", split, *shape), update.grad_step, *args, **accumulated)
+            args = *held, self._abstract_micro(shape, needs), params, sums
+            declare(Key(f"{stage}grad", split, *shape), grad_step, *args, **accumulated)
             if OLD in needs or (self.has_reference and stage == REINFORCED):
                 declare(
                     Key(f"{stage}logprobs", split, *shape),
-                    lambda params, micro: update.logprob_step(params, micro)[0],
-                    params,
+                    logprob_step,
+                    *held,
                     self._abstract_micro(shape, ()),
                     out_shardings=self.layout.sharding("batch", role="train"),
                 )
@@ -188,7 +207,20 @@ class Trainer:
         return self.programs[Key(name, self.layout.split)]
 
     def init(self, seed: int) -> Params:
-        return self.policy.init(seed, self.shardings)
+        return self.trained.init(seed)
+
+    def freeze(self, base: Params) -> int:
+        """Takes the policy that the adapters are added to, as `trained.abstract_frozen` has it.
+
+        Returns:
+          A checksum of its values, the same in bfloat16 as in float32.
+        """
+        self.trained.frozen = base
+        return int(self["base_checksum"](base))
+
+    def score(self, params: Params, tokens: ArrayLike) -> Array:
+        """log π(next token) in nats of tokens[rows, length], by what is sent to a rollout."""
+        return self["score"](self.trained.frozen, params, tokens)
 
     def transfer(self, params: Params, layout: Layout) -> Params:
         """The policy on the rollout's shards, as it is kept there, checked against the sender's.
@@ -197,8 +229,9 @@ class Trainer:
           RuntimeError: what arrived is not what was sent.
         """
         source, target = self.layout.split, layout.split
-        received = self.programs[Key("transfer", source, target=target)](params)
-        sent_sum = int(self["checksum"](params))
+        sent = self["merge"](self.trained.frozen, params) if self.trained.lora else params
+        sent_sum = int(self["checksum"](sent))
+        received = self.programs[Key("transfer", source, target=target)](sent)
         received_sum = int(self.programs[Key("checksum", source, target=target)](received))
         if sent_sum != received_sum:
             raise RuntimeError(
@@ -263,7 +296,7 @@ class Trainer:
     def _with_logprobs(self, micro: MicroBatch, policies: Mapping[str, Params]) -> MicroBatch:
         rows = replace(micro, columns={})
         computed = {
-            name: self._pass(REINFORCED, "logprobs", micro)(params, rows)
+            name: self._pass(REINFORCED, "logprobs", micro)(self.trained.frozen, params, rows)
             for name, params in policies.items()
             if name not in micro.columns
         }
@@ -286,7 +319,8 @@ class Trainer:
         grads = self["zero_gradients"](state.params)
         sums = self[f"{self._passes[stage]}zero_sums"]()
         for micro in micro_batches:
-            grads, sums = self._pass(stage, "grad", micro)(state.params, micro, grads, sums)
+            grad_step = self._pass(stage, "grad", micro)
+            grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
         state, grad_norm, is_applied = self[f"{stage}apply"](state, grads)
         return state, (sums, grad_norm, is_applied)
 

@@ -22,6 +22,7 @@ from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
+from pat_jax.training.trained import Leaves, Trained
 
 SPREAD = 0x9E3779B9  # 2^32 over the golden ratio, odd: neighbouring places far from each other
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
@@ -32,22 +33,30 @@ EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 
 def declare_transfer(
     table: ProgramTable,
-    params: Params,
-    source: Layout,
+    trained: Trained,
     policy: Policy,
     targets: Mapping[Split, Layout],
     dtype: jnp.dtype,
     score: Callable[[Params, Array], Array],
-) -> None:
+) -> Leaves:
     """`transfer` to each target, the `checksum` of what is sent and of what is there, and the
-    `score` of tokens by what is sent.
+    `score` of tokens by what is sent: the parameters, or what adapters and their base `merge` into.
+
+    That is rounded to the rollout's format once, in a program of its own, so that what arrives can be
+    compared with it bit for bit.
 
     Args:
-      params: shapes of the trainer's parameters on the shards of `source`, float32.
       policy: as the rollout keeps it, in `dtype` where that quantizes nothing.
       score: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
+
+    Returns:
+      Shapes with shardings of what is merged: nothing without adapters.
     """
+    source, held = trained.layout, (trained.abstract_frozen, trained.abstract)
     gathered = source.param_shardings(policy)
+
+    def merge(frozen: Params, params: Params) -> Params:
+        return policy.store(trained.merged(frozen, params), dtype)
 
     def transfer(params: Params) -> Params:
         # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
@@ -62,19 +71,28 @@ def declare_transfer(
     def sent(params: Params) -> Array:
         return checksum(policy.store(params, dtype))
 
-    def scored(params: Params, tokens: Array) -> Array:
-        return score(policy.store(params, dtype), tokens)
+    def scored(frozen: Params, params: Params, tokens: Array) -> Array:
+        return score(merge(frozen, params), tokens)
 
+    params, placed = trained.abstract, source.param_shardings(policy, role="train")
+    if trained.lora:
+        table.declare(Key("merge", source.split), merge, *held, out_shardings=placed)
+        table.declare(Key("base_checksum", source.split), base_checksum, trained.abstract_frozen)
+        params = trained.abstract_whole(policy, dtype)
     table.declare(Key("checksum", source.split), sent, params)
     by_rows = source.sharding("batch", role="train")
     probes = jax.ShapeDtypeStruct((source.split.dp, PROBE_LENGTH + 1), jnp.int32, sharding=by_rows)
-    table.declare(Key("score", source.split), scored, params, probes, out_shardings=by_rows)
+    table.declare(Key("score", source.split), scored, *held, probes, out_shardings=by_rows)
     for split, target in targets.items():
         shardings = target.param_shardings(policy)
         key = Key("transfer", source.split, target=split)
-        table.declare(key, transfer, params, out_shardings=shardings)
+        # What was merged is needed no more, so that it may become what arrives.
+        is_given_up = trained.lora and placed == shardings
+        options = {"donate_argnums": 0} if is_given_up else {}
+        table.declare(key, transfer, params, out_shardings=shardings, **options)
         received = with_sharding(policy.abstract(dtype), shardings)
         table.declare(Key("checksum", source.split, target=split), checksum, received)
+    return params if trained.lora else {}
 
 
 def logprob_gap(
@@ -131,6 +149,11 @@ def checksum(params: Any) -> Array:
         # The leaf's number stays outside: leaves of a shape are one kernel, traced and compiled once.
         total += jnp.uint32(2 * i + 1) * _leaf_checksum(x)
     return total
+
+
+def base_checksum(params: Params) -> Array:
+    """Of the values of a policy that is frozen, whether they are kept in bfloat16 or float32."""
+    return checksum(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
 
 @jax.jit

@@ -42,7 +42,8 @@ def update_stages(trainer: Trainer) -> list[Stage]:
     The gradients of a micro-batch are there beside those that they are added to.
     """
     state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_params)
-    held = {"logprobs": state, "transfer": state}
+    merged = shard_bytes(trainer.abstract_merged)
+    held = {"logprobs": state, "merge": state, "transfer": state + merged}
     stages = []
     for key in trainer.programs:
         taken = trainer.programs.bytes_taken(key)
@@ -60,6 +61,7 @@ def _name(key: Key) -> str | None:
         "logprobs": f"log-probabilities of {shape}",
         "apply": "the optimizer's step",
         "supervised_apply": "the optimizer's supervised step",
+        "merge": "the merge of adapters and base",
         "transfer": f"the transfer to {key.target}",
     }.get(key.name)
 

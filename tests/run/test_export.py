@@ -13,8 +13,10 @@ from pat_jax.config.run import CheckpointConfig, RunConfig
 from pat_jax.run import export as exported
 from pat_jax.run.export import check_export_dir, export_policy
 from pat_jax.run.setup import Setup
+from pat_jax.training.trained import Trained
 
-SETUP = cast(Setup, SimpleNamespace(policy=None))
+TRAINED = Trained(cast(Any, None), cast(Any, None))
+SETUP = cast(Setup, SimpleNamespace(policy=None, trainer=SimpleNamespace(trained=TRAINED)))
 
 
 @pytest.fixture(autouse=True)

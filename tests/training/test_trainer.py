@@ -44,7 +44,7 @@ def updated(layout: Layout) -> tuple[dict[str, float], Params, Params]:
     grads, sums = trainer["zero_gradients"](params), trainer["zero_sums"]()
     for micro in batch:
         program = trainer.programs[Key("grad", layout.split, ROWS, LENGTH)]
-        grads, sums = program(params, micro, grads, sums)
+        grads, sums = program({}, params, micro, grads, sums)
     state = trainer["init_state"](params)
     state, result = trainer.update(state, TrainBatch([batch], 1.0), None)
     assert jax.tree.map(lambda x: x.sharding, state.params) == trainer.shardings

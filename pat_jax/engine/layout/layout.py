@@ -29,6 +29,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.lora import Lora
 from pat_jax.models.partition import Names, Partition, Whole
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
@@ -159,7 +160,7 @@ class Layout:
             lambda axes: self.spec(*axes, role=role), policy.param_axes(), is_leaf=_is_axes
         )
 
-    def param_shardings(self, policy: Policy, role: Role = "rollout") -> Params:
+    def param_shardings(self, policy: Policy | Lora, role: Role = "rollout") -> Params:
         return jax.tree.map(
             lambda axes: self.sharding(*axes, role=role), policy.param_axes(), is_leaf=_is_axes
         )

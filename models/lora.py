@@ -1,0 +1,167 @@
+"""Low-rank adapters of a policy's linear layers (LoRA, arXiv 2106.09685).
+
+Knows which parameters have an adapter and what a policy with them is. Does not know how adapters are
+trained or stored (`peft_adapter.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
+from pat_jax.models.hf_tensors import HFTensor, hf_tensors
+from pat_jax.models.policy import Params, Policy, initialize
+from pat_jax.models.transformer import Initializer
+
+ALL_LINEAR = "all-linear"  # as PEFT calls them: those of the layers, not the output head
+_STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
+
+
+@pytree_dataclass
+class Adapter:
+    """What is trained in place of one weight [*out, *in]: float32 arrays, or in their place shapes, axes
+    or shardings."""
+
+    a: Any  # [rank, *in]
+    b: Any  # [*out, rank]
+
+
+Adapters = dict[str, Adapter]  # by the module of Hugging Face, as model.layers.0.mlp.up_proj
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The static half of a policy's adapters, as `Policy` is of its parameters."""
+
+    policy: Policy
+    rank: int
+    alpha: float
+    modules: tuple[str, ...]  # that have an adapter
+
+    @classmethod
+    def of(cls, policy: Policy, *, rank: int, alpha: float, targets: Sequence[str]) -> "Lora":
+        """
+        Args:
+          targets: ends of modules' names, as PEFT takes them: `q_proj`, `mlp.up_proj`,
+            `layers.0.self_attn.o_proj`; or `all-linear`.
+
+        Raises:
+          UserError: a target matches no linear layer.
+        """
+        linear = list(linear_layers(policy))
+        chosen: set[str] = set()
+        for target in targets:
+            found = {x for x in linear if target == ALL_LINEAR or f".{x}".endswith(f".{target}")}
+            if not found:
+                raise _unmatched(target, linear)
+            chosen |= found
+        return cls(policy, rank, alpha, tuple(name for name in linear if name in chosen))
+
+    @property
+    def scale(self) -> float:
+        """Of the product b · a."""
+        return self.alpha / self.rank
+
+    @property
+    def kinds(self) -> list[str]:
+        """Names of the modules without their layers, each once."""
+        return list(dict.fromkeys(name.rpartition(".")[2] for name in self.modules))
+
+    @property
+    def abstract_params(self) -> Adapters:
+        """Their shapes, float32."""
+
+        def shaped(weight: jax.ShapeDtypeStruct, num_in: int) -> Adapter:
+            out, into = weight.shape[:-num_in], weight.shape[-num_in:]
+            shapes = (self.rank, *into), (*out, self.rank)
+            return Adapter(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+
+        return self._each(self.policy.abstract_params, shaped)
+
+    def param_axes(self) -> Adapters:
+        """Axis names: of a weight's own dimensions those that it has; the rank is never split."""
+
+        def named(axes: tuple[str | None, ...], num_in: int) -> Adapter:
+            return Adapter((None, *axes[-num_in:]), (*axes[:-num_in], None))
+
+        return self._each(self.policy.param_axes(), named)
+
+    def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
+        """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros: at
+        first the policy is its base."""
+        key = jax.random.fold_in(jax.random.key(seed), _STREAM)
+        made: Adapters = {}
+        for i, (name, like) in enumerate(self.abstract_params.items()):
+            placed = shardings[name] if shardings is not None else Adapter(None, None)
+            uniform, zeros = _uniform(like.a.ndim - 1), jax.nn.initializers.zeros
+            made[name] = Adapter(
+                initialize(uniform, like.a, placed.a, jnp.float32)(jax.random.fold_in(key, i)),
+                initialize(zeros, like.b, placed.b, jnp.float32)(key),
+            )
+        return made
+
+    def attach(self, base: Params, adapters: Adapters) -> Params:
+        """The policy with its adapters beside its weights."""
+
+        def attached(tensor: HFTensor, weight: Array) -> Array | AdaptedWeight:
+            adapter = adapters.get(tensor.module)
+            if adapter is None:
+                return weight
+            return AdaptedWeight(weight, adapter.a, self.scale * adapter.b)
+
+        return jax.tree.map(attached, hf_tensors(self.policy), base)
+
+    def merge(self, base: Params, adapters: Adapters) -> Params:
+        """The policy as one without adapters, float32: W + scale · b · a."""
+        return jax.tree.map(
+            lambda x: x.merged() if isinstance(x, AdaptedWeight) else x.astype(jnp.float32),
+            self.attach(base, adapters),
+            is_leaf=is_adapted,
+        )
+
+    def _each(self, tree: Params, describe: Callable[[Any, int], Adapter]) -> Adapters:
+        """Of each module that has an adapter, from its leaf of `tree` and the dimensions summed over."""
+        linear = linear_layers(self.policy)
+        leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, tuple))
+        tensors = jax.tree.leaves(hf_tensors(self.policy))
+        of_module = {tensor.module: x for tensor, x in zip(tensors, leaves, strict=True)}
+        return {name: describe(of_module[name], linear[name]) for name in self.modules}
+
+
+@lru_cache
+def _uniform(num_in: int) -> Initializer:
+    """Equal arguments give the same object: what it makes is compiled once for each shape."""
+    into = tuple(range(-num_in, 0))
+    return jax.nn.initializers.variance_scaling(
+        1 / 3, "fan_in", "uniform", in_axis=into, out_axis=0
+    )
+
+
+def linear_layers(policy: Policy) -> dict[str, int]:
+    """Modules that multiply by a weight, and how many of its trailing dimensions they sum over."""
+    tensors = jax.tree.leaves(hf_tensors(policy))
+    variables = jax.tree.leaves(
+        policy.abstract_params, is_leaf=lambda x: hasattr(x, "get_metadata")
+    )
+    pairs = zip(tensors, variables, strict=True)
+    summed = {tensor.module: variable.get_metadata()["contracted"] for tensor, variable in pairs}
+    return {module: num_in for module, num_in in summed.items() if num_in}
+
+
+def _unmatched(target: str, linear: Sequence[str]) -> UserError:
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    last = target.rpartition(".")[2]
+    nearest = get_close_matches(last.lower(), [*kinds, ALL_LINEAR], n=1, cutoff=0.0)[0]
+    return UserError(
+        f"option --lora.targets is {target!r}: no linear layer of the model is called that, expected "
+        f"the ends of names such as {linear[0]!r}, that is {', '.join(kinds)}, or {ALL_LINEAR}; the "
+        f"nearest is {nearest!r}."
+    )

@@ -1,0 +1,63 @@
+"""Options of low-rank adapters."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pat_jax.common.rules import check, count, not_negative, require
+
+MOST_RANK = 4096
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters that are trained in place of the policy (LoRA, docs/lora.md)."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all of the policy, or takes that of adapter."""
+    alpha: float = 0.0
+    """The adapters' product is multiplied by alpha / rank; 0 stands for twice the rank, or for that of
+    adapter."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj, mlp.up_proj,
+    layers.0.self_attn.o_proj); none stands for all-linear, or for those of adapter."""
+    adapter: str = ""
+    """A PEFT adapter directory to go on from; empty begins with new adapters, which change nothing."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What is written to --checkpoint.export_dir: the policy with its adapters merged into it, or the
+    adapters alone, as PEFT loads them."""
+
+    def __post_init__(self):
+        check(self, "rank", count(0, MOST_RANK), "lora.")
+        check(self, "alpha", not_negative(10**6), "lora.")
+        check(self, "targets", (all, "names that are not empty"), "lora.")
+        if not self.is_on:
+            off = "with --lora.rank 0 and no --lora.adapter, which trains all of the policy"
+            require(not self.alpha, "lora.alpha", self.alpha, f"0 {off}")
+            require(not self.targets, "lora.targets", " ".join(self.targets), f"none {off}")
+            require(self.export == "merged", "lora.export", self.export, f"merged {off}")
+
+    @property
+    def is_on(self) -> bool:
+        return self.rank > 0 or self.adapter != ""
+
+
+def check_lora(lora: LoraConfig, *, learns: bool, export_dir: str) -> None:
+    """
+    Args:
+      learns: whether a run trains anything, its supervised stage included.
+
+    Raises:
+      OptionError: options of a run that the adapters exclude.
+    """
+    require(
+        learns or not lora.rank or lora.adapter != "",
+        "lora.rank",
+        lora.rank,
+        "0 with --train false: new adapters that nothing trains change nothing",
+    )
+    require(
+        lora.export == "merged" or export_dir != "",
+        "lora.export",
+        lora.export,
+        "with it a folder to write to, in --checkpoint.export_dir",
+    )

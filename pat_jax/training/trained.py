@@ -1,0 +1,78 @@
+"""What of a policy is trained, and what is frozen: all of it and nothing, or adapters and their base.
+
+Knows shapes, shardings and how the two together are a policy. Does not know losses or optimizers.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pat_jax.common.pytree import with_sharding
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Policy
+from pat_jax.rl.update import PolicyUpdate
+
+Leaves = Any  # the tree of the policy's parameters, or that of its adapters
+
+
+@dataclass
+class Trained:
+    """A trainer's parameters are what is trained; what is frozen goes to every program beside them."""
+
+    policy: Policy
+    layout: Layout
+    lora: Lora | None = None  # None: all of the policy is trained
+    base_dtype: jnp.dtype = jnp.float32
+    """Of the policy under the adapters."""
+    frozen: Leaves = field(default_factory=dict)
+    """The base, once there is one; nothing where all is trained."""
+
+    @cached_property
+    def shardings(self) -> Leaves:
+        return self.layout.param_shardings(self.lora or self.policy, role="train")
+
+    @property
+    def abstract(self) -> Leaves:
+        """Shapes with shardings of what is trained, float32."""
+        return with_sharding((self.lora or self.policy).abstract_params, self.shardings)
+
+    @cached_property
+    def abstract_frozen(self) -> Leaves:
+        return self.abstract_whole(self.policy, self.base_dtype) if self.lora else {}
+
+    @property
+    def base_shardings(self) -> Leaves:
+        """Where a policy's own parameters go, trained or frozen."""
+        return self.layout.param_shardings(self.policy, role="train")
+
+    def abstract_whole(self, policy: Policy, dtype: jnp.dtype) -> Leaves:
+        """Shapes with shardings of a policy without adapters, kept like `policy`."""
+        shardings = self.layout.param_shardings(policy, role="train")
+        return with_sharding(policy.abstract(dtype), shardings)
+
+    def init(self, seed: int) -> Leaves:
+        """What is trained, before it has learned anything: random where it is all of the policy."""
+        return (self.lora or self.policy).init(seed, self.shardings)
+
+    def whole(self, frozen: Leaves, params: Leaves) -> Leaves:
+        """The policy, with adapters beside the weights that have one."""
+        return self.lora.attach(frozen, params) if self.lora else params
+
+    def merged(self, frozen: Leaves, params: Leaves) -> Leaves:
+        """The policy as one without adapters, float32."""
+        return self.lora.merge(frozen, params) if self.lora else params
+
+    def over(self, frozen: Leaves, update: PolicyUpdate) -> PolicyUpdate:
+        """An update of the whole policy as one of what is trained, what is frozen being given."""
+
+        def forward(params: Leaves, tokens: Array, positions: Array) -> Array:
+            return update.forward(self.whole(frozen, params), tokens, positions)
+
+        def logits(params: Leaves, hidden: Array) -> Array:
+            return update.logits(self.whole(frozen, params), hidden)
+
+        return replace(update, forward=forward, logits=logits) if self.lora else update
