@@ -1,6 +1,6 @@
 """A small policy's trainers, of which a test compiles the programs that it needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import jax
@@ -9,9 +9,11 @@ import numpy as np
 import optax
 
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.rl.batches import MicroBatch
 from pat_jax.rl.losses import Loss
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import PolicyUpdate
@@ -32,6 +34,9 @@ def make_trainer(
     micro_shapes: Sequence[tuple[int, int]] = ((ROWS, LENGTH),),
     loss: Loss = ON_POLICY,
     has_supervised: bool = False,
+    lora: Lora | None = None,
+    base_dtype: jnp.dtype = jnp.float32,
+    targets: Sequence[Layout] = tuple(CHAIN.values()),
 ) -> Trainer:
     """With only the named programs compiled."""
     forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
@@ -41,10 +46,12 @@ def make_trainer(
         layout,
         update,
         micro_shapes=micro_shapes,
-        rollout_layouts={layout.split: layout for layout in CHAIN.values()},
+        rollout_layouts={target.split: target for target in targets},
         rollout_dtype=dtype,
         supervised=update if has_supervised else None,
         rollout_policy=POLICY.with_weights(weights),
+        lora=lora,
+        base_dtype=base_dtype,
     )
     declared = trainer.programs._declared
     for key in [key for key in declared if key.name not in programs]:
@@ -60,3 +67,20 @@ def host_weights() -> Params:
     return jax.tree.map(
         lambda x: rng.normal(x.ndim == 1, 0.2, x.shape).astype(np.float32), POLICY.abstract_params
     )
+
+
+def micro_batches() -> Iterator[MicroBatch]:
+    """Two of made-up responses."""
+    rng = np.random.default_rng(1)
+    for _ in range(2):
+        mask = np.arange(LENGTH) < rng.integers(4, LENGTH, ROWS)[:, None]
+        yield MicroBatch(
+            tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
+            positions=np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH)),
+            responses=mask.astype(np.int32),
+            weights=np.where(mask, 1 / 100, 0).astype(np.float32),
+            columns={
+                "advantages": np.where(mask, rng.normal(size=(ROWS, 1)), 0).astype(np.float32),
+                "behavior_logprobs": np.where(mask, -4, 0).astype(np.float32),
+            },
+        )

@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -44,6 +44,7 @@ def parse(
     *,
     prog: str = "python -m pat_jax.train",
     presets: Path | None = PRESETS,
+    only: Collection[str] | None = None,
 ) -> Config:
     """The configuration that `argv` (without the program's name) asks for.
 
@@ -53,6 +54,8 @@ def parse(
         nested dataclass fields, each with a default, or of these or None.
       prog: how the command is called, for the usage in --help.
       presets: the folder of the YAML files that --preset can name; None offers none.
+      only: the options that are looked at, where the others may not fit without those of a file that is
+        still to be found; None looks at all.
 
     Raises:
       UserError: with one sentence about the first mistake.
@@ -69,6 +72,8 @@ def parse(
         print(f"pat_jax {__version__}")
         raise SystemExit(0)
     settings = _settings(list(_scan(argv, sources | options)), presets, options)
+    if only is not None:
+        settings = {name: one for name, one in settings.items() if name in only}
     try:
         return build(default, {name: one.texts for name, one in settings.items()}, options)
     except OptionError as error:

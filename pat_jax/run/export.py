@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.rules import require
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_export import check_export, export
@@ -26,12 +25,6 @@ def check_export_dir(config: AnyRun) -> None:
     """Raises UserError where the policy cannot be written to the folder that is asked for."""
     if not (name := config.checkpoint.export_dir):
         return
-    require(
-        config.lora.export == "merged" or Path(config.model).is_dir(),
-        "lora.export",
-        config.lora.export,
-        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
-    )
     if Path(config.run_dir).absolute().is_relative_to(Path(name).absolute()):
         raise UserError(
             f"option --checkpoint.export_dir is {name!r}: expected a folder of its own, but the run "
@@ -42,7 +35,10 @@ def check_export_dir(config: AnyRun) -> None:
 
 
 def export_policy(config: RunConfig, setup: Setup, params: Leaves, step: int) -> None:
-    """Writes the policy of `step`, whose parameters are what is trained; what this run wrote there earlier is kept beside it.
+    """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
+
+    Args:
+      params: what is trained.
 
     Raises:
       UserError: it cannot be written, such as on a full disk.

@@ -27,15 +27,19 @@ COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that wa
 Options = TypeVar("Options", bound=AnyRun)
 
 
-def options_of_run(argv: Sequence[str], parse: Callable[[Sequence[str]], Options]) -> Options:
+def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Options:
     """The options that `argv` asks for; those of a resumed run are its own, unless given again.
+
+    Args:
+      parse: as `command_line.parse`; it is given `only` where the others may need those of the run.
 
     Raises:
       UserError: they are wrong, or there is no run to resume.
     """
+    resumed = parse(argv, only=("resume", "run_dir"))
+    if resumed.resume:
+        return parse(["--config", str(saved_config(check_run_dir(resumed))), *argv])
     config = parse(argv)
-    if config.resume:
-        return parse(["--config", str(saved_config(check_run_dir(config))), *argv])
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
     return config

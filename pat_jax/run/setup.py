@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import PROFILE_DIR, Device
 from pat_jax.common.errors import UserError
+from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
@@ -92,6 +93,12 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     and the data, which take seconds.
     """
     check_task(config)
+    require(
+        config.lora.export == "merged" or Path(config.model).is_dir(),
+        "lora.export",
+        config.lora.export,
+        f"merged with --model {config.model!r}: its base is random numbers that no other program has",
+    )
     model = model_config(config, len(devices))
     check_lengths(config, model)
     check_vocabulary_options(config, model)

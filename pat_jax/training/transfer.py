@@ -87,7 +87,7 @@ def declare_transfer(
         shardings = target.param_shardings(policy)
         key = Key("transfer", source.split, target=split)
         # What was merged is needed no more, so that it may become what arrives.
-        is_given_up = trained.lora and placed == shardings
+        is_given_up = trained.lora and split == source.split and split.dp == 1
         options = {"donate_argnums": 0} if is_given_up else {}
         table.declare(key, transfer, params, out_shardings=shardings, **options)
         received = with_sharding(policy.abstract(dtype), shardings)

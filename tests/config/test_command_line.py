@@ -314,7 +314,8 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     text = capsys.readouterr().out
     blocks = dict(re.findall(r"^  --(\S+) (.*\n(?: {8}.*\n?)+)", text, re.MULTILINE))
     names = {f.name for f in dataclasses.fields(RunConfig)}
-    names -= {"data", "rollout", "algorithm", "optimizer", "warm_start", "eval", "checkpoint"}
+    sections = "data rollout algorithm optimizer lora warm_start eval checkpoint"
+    names -= set(sections.split())
     names |= {f"rollout.{f.name}" for f in dataclasses.fields(RolloutConfig)}
     assert names | {"preset", "config"} <= set(blocks)
     assert "Softmax temperature" in blocks["rollout.temperature"]

@@ -1,39 +1,21 @@
 """The update is the same on every layout."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
 from runs import TINY
-from trainers import CHAIN, CONFIG, LENGTH, ROWS, host_weights, make_trainer
+from trainers import CHAIN, CONFIG, LENGTH, ROWS, host_weights, make_trainer, micro_batches
 
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.models.policy import Params
-from pat_jax.rl.batches import MicroBatch, TrainBatch, to_supervised_batch
+from pat_jax.rl.batches import TrainBatch, to_supervised_batch
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.run.setup import build
 from pat_jax.training.trainer import SUPERVISED, Trainer
-
-
-def micro_batches() -> Iterator[MicroBatch]:
-    rng = np.random.default_rng(1)
-    for _ in range(2):
-        mask = np.arange(LENGTH) < rng.integers(4, LENGTH, ROWS)[:, None]
-        yield MicroBatch(
-            tokens=rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH), np.int32),
-            positions=np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH)),
-            responses=mask.astype(np.int32),
-            weights=np.where(mask, 1 / 100, 0).astype(np.float32),
-            columns={
-                "advantages": np.where(mask, rng.normal(size=(ROWS, 1)), 0).astype(np.float32),
-                "behavior_logprobs": np.where(mask, -4, 0).astype(np.float32),
-            },
-        )
 
 
 def updated(layout: Layout) -> tuple[dict[str, float], Params, Params]:

@@ -1,0 +1,108 @@
+"""Live comparison with PEFT, in both directions (needs the `parity` extra)."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.lora import Lora
+from pat_jax.models.peft_adapter import export_adapter, load_adapter, read_adapter
+from pat_jax.models.policy import Params, Policy
+
+torch = pytest.importorskip("torch", reason="needs the `parity` extra")
+peft = pytest.importorskip("peft", reason="needs the `parity` extra")
+
+from make_reference import build, logits  # noqa: E402 - they import torch
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+# PEFT 0.21 asks transformers 5 under its old name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+CASES = ("llama", "qwen2", "qwen3-tied")
+TARGETS = (["all-linear"], ["q_proj", "v_proj"], ["mlp.down_proj", "layers.0.self_attn.o_proj"])
+TOKENS = np.random.default_rng(2).integers(0, 61, (2, 50))
+
+
+def our_logits(policy: Policy, params: Params) -> np.ndarray:
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    model = policy.bind(params)
+    return np.asarray(model.logits(model(TOKENS, positions)[0]))[..., : policy.config.vocab_size]
+
+
+def their_logits(model: torch.nn.Module) -> np.ndarray:
+    return logits(model.float().eval(), torch.from_numpy(TOKENS)).numpy()
+
+
+@pytest.fixture(params=CASES)
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    build(request.param).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize("targets", TARGETS, ids=["all", "q-v", "some"])
+def test_peft_loads_our_adapter_and_gives_its_logits(
+    base: Path, tmp_path: Path, targets: list[str]
+):
+    policy = Policy.from_config(check_checkpoint(base))
+    params = load_params(base, policy, None, jnp.float32)
+    lora, rng = Lora.of(policy, rank=3, alpha=8.0, targets=targets), np.random.default_rng(1)
+    learned = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), jnp.float32), lora.abstract_params
+    )
+    export_adapter(tmp_path / "adapter", lora, learned, base)
+
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    before = their_logits(plain)
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter")
+    found = {
+        name
+        for name, module in theirs.get_base_model().named_modules()
+        if hasattr(module, "lora_A")
+    }
+    assert found == set(lora.modules)
+    expected = their_logits(theirs)
+    assert np.abs(expected - before).max() > 0.1
+    ours = our_logits(policy, lora.attach(params, learned))
+    np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
+    merged = their_logits(theirs.merge_and_unload())
+    np.testing.assert_allclose(our_logits(policy, lora.merge(params, learned)), merged, atol=2e-4)
+    # By the name of its base, which the adapter knows.
+    alone = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
+    np.testing.assert_allclose(their_logits(alone), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], "^model.*_proj$"])
+def test_an_adapter_of_peft_gives_its_logits(base: Path, tmp_path: Path, targets: str | list[str]):
+    config = peft.LoraConfig(
+        r=5, lora_alpha=11, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    torch.manual_seed(0)
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    theirs.save_pretrained(tmp_path / "adapter")
+    policy = Policy.from_config(check_checkpoint(base))
+    lora = read_adapter(tmp_path / "adapter", policy)
+    assert (lora.rank, lora.alpha) == (5, 11.0)
+    if isinstance(targets, list) or targets == "all-linear":
+        same = [targets] if isinstance(targets, str) else targets
+        assert lora == Lora.of(policy, rank=5, alpha=11.0, targets=same)
+    params = load_params(base, policy, None, jnp.float32)
+    ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
+    np.testing.assert_allclose(ours, their_logits(theirs), atol=2e-4, rtol=0)
+
+
+def test_new_adapters_are_as_wide_as_those_of_peft(base: Path):
+    """The bounds and the spread of `a`, layer by layer."""
+    config = peft.LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    state = peft.get_peft_model_state_dict(theirs)
+    policy = Policy.from_config(check_checkpoint(base))
+    ours = Lora.of(policy, rank=64, alpha=8.0, targets=["all-linear"]).init(0)
+    assert len(state) == 2 * len(ours)
+    for name, adapter in ours.items():
+        wanted = state[f"base_model.model.{name}.lora_A.weight"].numpy()
+        assert adapter.a.size == wanted.size
+        assert float(np.std(adapter.a)) == pytest.approx(wanted.std(), rel=0.1)
+        assert float(np.abs(adapter.a).max()) == pytest.approx(np.abs(wanted).max(), rel=0.05)
+        assert not state[f"base_model.model.{name}.lora_B.weight"].numpy().any()
