@@ -7,7 +7,6 @@ the libraries'.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,23 +15,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.layers import MASKED
 from pat_jax.models.row_bounds import end_blocks, first_blocks, first_keys
+from pat_jax.models.row_kernels_gpu import Tile, forward_kernel, to_keys_kernel, to_queries_kernel
 
 LEAST_DIM = 16  # of a product on tensor cores
-LOG2_E = math.log2(math.e)  # kernels raise 2 to powers: what a GPU has an instruction for
 
 Queries = Float[Array, "rows length kv_heads queries_per_kv head_dim"]
 Context = Float[Array, "rows length kv_heads head_dim"]
 OfQuery = Float[Array, "rows kv_heads queries_per_kv length"]
-
-
-class Tile(NamedTuple):
-    """What one program of a kernel works on."""
-
-    queries: int
-    keys: int
-    warps: int
 
 
 class Tiles(NamedTuple):
@@ -139,7 +129,7 @@ def _attended(x: _Padded, interpret: bool) -> tuple[Queries, OfQuery]:
     at, tile = _ByQueries(x.queries, x.tiles.forward), x.tiles.forward
     sums = jax.ShapeDtypeStruct((rows, heads, group, x.queries.shape[1]), jnp.float32)
     return pl.pallas_call(
-        functools.partial(_forward_kernel, tile=tile, scale=x.scale),
+        functools.partial(forward_kernel, tile=tile, scale=x.scale),
         grid=at.grid,
         in_specs=at.forward,
         out_specs=[at.queries, at.of_query],
@@ -161,7 +151,7 @@ def _gradients(
     arrays = x.first, x.queries, x.keys, x.values, grads, sums, along
     at, tile = _ByQueries(x.queries, x.tiles.to_queries), x.tiles.to_queries
     to_queries = pl.pallas_call(
-        functools.partial(_to_queries_kernel, tile=tile, scale=x.scale),
+        functools.partial(to_queries_kernel, tile=tile, scale=x.scale),
         grid=at.grid,
         in_specs=at.backward,
         out_specs=at.queries,
@@ -171,7 +161,7 @@ def _gradients(
     )(first_blocks(x.first, queries=tile.queries, keys=tile.keys), *arrays)
     at, tile = _ByKeys(x.queries, x.tiles.to_keys), x.tiles.to_keys
     to_keys, to_values = pl.pallas_call(
-        functools.partial(_to_keys_kernel, tile=tile, scale=x.scale),
+        functools.partial(to_keys_kernel, tile=tile, scale=x.scale),
         grid=at.grid,
         in_specs=at.backward,
         out_specs=[at.context, at.context],
@@ -231,92 +221,3 @@ class _ByKeys:
         )
         forward = [self.bound, self.first, self.queries, self.context, self.context]
         self.backward = [*forward, self.queries, self.of_query, self.of_query]
-
-
-def _forward_kernel(
-    bound_ref, first_ref, queries_ref, keys_ref, values_ref, out_ref, sums_ref,
-    *, tile: Tile, scale: float,
-):  # fmt: skip
-    i = pl.num_programs(0) - 1 - pl.program_id(0)
-    queries, first = queries_ref[...], first_ref[...]
-    position = i * tile.queries + jnp.arange(tile.queries)
-
-    def over_keys(j, carry):
-        out, largest, total = carry
-        at = pl.ds(j * tile.keys, tile.keys)
-        scores = triton.dot(queries, keys_ref[at, :].T) * (scale * LOG2_E)
-        key = j * tile.keys + jnp.arange(tile.keys)
-        scores = jnp.where(_sees(first[:, None], key[None], position[:, None]), scores, MASKED)
-        # Where a block hides all keys from a query, what counts here is multiplied by 0 at the first
-        # that it sees: at the latest itself.
-        larger = jnp.maximum(largest, jnp.max(scores, axis=1))
-        weights, fading = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
-        values = values_ref[at, :]
-        out = out * fading[:, None] + triton.dot(weights.astype(values.dtype), values)
-        return out, larger, total * fading + jnp.sum(weights, axis=1)
-
-    of_query = (tile.queries,)
-    begun = jnp.zeros(queries.shape), jnp.full(of_query, MASKED), jnp.zeros(of_query)
-    stop = pl.cdiv((i + 1) * tile.queries, tile.keys)
-    out, largest, total = jax.lax.fori_loop(bound_ref[0], stop, over_keys, begun)
-    out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
-    sums_ref[...] = largest + jnp.log2(total)
-
-
-def _to_queries_kernel(
-    bound_ref, first_ref, queries_ref, keys_ref, values_ref, grads_ref, sums_ref, along_ref, out_ref,
-    *, tile: Tile, scale: float,
-):  # fmt: skip
-    i = pl.num_programs(0) - 1 - pl.program_id(0)
-    queries, grads, first = queries_ref[...], grads_ref[...], first_ref[...]
-    sums, along = sums_ref[...], along_ref[...]
-    position = i * tile.queries + jnp.arange(tile.queries)
-
-    def over_keys(j, out):
-        at = pl.ds(j * tile.keys, tile.keys)
-        keys, values = keys_ref[at, :], values_ref[at, :]
-        key = j * tile.keys + jnp.arange(tile.keys)
-        scores = triton.dot(queries, keys.T) * (scale * LOG2_E) - sums[:, None]
-        is_seen = _sees(first[:, None], key[None], position[:, None])
-        weights = jnp.where(is_seen, jnp.exp2(scores), 0)
-        to_scores = weights * (triton.dot(grads, values.T) - along[:, None])
-        return out + triton.dot(to_scores.astype(keys.dtype), keys)
-
-    stop = pl.cdiv((i + 1) * tile.queries, tile.keys)
-    out = jax.lax.fori_loop(bound_ref[0], stop, over_keys, jnp.zeros(queries.shape))
-    out_ref[...] = (out * scale).astype(out_ref.dtype)
-
-
-def _to_keys_kernel(
-    bound_ref, first_ref, queries_ref, keys_ref, values_ref, grads_ref, sums_ref, along_ref,
-    to_keys_ref, to_values_ref,
-    *, tile: Tile, scale: float,
-):  # fmt: skip
-    j = pl.program_id(0)
-    keys, values = keys_ref[...], values_ref[...]
-    key = j * tile.keys + jnp.arange(tile.keys)
-    start, stop = j * tile.keys // tile.queries, bound_ref[0]
-
-    def over_queries(turn, carry):
-        to_keys, to_values = carry
-        head, i = turn // (stop - start), start + turn % (stop - start)
-        at = pl.ds(i * tile.queries, tile.queries)
-        queries, grads = queries_ref[at, head, :], grads_ref[at, head, :]
-        sums, along = sums_ref[head, at], along_ref[head, at]
-        position = i * tile.queries + jnp.arange(tile.queries)
-        scores = triton.dot(keys, queries.T) * (scale * LOG2_E) - sums[None]
-        is_seen = _sees(first_ref[at][None], key[:, None], position[None])
-        weights = jnp.where(is_seen, jnp.exp2(scores), 0)
-        to_values += triton.dot(weights.astype(grads.dtype), grads)
-        to_scores = weights * (triton.dot(values, grads.T) - along[None])
-        return to_keys + triton.dot(to_scores.astype(queries.dtype), queries), to_values
-
-    begun = jnp.zeros(keys.shape), jnp.zeros(keys.shape)
-    turns = queries_ref.shape[1] * (stop - start)
-    to_keys, to_values = jax.lax.fori_loop(0, turns, over_queries, begun)
-    to_keys_ref[...] = (to_keys * scale).astype(to_keys_ref.dtype)
-    to_values_ref[...] = to_values.astype(to_values_ref.dtype)
-
-
-def _sees(first: Array, key: Array, position: Array) -> Array:
-    return (first <= key) & (key <= position)
