@@ -25,7 +25,13 @@ OPTIONS = [
     *("--optimizer.learning_rate", "1e-3"),
     *("--optimizer.schedule", "cosine"),
     *("--algorithm.beta", "0.01"),
+    *("--algorithm.dynamic_sampling", "2"),
 ]
+# By lengths some groups teach and some do not: how many batches an iteration draws differs.
+REWARD = """
+def score(prompts, completions, **columns):
+    return [float(len(text) % 2) for text in completions]
+"""
 
 
 def prefer_tensor_parallelism_for_few(profile: Path) -> None:
@@ -49,7 +55,9 @@ def prefer_tensor_parallelism_for_few(profile: Path) -> None:
 def begun(tmp_path_factory) -> Path:
     """A run that has compiled and profiled, and not taken a step."""
     folder = tmp_path_factory.mktemp("runs") / "begun"
-    run(*OPTIONS, "--steps", "0", "--eval.every", "0", "--run_dir", str(folder))
+    (folder.parent / "reward.py").write_text(REWARD)
+    reward = ["--reward", f"{folder.parent / 'reward.py'}:score"]
+    run(*OPTIONS, *reward, "--steps", "0", "--eval.every", "0", "--run_dir", str(folder))
     prefer_tensor_parallelism_for_few(folder / "profile.json")
     return folder
 
@@ -100,6 +108,7 @@ def test_a_killed_run_resumes_bit_for_bit(begun: Path, tmp_path: Path):
     assert [row["step"] for row in expected] == list(range(STEPS + 1))
     assert sum(row.get("rollout/switches", 0) for row in expected) >= STEPS / 2
     assert len({row["train/loss"] for row in expected[1:]}) == STEPS
+    assert len({row["rollout/batches"] for row in expected[1:]}) > 1
     assert without_times(read_metrics(killed / "metrics.jsonl")) == without_times(expected)
     one, other = saved_run(whole), saved_run(killed)
     assert one[2] == other[2] == STEPS

@@ -1,0 +1,67 @@
+"""A whole run compiles nothing once its first iteration has begun, whatever it learns by.
+
+Checkpoints apart: at the first, orbax compiles slices of what every device holds (some 10 ms each).
+"""
+
+from pathlib import Path
+
+import jax
+import pytest
+from compilations import counted_compilations
+from runs import TINY
+
+from pat_jax.config.command_line import parse
+from pat_jax.run.loop import Run
+from pat_jax.run.metrics import read_metrics
+from pat_jax.run.scoring import open_scorer
+from pat_jax.run.setup import build
+from pat_jax.run.stop_signals import StopSignals
+
+# One in two responses is right, by its length: some groups teach, and some are drawn anew.
+BY_LENGTH = """
+def score(prompts, completions, **columns):
+    return [float(len(text) % 2) for text in completions]
+"""
+
+
+class Watched(Run):
+    """Counts what its iterations and evaluations compile."""
+
+    seen: list[str]
+
+    def learn(self) -> None:
+        with counted_compilations() as self.seen:
+            super().learn()
+
+    def save(self, step: int) -> None:
+        before = len(self.seen)
+        super().save(step)
+        del self.seen[before:]
+
+
+@pytest.mark.slow  # each compiles a trainer and an engine
+@pytest.mark.parametrize(
+    "learning",
+    [
+        ("--algorithm.name", "dapo"),
+        ("--algorithm.name", "rloo", "--algorithm.beta", "0.01"),
+        ("--algorithm.name", "gspo", "--algorithm.num_iterations", "2"),
+    ],
+    ids=lambda options: options[1],
+)
+def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path):
+    (tmp_path / "reward.py").write_text(BY_LENGTH)
+    switches = ["--switch_to", "dp1tp2", "--switch_at", "7"]
+    reward = ["--rollout.burst_steps", "8", "--reward", f"{tmp_path / 'reward.py'}:score", "--warm_start.steps", "0"]
+    folder = ["--run_dir", str(tmp_path / "run"), "--checkpoint.every", "2", "--steps", "4"]
+    config = parse([*TINY, *switches, *reward, *folder, *learning])
+    setup = build(config, jax.devices()[:2])
+    with StopSignals() as signals, open_scorer(config, setup.task) as scorer:
+        run = Watched(config, setup, scorer, signals)
+        run.run()
+    assert run.seen == []
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    iterations = [row for row in rows if "train/loss" in row]
+    assert len(iterations) == 4 and sum(row["rollout/switches"] for row in iterations) >= 3
+    if "dapo" in learning:
+        assert max(row["rollout/batches"] for row in iterations) > 1
