@@ -181,6 +181,8 @@ class OptimizerConfig:
     """Decay of the second moment."""
     max_grad_norm: float = 1.0
     """Global-norm gradient clipping."""
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter instead of 8."""
 
     def __post_init__(self):
         check(self, "learning_rate", LEARNING_RATE, "optimizer.")

@@ -21,9 +21,10 @@ from pat_jax.models.lora import ALL_LINEAR, Lora
 from pat_jax.models.peft_adapter import read_adapter
 from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
+from pat_jax.rl.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.packing import shapes
 from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.update import PolicyUpdate, make_optimizer, make_schedule
+from pat_jax.rl.update import PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -104,6 +105,7 @@ def _updates(
         total_steps=warm_start.steps,
         schedule="cosine",
         warmup_steps=10,
+        moment_dtype=config.optimizer.moment_dtype,  # both optimizers' states have one form
     )
     # The advantages of demonstrations are 1: at a ratio of 1 the gradient is that of the cross-entropy.
     # So where the loss above is on-policy and plain, the two updates are equal but for the optimizer,

@@ -18,9 +18,10 @@ from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Outcome, Plan, Relocated
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
+from pat_jax.rl.optimizer import make_optimizer
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import Prompt
-from pat_jax.rl.update import PolicyUpdate, make_optimizer
+from pat_jax.rl.update import PolicyUpdate
 from pat_jax.run.generation import EVAL, Generator, sampling_request
 from pat_jax.training.trainer import Trainer, model_functions
 from tests.lossless import Subject

@@ -1,0 +1,70 @@
+"""An optimizer whose state is kept in fewer bits than it is computed in.
+
+Knows trees of arrays and optax. Does not know which optimizer it is.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Key
+
+_SEED = 0x5EED  # of the rounding; a resumed run goes on with its count
+
+
+class KeptState(NamedTuple):
+    inner: optax.OptState  # its float32 arrays in bfloat16
+    count: Int[Array, ""]  # of updates: rounding draws anew at each
+
+
+def kept_in_bfloat16(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """`inner`, whose float32 state is kept in bfloat16, each update rounded stochastically.
+
+    Rounded to nearest, what changes by less than half of its last bit would never change: of a moment
+    that decays by 0.1 % a step that is every change. Rounded stochastically it is right in the mean
+    (Gupta et al. 2015, https://arxiv.org/abs/1502.02551, section 3.1).
+    """
+    exact = optax.with_extra_args_support(inner)
+
+    def init(params: Any) -> KeptState:
+        state = exact.init(params)
+        return KeptState(_cast(state, jnp.float32, jnp.bfloat16), jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: Any, state: KeptState, params: Any = None, **extra: Any
+    ) -> tuple[Any, KeptState]:
+        before = _cast(state.inner, jnp.bfloat16, jnp.float32)
+        updates, after = exact.update(updates, before, params, **extra)
+        key = jax.random.fold_in(jax.random.key(_SEED), state.count)
+        return updates, KeptState(_rounded(after, key), state.count + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def round_stochastically(x: Float[Array, "*shape"], key: Key[Array, ""]) -> Float[Array, "*shape"]:
+    """Float32 values as bfloat16: one of the two neighbours, the nearer the likelier, so that the mean
+    is the value itself. What is not finite, and what bfloat16 has, stays."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    drawn = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+    # bfloat16 is the upper half of a float32. What the lower half holds, and a draw over all that it
+    # can hold, carry in its proportion.
+    upper = ((bits + drawn) >> 16).astype(jnp.uint16)
+    rounded = jax.lax.bitcast_convert_type(upper, jnp.bfloat16)
+    return jnp.where(jnp.isfinite(x), rounded, x.astype(jnp.bfloat16))
+
+
+def _rounded(tree: Any, key: Key[Array, ""]) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    rounded = [
+        round_stochastically(x, jax.random.fold_in(key, i)) if x.dtype == jnp.float32 else x
+        for i, x in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, rounded)
+
+
+def _cast(tree: Any, from_dtype: DTypeLike, to_dtype: DTypeLike) -> Any:
+    return jax.tree.map(lambda x: x.astype(to_dtype) if x.dtype == from_dtype else x, tree)
