@@ -68,7 +68,8 @@ def test_small_changes_add_up():
         _, state = step(grads, state)
         _, exact = exact_step(grads, exact)
     assert isinstance(state, KeptState) and int(state.count) == 250
-    ours, theirs = state.inner.ema["w"], exact.ema["w"]
+    inner_state: Any = state.inner
+    ours, theirs = inner_state.ema["w"], exact.ema["w"]
     assert ours.dtype == jnp.bfloat16 and theirs.dtype == jnp.float32
     assert float(ours.astype(jnp.float32).mean()) == pytest.approx(float(theirs[0]), rel=5e-3)
 
