@@ -34,9 +34,7 @@ def kept_in_bfloat16(
         state = exact.init(params)
         return KeptState(_cast(state, jnp.float32, jnp.bfloat16), jnp.zeros((), jnp.int32))
 
-    def update(
-        updates: Any, state: KeptState, params: Any = None, **extra: Any
-    ) -> tuple[Any, KeptState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, KeptState]:
         before = _cast(state.inner, jnp.bfloat16, jnp.float32)
         updates, after = exact.update(updates, before, params, **extra)
         key = jax.random.fold_in(jax.random.key(_SEED), state.count)
