@@ -216,7 +216,7 @@ def pack(
     """
     packing = pack_rows([len(example) for example in examples], micro_shapes)
     weights = token_weights(examples, aggregation, max_completion_length)
-    micro_batches = [_empty(shape) for shape in packing.shapes]
+    micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
     for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
         _write(micro_batches[spot.micro], spot, example, weight)
     targets = [
@@ -263,15 +263,9 @@ def token_weights(
             )
 
 
-def _empty(shape: Shape) -> MicroBatch:
-    per_token = {name: np.zeros(shape, np.float32) for name in ("weights", *COLUMNS)}
-    return MicroBatch(
-        tokens=np.zeros(shape, np.int32),
-        positions=np.zeros(shape, np.int32),
-        responses=np.zeros(shape, np.int32),
-        weights=per_token.pop("weights"),
-        columns=per_token,
-    )
+def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
+    """On the host, to be written to."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
 
 
 def _write(micro: MicroBatch, spot: Spot, example: Example, weight: float) -> None:

@@ -54,17 +54,26 @@ class ChatTemplate:
                 )
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        is_closed: bool = False,
     ) -> str:
         """What the policy reads: a last message of the assistant is continued, after any other
-        one the assistant's is begun.
+        one the assistant's is begun. Or, closed, what was said, and no more.
 
         Raises:
           ChatTemplateError: the template refuses the messages, fails, or takes too long.
         """
         process = self._running()
         given = [dict(message) for message in messages]
-        told = self._template, {**self._constants, **(variables or {})}, given
+        is_begun = not is_closed and given[-1]["role"] == "assistant"
+        how = {
+            "add_generation_prompt": not is_closed and not is_begun,
+            "continue_final_message": is_begun,
+        }
+        told = self._template, {**self._constants, **(variables or {}), **how}, given
         try:
             text, error = _ask(process, told)
         except (EOFError, BrokenPipeError):

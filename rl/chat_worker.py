@@ -44,15 +44,8 @@ def main(seconds: float, num_bytes: int) -> None:
 def _render(
     render: Any, template: str, variables: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
 ) -> str:
-    is_begun = messages[-1]["role"] == "assistant"
     given = [{key: value for key, value in m.items() if value is not None} for m in messages]
-    (text,), _ = render(
-        [given],
-        chat_template=template,
-        add_generation_prompt=not is_begun,
-        continue_final_message=is_begun,
-        **variables,
-    )
+    (text,), _ = render([given], chat_template=template, **variables)
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"it makes a text of {len(text):,} characters")
     text.encode()  # raises for half of a character, which no tokenizer reads

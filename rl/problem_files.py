@@ -17,6 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
+from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
 from pat_jax.rl.final_answer import final_answer
 from pat_jax.rl.row_files import Record, listed, read_records
 from pat_jax.rl.tokenizer import PromptText, flatten_messages, has_lone_surrogate, is_message
@@ -30,7 +31,6 @@ STATED = ("problem", "question")  # texts that do not say what to do with them
 SOLUTION = "solution"  # is the answer or ends in it
 MARK = "####"  # before the answer in GSM8K's solutions, which it calls answers
 ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", SOLUTION)
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,14 @@ def read_problem_file(
     """
     records = read_records(path)
     columns = columns or Columns()
-    prompt_key = _find(records, columns.prompt, PROMPTS, "prompt")
-    answer_key = _find(records, columns.answer, ANSWERS, "answer")
-    answers = [_lookup(record.fields, answer_key) for record in records]
+    prompt_key = find_column(records, columns.prompt, PROMPTS, "data.prompt_key")
+    answer_key = find_column(records, columns.answer, ANSWERS, "data.answer_key")
+    if not prompt_key:
+        raise UserError(
+            f"{path} has the columns {listed(column_names(records))}: expected one of "
+            f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
+        )
+    answers = [lookup(record.fields, answer_key) for record in records]
     has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
     has_marks = has_marks and answer_key.lower() != SOLUTION
     rows: list[Row] = []
@@ -93,42 +98,6 @@ def read_problem_file(
     return ProblemFile(rows, records[-1].number, without_answer)
 
 
-def _find(records: Sequence[Record], named: str, known: Sequence[str], role: str) -> str:
-    """The column that is named, or the first that is known and that any row has, or none."""
-    names = dict.fromkeys(name for record in records for name in record.fields)
-    spelt = {name.lower(): name for name in reversed(names)}
-    for key in [named] if named else known:
-        key = key if key in names else spelt.get(key, key)
-        if any(_lookup(record.fields, key) is not _ABSENT for record in records):
-            return key
-    has = f"{records[0].path} has the columns {listed(names)}"
-    if named:
-        raise UserError(
-            f"option --data.{role}_key is {named!r}: {has}; give one of them, or column.field."
-        )
-    if role == "prompt":
-        raise UserError(
-            f"{has}: expected one of {', '.join(known)}; name the column of the prompts with "
-            "--data.prompt_key."
-        )
-    return ""
-
-
-def _lookup(fields: Mapping[str, object], key: str) -> object:
-    if key in fields or "." not in key:
-        return fields.get(key, _ABSENT)
-    head, _, rest = key.partition(".")
-    inner = fields.get(head)
-    return _lookup(inner, rest) if isinstance(inner, Mapping) else _ABSENT
-
-
-def _missing(record: Record, key: str) -> UserError:
-    return UserError(
-        f"{record.where}, has no field {key!r}, which other rows have (found: "
-        f"{listed(record.fields)}); add the field to this row or remove the row."
-    )
-
-
 def _others(record: Record, prompt_key: str) -> dict[str, object]:
     for name in RESERVED_COLUMNS:
         if name in record.fields:
@@ -141,9 +110,9 @@ def _others(record: Record, prompt_key: str) -> dict[str, object]:
 
 def _prompt(record: Record, key: str) -> tuple[str, PromptText]:
     """The problem's text and what the policy reads."""
-    value = _lookup(record.fields, key)
-    if value is _ABSENT:
-        raise _missing(record, key)
+    value = lookup(record.fields, key)
+    if value is ABSENT:
+        raise missing(record, key)
     if isinstance(value, list):
         if not value or not all(map(is_message, value)):
             raise record.complain(key, value, "chat messages, each with text in role and content")
@@ -160,11 +129,11 @@ def _answer(
     record: Record, key: str, *, has_marks: bool, is_compared: bool
 ) -> dict[str, object] | None:
     """The columns that the answer makes; None where there is no answer."""
-    value = _lookup(record.fields, key) if key else None
-    if not key or (value is _ABSENT and not is_compared):
+    value = lookup(record.fields, key) if key else None
+    if not key or (value is ABSENT and not is_compared):
         return {}
-    if value is _ABSENT:
-        raise _missing(record, key)
+    if value is ABSENT:
+        raise missing(record, key)
     if value is None:
         return None
     text = _as_text(value)

@@ -18,6 +18,7 @@ from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
 PromptText = str | Sequence[ChatMessage]
 
+ASSISTANT = "assistant"  # the role of the policy
 MAX_CHARACTERS = 256  # of a token; the longest of the usual vocabularies have half as many
 GENERATION_CONFIG = "generation_config.json"
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -197,6 +198,11 @@ class HuggingFaceTokenizer:
         """
         return list(self._tokenizer.encode(text))
 
+    @property
+    def eos_texts(self) -> tuple[str, ...]:
+        """How the tokens of `eos_ids` are written."""
+        return tuple(self._tokenizer.convert_ids_to_tokens(list(self.eos_ids)))
+
     def encode_prompt(
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
@@ -204,12 +210,25 @@ class HuggingFaceTokenizer:
         if not self.has_chat_template:
             return self.encode_text(flatten_messages(prompt))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.encode(self.chat_text(messages, variables))
+
+    def chat_text(
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        is_closed: bool = False,
+    ) -> str:
+        """What the chat template makes of messages, as `ChatTemplate.render` does.
+
+        Raises:
+          ChatTemplateError: the template cannot do it.
+        """
         if self.chat.system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.chat.system_prompt}, *messages]
         self._template.check_variables(variables or {})
-        return self.encode(
-            self._template.render(messages, {**self.chat.variables, **(variables or {})})
-        )
+        given = {**self.chat.variables, **(variables or {})}
+        return self._template.render(messages, given, is_closed=is_closed)
 
 
 def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
@@ -9,6 +10,7 @@ from pat_jax.profiling.measure.config import ProfileConfig
 
 CLASSES = {
     "train": RunConfig,
+    "sft": SftConfig,
     "generate": GenerateConfig,
     "evaluate": EvaluateConfig,
     "profile": ProfileConfig,

@@ -180,6 +180,15 @@ class RunConfig:
         return batches * self.algorithm.num_iterations
 
     @property
+    def micro_batch_option(self) -> str:
+        """What sets the size of a micro-batch, and to what."""
+        return f"--algorithm.tokens_per_micro_batch ({self.algorithm.tokens_per_micro_batch})"
+
+    @property
+    def learned_from(self) -> str:
+        return "prompts and responses"
+
+    @property
     def is_planned(self) -> bool:
         """The planner chooses the layout of every moment."""
         return self.layout == "auto" and not self.switch_to

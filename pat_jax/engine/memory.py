@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,12 @@ from pat_jax.planning.types import Split
 log = logging.getLogger(__name__)
 
 
-def memory_limit(config: RolloutConfig, devices: Sequence[Device]) -> float:
+class MemoryOption(Protocol):
+    @property
+    def device_memory_gib(self) -> float: ...
+
+
+def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
     """Bytes that every one of `devices` has; infinite where neither they nor the options say."""
     if config.device_memory_gib:
         return config.device_memory_gib * GIB

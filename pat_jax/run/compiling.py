@@ -14,7 +14,8 @@ from pat_jax.planning.types import Split
 from pat_jax.run.progress import Progress
 from pat_jax.run.setup import Setup
 from pat_jax.run.words import opening
-from pat_jax.training.update_memory import check_update, update_stages
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.update_memory import UpdateOptions, check_update, update_stages
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +51,31 @@ def compile_run(
       UserError: the update does not fit a device.
     """
     start = time.perf_counter()
-
-    def show(name: str) -> Callable[[int, int], None]:
-        return lambda done, total: progress.stage(f"compiling {name} {done}/{total}")
-
-    setup.trainer.compile(show("training"))  # first: what does not fit is known before the rest
-    update = check_update(update_stages(setup.trainer), setup.memory.limit, config)
-    setup.engine.compile(show("rollout"), layouts)
+    # First: what does not fit is known before the rest.
+    update = compile_update(setup.trainer, setup.memory.limit, config, progress)
+    setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")
     return Compiled(seconds, update)
+
+
+def compile_update(
+    trainer: Trainer, limit: float, config: UpdateOptions, progress: Progress
+) -> str:
+    """Every program of the trainer.
+
+    Args:
+      limit: bytes of a device.
+
+    Returns:
+      What the largest takes of a device, in words.
+
+    Raises:
+      UserError: the update does not fit a device.
+    """
+    trainer.compile(_show("training", progress))
+    return check_update(update_stages(trainer), limit, config)
+
+
+def _show(name: str, progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, total: progress.stage(f"compiling {name} {done}/{total}")

@@ -7,16 +7,15 @@ Knows the run's folder and the export's. Does not know the formats (`models/hf_e
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.config.any_run import AnyRun
-from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.peft_adapter import export_adapter
-from pat_jax.run.setup import Setup
 from pat_jax.training.build import DTYPES
-from pat_jax.training.trained import Leaves
+from pat_jax.training.trained import Leaves, Trained
 
 _NOTE = "exported.json"  # in the run's folder: where to, and the policy of which step
 
@@ -34,11 +33,18 @@ def check_export_dir(config: AnyRun) -> None:
         check_export(name)
 
 
-def export_policy(config: RunConfig, setup: Setup, params: Leaves, step: int) -> None:
+def export_policy(
+    config: AnyRun,
+    trained: Trained,
+    params: Leaves,
+    step: int,
+    form: Literal["merged", "adapter"] = "merged",
+) -> None:
     """Writes the policy of `step`; what this run wrote there earlier is kept beside it.
 
     Args:
       params: what is trained.
+      form: the whole policy, or its adapters alone.
 
     Raises:
       UserError: it cannot be written, such as on a full disk.
@@ -46,17 +52,16 @@ def export_policy(config: RunConfig, setup: Setup, params: Leaves, step: int) ->
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
     if (earlier := _written(folder, directory)) == step:
         return
-    trained = setup.trainer.trained
     source = config.model if Path(config.model).is_dir() else None
     try:
         if earlier is not None:
             directory.rename(f"{directory}.step-{earlier}")
-        if config.lora.export == "adapter":
+        if form == "adapter":
             assert trained.lora  # as the options say
             export_adapter(directory, trained.lora, params, base=config.model)
         else:
             whole, dtype = trained.whole(trained.frozen, params), DTYPES[config.compute_dtype]
-            export(directory, setup.policy, whole, dtype, tokenizer_dir=source)
+            export(directory, trained.policy, whole, dtype, tokenizer_dir=source)
         content = {"path": str(directory.absolute()), "step": step}
         replace_text(folder / _NOTE, json.dumps(content))
     except OSError as error:

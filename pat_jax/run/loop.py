@@ -37,7 +37,7 @@ from pat_jax.run.plot import plot_rollout
 from pat_jax.run.prepare import cost_planner, frozen, warm_up
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
-from pat_jax.run.speed import describe_memory, describe_update
+from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
 from pat_jax.run.stop_signals import Stopped, StopSignals
 from pat_jax.training.build import learning_rates, micro_shapes
 from pat_jax.training.trainer import UpdateResult
@@ -121,7 +121,8 @@ class Run:
         rate = self.learning_rates(max(0, result.updates_applied - 1))
         model, seconds = self.setup.policy.config, self.stopwatch.seconds["update"]
         passes = self.config.algorithm.num_iterations
-        speed = describe_update(model, self.devices, groups, passes=passes, seconds=seconds)
+        lengths = sequence_lengths(groups)
+        speed = describe_update(model, self.devices, lengths, passes=passes, seconds=seconds)
         return speed | {"train/learning_rate": float(rate)}
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
@@ -228,5 +229,6 @@ class Run:
         log.info("%s", describe_peak(self.setup.memory, self.devices, self.compiled.update))
         if config.checkpoint.export_dir:
             step = max(config.steps, self.first_step)
-            export_policy(config, self.setup, self.state.params, step)
+            trained, form = self.trainer.trained, config.lora.export
+            export_policy(config, trained, self.state.params, step, form)
         self.open.tell_end(self.compiled.seconds)

@@ -68,6 +68,30 @@ class OpenRun:
         if changed := ", ".join(self._changed):
             self.progress.print(f"resumed with other options: {changed}")
 
+    def restore(
+        self, abstract: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+        """Step, state and metadata of the newest checkpoint of a resumed run, if there is one.
+
+        Args:
+          abstract: the shapes and shardings of the state.
+
+        Raises:
+          UserError: all of them are damaged.
+        """
+        if not self._config.resume:
+            return None
+        if self.checkpoints.latest_step() is None:
+            self.progress.print("no checkpoint to resume from: the run begins anew")
+            return None
+        try:
+            found = self.checkpoints.restore(dict(abstract))
+        finally:
+            for line in self.checkpoints.stepped_over:
+                self.progress.print(line)
+        self.progress.print(f"resumed after step {found[0]}")
+        return found
+
     def metrics(self, first_step: int) -> MetricsWriter:
         """
         Args:

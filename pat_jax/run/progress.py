@@ -50,17 +50,26 @@ class Progress:
         self._bar.close()
 
 
+_OF_ROLLOUTS = {
+    "reward/mean": "reward {:.3f}",
+    "train/loss": "loss {:.4f}",
+    "train/behavior_gap": "logprob gap {:.0e}",
+    "rollout/length_p50": "length p50 {:.0f}",
+    "rollout/length_max": "max {:.0f}",
+    "rollout/tokens_per_s": "{:,.0f} tok/s",
+    "rollout/layouts": "{}",
+}
+_OF_EXAMPLES = {
+    "progress/epoch": "epoch {:.2f}",
+    "train/loss": "loss {:.4f}",
+    "train/grad_norm": "grad norm {:.2f}",
+    "train/tokens_per_s": "{:,.0f} tok/s",
+}
+
+
 def describe(metrics: Mapping[str, Any]) -> str:
     """The metrics of one step in one line; what was not measured is left out."""
-    templates = {
-        "reward/mean": "reward {:.3f}",
-        "train/loss": "loss {:.4f}",
-        "train/behavior_gap": "logprob gap {:.0e}",
-        "rollout/length_p50": "length p50 {:.0f}",
-        "rollout/length_max": "max {:.0f}",
-        "rollout/tokens_per_s": "{:,.0f} tok/s",
-        "rollout/layouts": "{}",
-    }
+    templates = _OF_ROLLOUTS if "reward/mean" in metrics else _OF_EXAMPLES
     parts = [text.format(metrics[name]) for name, text in templates.items() if name in metrics]
     if by_function := _rewards(metrics):
         parts[:1] = [f"{parts[0]} ({by_function})"]
@@ -82,10 +91,12 @@ def wrapped(line: str, columns: int) -> str:
 def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     """What came of a run, from its metric rows, in at most five lines."""
     num_steps = sum(row["step"] > 0 for row in rows)  # row 0 has the evaluation before the first
-    scores = _values(rows, "eval/reward")
+    is_imitation = any({"eval/loss", "train/tokens_in_loss"} & row.keys() for row in rows)
+    goal = "loss" if is_imitation else "reward"
+    scores = _values(rows, f"eval/{goal}")
     if not num_steps:
         return "\n".join(
-            ["no step was finished", *(f"held-out reward {x:.3f}" for x in scores[:1])]
+            ["no step was finished", *(f"held-out {goal} {x:.3f}" for x in scores[:1])]
         )
     totals: dict[str, float] = {}
     for row in rows:
@@ -95,13 +106,13 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = sorted(totals.items(), key=lambda stage: -stage[1])
     split = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds)
     lines = [f"{_count(num_steps, 'step')} in {whole:,.1f} s" + (f": {split}" if split else "")]
-    if rewards := _values(rows, "reward/mean"):
-        few = min(10, max(1, len(rewards) // 2))
-        first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
+    if values := _values(rows, "train/loss" if goal == "loss" else "reward/mean"):
+        few = min(10, max(1, len(values) // 2))
+        first, last = sum(values[:few]) / few, sum(values[-few:]) / few
         span = f"mean of the first and last {few} steps" if few > 1 else "first and last step"
-        lines.append(f"reward {first:.3f} -> {last:.3f} ({span})")
+        lines.append(f"{goal} {first:.3f} -> {last:.3f} ({span})")
     if scores:
-        lines.append(f"held-out reward {scores[0]:.3f} -> {scores[-1]:.3f}")
+        lines.append(f"held-out {goal} {scores[0]:.3f} -> {scores[-1]:.3f}")
     if (tokens := _values(rows, "rollout/tokens")) and totals.get("rollout"):
         lines.append(f"{sum(tokens):,.0f} tokens, {sum(tokens) / totals['rollout']:,.0f} tok/s")
     if switches := sum(_values(rows, "rollout/switches")):

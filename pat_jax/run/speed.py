@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from pat_jax.common.devices import Device
 from pat_jax.engine.memory import peak_bytes
@@ -16,7 +17,7 @@ from pat_jax.training.model_flops import training_flops
 def describe_update(
     model: ModelConfig,
     devices: Sequence[Device],
-    groups: Sequence[RolloutGroup],
+    lengths: Int[np.ndarray, " sequences"],
     *,
     passes: int,
     seconds: float,
@@ -24,10 +25,10 @@ def describe_update(
     """The metrics of an update's speed; a device whose peak is not known has no `train/mfu`.
 
     Args:
-      passes: over the responses, forward and backward.
+      lengths: tokens of each sequence.
+      passes: over the sequences, forward and backward.
       seconds: of the whole update.
     """
-    lengths = sequence_lengths(groups)
     measured = {"train/tokens_per_s": float(lengths.sum()) / seconds}
     if chip := chip_of(devices[0].device_kind):
         peak = chip.flops_s * len(devices)

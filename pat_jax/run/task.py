@@ -60,8 +60,15 @@ def check_task(config: RunConfig) -> None:
         )
 
 
-def find_files(option: str, names: Sequence[str]) -> list[Path]:
+def find_files(
+    option: str,
+    names: Sequence[str],
+    otherwise: str = f", and the only built-in task is {ARITHMETIC!r}",
+) -> list[Path]:
     """Files of these names, or that match them as patterns, each once.
+
+    Args:
+      otherwise: what else a name could have meant.
 
     Raises:
       UserError: there is none for one of the names.
@@ -71,8 +78,8 @@ def find_files(option: str, names: Sequence[str]) -> list[Path]:
         matches = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
         if not matches:
             raise UserError(
-                f"option --{option} is {name!r}: no such file, and the only built-in task is "
-                f"{ARITHMETIC!r}; give .json, .jsonl or .parquet files."
+                f"option --{option} is {name!r}: no such file{otherwise}; give .json, .jsonl or "
+                ".parquet files."
             )
         found |= dict.fromkeys(map(Path, matches))
     return list(found)

@@ -26,17 +26,28 @@ _WRITTEN = {  # names in a run's folder, as a person would call them
 
 def opening(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> str:
     """Such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | bfloat16 …"."""
+    weights = config.rollout.weights
+    more = "" if weights == "auto" else f", {weights} weights in the rollout"
+    learning = config.algorithm.title if config.train else ""
+    return introduction(config, policy, devices, learning, more)
+
+
+def introduction(
+    config: AnyRun, policy: Policy, devices: Sequence[Device], learning: str, arithmetic: str = ""
+) -> str:
+    """
+    Args:
+      learning: by what; nothing where nothing is learned.
+      arithmetic: what more there is to say of it.
+    """
     kind, model = devices[0].device_kind, Path(config.model).name
-    arithmetic = f"{config.compute_dtype} arithmetic"
-    if config.rollout.weights != "auto":
-        arithmetic += f", {config.rollout.weights} weights in the rollout"
-    if config.train and config.compute_dtype != "float32":
+    arithmetic = f"{config.compute_dtype} arithmetic{arithmetic}"
+    if learning and config.compute_dtype != "float32":
         arithmetic += ", float32 master weights"
-    if config.train:
-        arithmetic += f" | {config.algorithm.title}"
     size = f"{_count(num_parameters(policy))} parameters"
-    return (
-        f"{len(devices)} x {kind} | {model} ({policy.config.architecture}), {size} | {arithmetic}"
+    named = f"{model} ({policy.config.architecture})"
+    return " | ".join(
+        filter(None, [f"{len(devices)} x {kind}", f"{named}, {size}", arithmetic, learning])
     )
 
 

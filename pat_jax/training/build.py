@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from pat_jax.common.rules import require
-from pat_jax.config.learning import AlgorithmConfig
+from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.buckets import ladder, largest_length
@@ -124,12 +124,18 @@ def _updates(
 
 def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
     """The learning rate of each optimizer step of a run, counted from 0."""
-    optimizer = config.optimizer
+    return schedule_of(config.optimizer, _num_updates(config))
+
+
+def schedule_of(
+    optimizer: OptimizerConfig, total_steps: int
+) -> Callable[[ArrayLike], Array | np.floating]:
+    """The learning rate of each of `total_steps` optimizer steps, counted from 0."""
     return make_schedule(
         learning_rate=optimizer.learning_rate,
         schedule=optimizer.schedule,
         warmup_steps=optimizer.warmup_steps,
-        total_steps=_num_updates(config),
+        total_steps=total_steps,
     )
 
 

@@ -75,12 +75,14 @@ class Trainer:
         supervised: PolicyUpdate | None = None,
         rollout_policy: Policy | None = None,
         has_reference: bool | None = None,
+        has_logprobs: bool = False,
         lora: Lora | None = None,
         base_dtype: jnp.dtype = jnp.float32,
     ):
         """
         Args:
           base_dtype: of the policy under the adapters.
+          has_logprobs: whether log-probabilities are asked for that the loss does not look at.
           has_reference: whether a frozen reference policy is kept; if not given, whether the loss
             looks at it.
           lora: the adapters that are trained; where not given, all of `policy` is.
@@ -96,6 +98,7 @@ class Trainer:
         }
         looks_at_it = REFERENCE in update.loss.needs
         self.has_reference = looks_at_it if has_reference is None else has_reference
+        self._has_logprobs = has_logprobs or self.has_reference
         self.programs = ProgramTable()
         self.trained = Trained(policy, layout, lora, base_dtype)
         self.shardings = self.trained.shardings
@@ -189,7 +192,7 @@ class Trainer:
         for shape in micro_shapes:
             args = *held, self._abstract_micro(shape, needs), params, sums
             declare(Key(f"{stage}grad", split, *shape), grad_step, *args, **accumulated)
-            if OLD in needs or (self.has_reference and stage == REINFORCED):
+            if OLD in needs or (self._has_logprobs and stage == REINFORCED):
                 declare(
                     Key(f"{stage}logprobs", split, *shape),
                     logprob_step,

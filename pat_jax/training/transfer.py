@@ -43,7 +43,7 @@ def declare_transfer(
     `score` of tokens by what is sent: the parameters, or what adapters and their base `merge` into.
 
     That is rounded to the rollout's format once, in a program of its own, so that what arrives can be
-    compared with it bit for bit.
+    compared with it bit for bit. Where nobody receives it, none of these.
 
     Args:
       policy: as the rollout keeps it, in `dtype` where that quantizes nothing.
@@ -79,6 +79,8 @@ def declare_transfer(
         table.declare(Key("merge", source.split), merge, *held, out_shardings=placed)
         table.declare(Key("base_checksum", source.split), base_checksum, trained.abstract_frozen)
         params = trained.abstract_whole(policy, dtype)
+    if not targets:
+        return params if trained.lora else {}
     table.declare(Key("checksum", source.split), sent, params)
     by_rows = source.sharding("batch", role="train")
     probes = jax.ShapeDtypeStruct((source.split.dp, PROBE_LENGTH + 1), jnp.int32, sharding=by_rows)

@@ -7,15 +7,31 @@ weights and its KV cache are gone while these run (`engine/memory.py`).
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.memory import gib, shard_bytes
 from pat_jax.planning.memory import USABLE
 from pat_jax.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+
+class UpdateOptions(Protocol):
+    """What a run can change where its update does not fit."""
+
+    @property
+    def remat(self) -> bool: ...
+
+    @property
+    def compute_dtype(self) -> str: ...
+
+    @property
+    def micro_batch_option(self) -> str: ...
+
+    @property
+    def learned_from(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,7 @@ def check_state(trainer: Trainer, limit: float) -> None:
         )
 
 
-def check_update(stages: Sequence[Stage], limit: float, config: RunConfig) -> str:
+def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -> str:
     """After compilation: what the largest program takes, in words, if a device has as much.
 
     Raises:
@@ -108,12 +124,11 @@ def check_update(stages: Sequence[Stage], limit: float, config: RunConfig) -> st
     return str(most)
 
 
-def _advice(config: RunConfig) -> Iterator[str]:
-    budget = config.algorithm.tokens_per_micro_batch
+def _advice(config: UpdateOptions) -> Iterator[str]:
     if not config.remat:
         yield "take --remat true"
     if config.compute_dtype == "float32":
         yield "take --compute_dtype bfloat16"
-    yield f"lower --algorithm.tokens_per_micro_batch ({budget}), down to one row for each device"
-    yield "allow shorter prompts and responses"
+    yield f"lower {config.micro_batch_option}, down to one row for each device"
+    yield f"allow shorter {config.learned_from}"
     yield "use more devices"

@@ -7,12 +7,19 @@ from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.common.options import names
 from pat_jax.common.options.declared import options_of
 from pat_jax.config.run import RunConfig
+from pat_jax.config.sft import SftConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 
 OPTIONS = {one: [option.name for option in options_of(one())] for one in CLASSES.values()}
-# Things apart, though a neighbour has one word for both: a folder or a file, a step or a call.
-APART = ({"run_dir", "out"}, {"prompts_per_step", "batch", "batch_size"}, {"page_size"})
+# Things apart, though a neighbour has one word for both, or we have one of them only at times: a folder
+# or a file, a step or a call, passes or steps.
+APART = (
+    {"run_dir", "out"},
+    {"prompts_per_step", "batch", "batch_size"},
+    {"page_size"},
+    {"epochs", "steps"},
+)
 
 
 def leaf(name: str) -> str:
@@ -34,6 +41,11 @@ def leaf(name: str) -> str:
         (RunConfig, "model_name_or_path", "model"),
         (RunConfig, "output_dir", "run_dir"),
         (RunConfig, "rollout.n", "rollout.num_generations"),
+        (SftConfig, "num_train_epochs", "epochs"),  # TRL
+        (SftConfig, "per_device_train_batch_size", "batch_size"),
+        (SftConfig, "dataset_text_field", "data.text_key"),
+        (SftConfig, "micro_batch_size", "tokens_per_micro_batch"),
+        (RunConfig, "num_train_epochs", "steps"),
         (GenerateConfig, "n", "num_generations"),
         (GenerateConfig, "max_new_tokens", "max_completion_length"),
         (GenerateConfig, "max_model_len", "max_length"),

@@ -1,45 +1,19 @@
-import json
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.tokenizer import CharTokenizer, Chat, HuggingFaceTokenizer, check_vocabulary
 
 ALPHABET = "abc +="
-IM, BOS = 2, 3
+IM = 2
 TEMPLATE = (
     "{% for m in messages %}<im>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<im>assistant:{% endif %}"
 )
-
-
-def write_tokenizer(directory: Path, *, generation: object = None, **config: object) -> Path:
-    """A byte-level tokenizer of 263 tokens, as a checkpoint directory holds it."""
-    tokenizer = RustTokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=263,
-        special_tokens=["<eos>", "<pad>", "<im>", "<bos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the the the"], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", BOS)]
-    )
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    if generation is not None:
-        (directory / "generation_config.json").write_text(json.dumps(generation))
-    return directory
 
 
 @given(st.text(ALPHABET))

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,11 +11,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.run import CheckpointConfig, RunConfig
 from pat_jax.run import export as exported
 from pat_jax.run.export import check_export_dir, export_policy
-from pat_jax.run.setup import Setup
 from pat_jax.training.trained import Trained
 
 TRAINED = Trained(cast(Any, None), cast(Any, None))
-SETUP = cast(Setup, SimpleNamespace(policy=None, trainer=SimpleNamespace(trained=TRAINED)))
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +47,7 @@ def test_an_earlier_export_of_the_run_is_kept_beside_the_new_one(tmp_path: Path,
     run = config(tmp_path, f"{tmp_path / 'policy'}{end}")
     for step, params in ((2, "two"), (2, "two again"), (4, "four")):
         check_export_dir(run)
-        export_policy(run, SETUP, cast(Any, params), step)
+        export_policy(run, TRAINED, cast(Any, params), step)
     assert (tmp_path / "policy" / "params").read_text() == "four"
     assert (tmp_path / "policy.step-2" / "params").read_text() == "two"
 
@@ -59,6 +56,6 @@ def test_a_full_disk_is_one_sentence_and_the_next_attempt_writes(tmp_path: Path)
     run = config(tmp_path, str(tmp_path / "policy"))
     full = cast(Any, OSError(28, "No space left on device"))
     with pytest.raises(UserError, match=r"step 2 was not written .*No space left.*--resume"):
-        export_policy(run, SETUP, full, 2)
-    export_policy(run, SETUP, cast(Any, "two"), 2)
+        export_policy(run, TRAINED, full, 2)
+    export_policy(run, TRAINED, cast(Any, "two"), 2)
     assert json.loads((tmp_path / "run" / "exported.json").read_text())["step"] == 2

@@ -14,7 +14,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.profiling.predict.targets import chips
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.speed import describe_memory, describe_update
+from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
 from pat_jax.training.model_flops import matrix_weights, training_flops
 
 SHAPE = ModelConfig("qwen3", 300, 32, 48, 2, 4, 2, 8, qk_norm=True, tie_embeddings=True)
@@ -79,7 +79,7 @@ def fakes(kind: str, *peaks: int | None) -> list[Any]:
 
 def test_utilisation_is_a_share_of_the_peak_of_all_devices():
     devices = fakes("NVIDIA H200", None, None)
-    found = describe_update(SHAPE, devices, groups(8, 18), passes=3, seconds=0.5)
+    found = describe_update(SHAPE, devices, sequence_lengths(groups(8, 18)), passes=3, seconds=0.5)
     assert found["train/tokens_per_s"] == 60
     done = 3 * (by_hand(SHAPE, 10) + by_hand(SHAPE, 20)) / 0.5
     assert found["train/mfu"] == pytest.approx(done / (2 * chips()["h200"].flops_s))
@@ -87,6 +87,6 @@ def test_utilisation_is_a_share_of_the_peak_of_all_devices():
 
 def test_what_a_device_does_not_say_is_no_metric():
     devices = jax.devices()
-    found = describe_update(SHAPE, devices, groups(8), passes=1, seconds=1.0)
+    found = describe_update(SHAPE, devices, sequence_lengths(groups(8)), passes=1, seconds=1.0)
     assert set(found) == {"train/tokens_per_s"} and describe_memory(devices) == {}
     assert describe_memory(fakes("", None, 2**30, 3 * 2**29)) == {"memory/peak_gib": 1.5}

@@ -20,7 +20,9 @@ _SAME = tuple(
     log_samples_every log_completions_steps completions_log_steps num_completions_to_log
     prompts input_file input prompts_file
     resume resume_from_checkpoint resume_mode load_checkpoint
-    steps max_steps num_steps total_steps total_training_steps num_train_epochs total_epochs
+    epochs num_train_epochs total_epochs num_epochs max_epochs steps
+    text_key dataset_text_field text_column
+    steps max_steps num_steps total_steps total_training_steps
     prompts_per_step batch batch_size train_batch_size rollout_batch_size global_batch_size \
         per_device_train_batch_size generation_batch_size max_num_seqs
     max_completion_length max_tokens max_new_tokens max_completion_tokens max_response_length \

@@ -1,0 +1,138 @@
+"""The loop of supervised fine-tuning: examples, packed, to an update, and again.
+
+Wires the rooms together. Knows no option of the command line and no array.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from pat_jax.common.stopwatch import Stopwatch
+from pat_jax.config.sft import SftConfig
+from pat_jax.rl.examples import Example
+from pat_jax.rl.supervised import num_learned, to_example_batch
+from pat_jax.run.compiling import compile_update
+from pat_jax.run.export import export_policy
+from pat_jax.run.open_run import Kept, OpenRun
+from pat_jax.run.sft.drawn import Drawn
+from pat_jax.run.sft.setup import SftSetup
+from pat_jax.run.speed import describe_memory, describe_update
+from pat_jax.run.stop_signals import Stopped, StopSignals
+from pat_jax.run.words import introduction
+from pat_jax.training.build import schedule_of
+from pat_jax.training.supervised import cross_entropy
+
+
+class SftRun:
+    """One run, from the first compilation to the export."""
+
+    def __init__(self, config: SftConfig, setup: SftSetup, signals: StopSignals):
+        self.config, self.setup, self.signals = config, setup, signals
+        self.trainer, self.steps = setup.trainer, setup.steps
+        self.learning_rate = schedule_of(config.optimizer, setup.steps)
+        self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)
+        self.progress, self.stopwatch = self.open.progress, Stopwatch()
+        self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
+
+    def run(self) -> None:
+        try:
+            self.compile()
+            self.begin()
+            self.learn()
+            self.finish()
+        except Stopped as stop:
+            self.open.stop(stop, self.steps_done, self.kept)
+            raise
+
+    def compile(self) -> None:
+        setup, say = self.setup, self.progress.print
+        for line in setup.note.splitlines():
+            say(line)
+        say(introduction(self.config, setup.policy, setup.devices, "supervised fine-tuning"))
+        say(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
+        start = time.perf_counter()
+        compile_update(self.trainer, setup.memory, self.config, self.progress)
+        self.compile_s = time.perf_counter() - start
+        say(f"compiled in {self.compile_s:.1f} s")
+
+    def begin(self) -> None:
+        """Parameters, optimizer and what has been drawn: from the checkpoint, or from the start."""
+        self.open.tell_changes()
+        found = self.open.restore({"train": self.trainer.abstract_state})
+        if found is None:
+            self.first_step, self.drawn = 0, Drawn()
+            self.state = self.trainer["init_state"](self.setup.initial_params(self.config))
+        else:
+            self.first_step, saved, meta = found
+            self.state, self.drawn = saved["train"], Drawn.from_json(meta)
+
+    def learn(self) -> None:
+        self.steps_done = self.first_step
+        with self.open.metrics(self.first_step) as self.metrics:
+            for step in range(self.first_step, self.steps):
+                self.iterate(step)
+            self.evaluate(self.steps)
+
+    def iterate(self, step: int) -> None:
+        config, clock = self.config, self.stopwatch
+        if config.eval.every and step % config.eval.every == 0:
+            self.evaluate(step)
+        clock.reset()
+        with clock("pack"):
+            examples = self.setup.examples.draw(self.drawn.examples, config.batch_size)
+            batch = to_example_batch(examples, self.setup.shapes)
+        with self.signals.held():  # from here to its end a step is carried through
+            with clock("update"):
+                self.state, result = self.trainer.update(self.state, batch, None)
+            self.drawn = self.drawn.plus(examples)
+            measured: dict[str, Any] = dict(result.metrics)
+            rate = self.learning_rate(max(0, result.updates_applied - 1))
+            measured["train/learning_rate"] = float(rate)
+            measured["train/padding_efficiency"] = batch.padding_efficiency
+            self.end_step(step + 1, examples, measured)
+
+    def end_step(self, step: int, examples: list[Example], measured: dict[str, Any]) -> None:
+        measured |= self.describe(examples) | self.drawn.metrics(len(self.setup.examples))
+        measured |= describe_memory(self.setup.devices) | self.stopwatch.metrics
+        measured["timing/step"] = self.stopwatch.elapsed
+        self.steps_done = step
+        self.metrics.write(step, measured)
+        self.progress.step(step, measured)
+        if self.open.saves.is_due(step):
+            self.open.save(step, self.kept(), self.metrics)
+
+    def describe(self, examples: list[Example]) -> dict[str, float]:
+        speed = describe_update(
+            self.setup.policy.config,
+            self.setup.devices,
+            np.array([len(example) for example in examples]),
+            passes=1,
+            seconds=self.stopwatch.seconds["update"],
+        )
+        return speed | {"train/tokens_in_loss": num_learned(examples)}
+
+    def evaluate(self, step: int) -> None:
+        """The loss on held-out examples."""
+        if self.setup.heldout is None:
+            return
+        start = time.perf_counter()
+        loss = cross_entropy(self.trainer, self.state.params, self.setup.heldout)
+        seconds = time.perf_counter() - start
+        self.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
+        many = self.setup.num_heldout
+        self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
+
+    def kept(self) -> Kept:
+        return {"train": self.state}, self.drawn.to_json()
+
+    def finish(self) -> None:
+        config = self.config
+        if self.steps > self.first_step:
+            with self.signals.held():
+                self.open.save_last(self.steps, self.kept())
+        self.open.close()
+        if config.checkpoint.export_dir:
+            step = max(self.steps, self.first_step)
+            export_policy(config, self.trainer.trained, self.state.params, step)
+        self.open.tell_end(self.compile_s)

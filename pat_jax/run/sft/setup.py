@@ -1,0 +1,150 @@
+"""Puts a run of supervised fine-tuning together. Everything that can be wrong is found out here, before
+anything is compiled or written."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from pat_jax.common.devices import Device
+from pat_jax.common.errors import UserError
+from pat_jax.config.sft import SftConfig
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.engine.memory import memory_limit
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.batches import TrainBatch
+from pat_jax.rl.examples import ExampleReader, Examples, Read
+from pat_jax.rl.packing import Shape
+from pat_jax.rl.supervised import to_example_batch
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.run.checkpoint import check_fingerprint
+from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.task import find_files
+from pat_jax.training.supervised import build_supervised_trainer, row_shapes
+from pat_jax.training.trainer import Trainer
+from pat_jax.training.update_memory import check_state
+
+
+@dataclass(frozen=True)
+class SftSetup:
+    """The parts of a run, nothing compiled yet."""
+
+    policy: Policy
+    trainer: Trainer
+    devices: Sequence[Device]
+    examples: Examples
+    heldout: TrainBatch | None  # what is evaluated; None: nothing is
+    num_heldout: int
+    shapes: Sequence[Shape]  # of micro-batches
+    steps: int
+    note: str  # how many examples there are, and how many were left out
+    fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
+    memory: float  # bytes of a device
+
+    def initial_params(self, config: SftConfig) -> Params:
+        return load_params(config.model, self.policy, self.trainer.shardings, jnp.float32)
+
+
+def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
+    """Raises UserError for whatever in the configuration or its files cannot work.
+
+    What is cheap to find out comes first: options, headers of files; then the tokenizer and the
+    examples, which take seconds.
+    """
+    model = _model_config(config, len(devices))
+    fingerprint = asdict(model) | {"learns_from": "examples"}
+    if config.resume:
+        check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    read, evaluated = _read(config, model)
+    examples = Examples(read.train, seed=config.seed)
+    steps = _steps(config, examples)
+    chain, _ = layout_chain(factored_mesh(devices), model)
+    layout, policy = next(iter(chain.values())), Policy.from_config(model)
+    trainer = build_supervised_trainer(config, policy, layout, steps)
+    memory = memory_limit(config, devices)
+    check_state(trainer, memory)
+    shapes = row_shapes(config, layout.split.dp)
+    heldout = evaluated.heldout[: config.eval.num_examples] if config.eval.every else []
+    return SftSetup(
+        policy,
+        trainer,
+        devices,
+        examples,
+        to_example_batch(heldout, shapes) if heldout else None,
+        len(heldout),
+        shapes,
+        steps,
+        str(read) if read is evaluated else f"{read}\neval.data, {evaluated}",
+        fingerprint,
+        memory,
+    )
+
+
+def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
+    if not Path(config.model).is_dir():
+        raise UserError(
+            f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory, with "
+            "config.json, weights and tokenizer; give one."
+        )
+    if not config.data.files:
+        raise UserError(
+            "option --data is not given: expected .json, .jsonl or .parquet files of examples; give "
+            "one or several."
+        )
+    model = check_checkpoint(config.model)
+    if config.max_length > model.max_position:
+        raise UserError(
+            f"option --max_length is {config.max_length}: expected at most the {model.max_position} "
+            f"tokens of the context of {config.model!r} (max_position_embeddings in its config.json); "
+            f"take --max_length {model.max_position}."
+        )
+    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+
+
+def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
+    """What is trained on and what is evaluated on: of the same files, or of others."""
+    files = {"data": config.data.files, "eval.data": config.eval.data}
+    paths = {option: find_files(option, names, otherwise="") for option, names in files.items()}
+    tokenizer = HuggingFaceTokenizer(config.model, config.data.chat)
+    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    reader = ExampleReader(
+        tokenizer,
+        config.max_length,
+        is_truncated=config.truncate,
+        columns=config.data.columns,
+        completion_only=config.completion_only_loss,
+        assistant_only=config.assistant_only_loss,
+    )
+    is_split = config.eval.every > 0 and not config.eval.data
+    read = reader.read(paths["data"], config.eval.share if is_split else 0.0)
+    evaluated = reader.read(paths["eval.data"], 1.0) if config.eval.data else read
+    if not read.train:
+        raise UserError(
+            f"option --data is {' '.join(config.data.files)!r}, which leaves nothing to learn from "
+            f"({read}): expected some examples; raise --max_length, take --truncate, or use more data."
+        )
+    if config.eval.every and not evaluated.heldout:
+        raise UserError(
+            f"there is nothing to evaluate ({evaluated}): expected at least one held-out example; use "
+            "more data, raise --eval.share, give --eval.data, or take --eval.every 0."
+        )
+    return read, evaluated
+
+
+def _steps(config: SftConfig, examples: Examples) -> int:
+    """Optimizer steps of the run.
+
+    Raises:
+      UserError: the warm-up is longer.
+    """
+    steps = config.steps or math.ceil(config.epochs * examples.batches_per_epoch(config.batch_size))
+    if config.optimizer.warmup_steps > steps:
+        raise UserError(
+            f"option --optimizer.warmup_steps is {config.optimizer.warmup_steps}: expected at most the "
+            f"{steps:,} optimizer steps of the run; take fewer, or more --epochs or --steps."
+        )
+    return steps

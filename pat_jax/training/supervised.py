@@ -1,0 +1,59 @@
+"""The trainer of supervised fine-tuning. Knows options. Does not know data, checkpoints or devices."""
+
+from dataclasses import asdict
+
+import numpy as np
+
+from pat_jax.config.sft import SftConfig
+from pat_jax.engine.layout.buckets import ladder, largest_length
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.policy import Params, Policy
+from pat_jax.rl.batches import TrainBatch
+from pat_jax.rl.optimizer import make_optimizer
+from pat_jax.rl.packing import Shape, shapes
+from pat_jax.rl.supervised import CrossEntropy
+from pat_jax.rl.update import PolicyUpdate
+from pat_jax.training.build import DTYPES
+from pat_jax.training.trainer import OLD, Trainer, model_functions
+
+SHORTEST_ROW = 64  # tokens
+
+
+def build_supervised_trainer(
+    config: SftConfig, policy: Policy, layout: Layout, total_steps: int
+) -> Trainer:
+    """Updates by the cross-entropy in `layout`, and log-probabilities where there is an evaluation."""
+    dtype = DTYPES[config.compute_dtype]
+    update = PolicyUpdate(
+        *model_functions(policy, layout, dtype, remat=config.remat),
+        make_optimizer(total_steps=total_steps, **asdict(config.optimizer)),
+        policy.config.vocab_size,
+        CrossEntropy(),
+    )
+    return Trainer(
+        policy,
+        layout,
+        update,
+        micro_shapes=row_shapes(config, layout.split.dp),
+        rollout_layouts={},
+        rollout_dtype=dtype,
+        has_logprobs=config.eval.every > 0,
+    )
+
+
+def row_shapes(config: SftConfig, num_shards: int) -> list[Shape]:
+    """Of micro-batches, the longest of whose rows hold an example of `max_length`."""
+    shortest = min(SHORTEST_ROW, config.max_length)
+    whole = largest_length(config.max_length, shortest)
+    return shapes(ladder(shortest, whole), config.tokens_per_micro_batch, num_shards)
+
+
+def cross_entropy(trainer: Trainer, params: Params, batch: TrainBatch) -> float:
+    """-Σ weights * log π(token) in nats over a batch, without an update."""
+    scored = trainer.with_logprobs(batch, {OLD: params})
+    micro_batches = [micro for mini in scored.mini_batches for micro in mini]
+    logprobs = (np.asarray(micro.columns[OLD], np.float64) for micro in micro_batches)
+    return -sum(
+        float((values * micro.weights).sum())
+        for values, micro in zip(logprobs, micro_batches, strict=True)
+    )

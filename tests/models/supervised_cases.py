@@ -1,0 +1,62 @@
+"""Examples, packed and not, and what our update makes of them by the names of a checkpoint."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from safetensors.numpy import load_file
+
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.models.hf_export import export
+from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.policy import Policy
+from pat_jax.rl.batches import MicroBatch
+from pat_jax.rl.examples import Example
+from pat_jax.rl.packing import shapes
+from pat_jax.rl.supervised import CrossEntropy, to_example_batch
+from pat_jax.rl.update import PolicyUpdate, zero_gradients
+from pat_jax.training.trainer import model_functions
+
+SHAPES = shapes((16, 32), budget=64, row_multiple=1)
+
+
+class Learned(NamedTuple):
+    loss: float
+    gradients: dict[str, np.ndarray]  # by the names of the checkpoint
+
+
+def make_examples(count: int = 7, vocab_size: int = 61, seed: int = 0) -> list[Example]:
+    """Several turns each: what is learned lies in several places."""
+    rng = np.random.default_rng(seed)
+    examples = []
+    for length in rng.integers(5, 33, count):
+        in_loss = rng.random(length) < 0.5
+        in_loss[0], in_loss[-1] = False, True
+        examples.append(Example(rng.integers(0, vocab_size, length, np.int32), in_loss))
+    return examples
+
+
+def packed(examples: list[Example]) -> list[MicroBatch]:
+    (mini,) = to_example_batch(examples, SHAPES).mini_batches
+    assert len(mini) > 1 and max(micro.responses.max() for micro in mini) > 1
+    return list(mini)
+
+
+def learned(directory: Path, micro_batches: list[MicroBatch], work: Path) -> Learned:
+    """Loss and gradients of the checkpoint's policy; `work` is a folder to write in."""
+    config = check_checkpoint(directory)
+    policy = Policy.from_config(config)
+    params = load_params(directory, policy, None, jnp.float32)
+    chain, _ = layout_chain(factored_mesh(jax.devices()[:1]), config)
+    (layout,) = chain.values()
+    functions = model_functions(policy, layout, jnp.float32)
+    update = PolicyUpdate(*functions, optax.sgd(1.0), config.vocab_size, CrossEntropy())
+    step = jax.jit(update.grad_step)
+    grads, sums = zero_gradients(params), update.loss.zero_sums()
+    for micro in micro_batches:
+        grads, sums = step(params, micro, grads, sums)
+    export(work / "gradients", policy, grads, jnp.float32)
+    return Learned(float(sums["loss"]), load_file(work / "gradients" / "model.safetensors"))

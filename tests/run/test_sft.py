@@ -1,0 +1,189 @@
+"""Supervised fine-tuning from files to an export: it learns, compiles nothing on the way, and resumes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from arrays import assert_same_bits
+from compilations import counted_compilations
+from metrics_table import untold
+from runs import SMALL_ROLLOUT, finish, run, start, write_checkpoint, write_problems
+
+from pat_jax.config.sft import SftConfig
+from pat_jax.models.hf_load import check_checkpoint
+from pat_jax.rl.examples import Example
+from pat_jax.rl.supervised import to_example_batch
+from pat_jax.rl.update import TrainState
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.folder import CHECKPOINTS, options_of_run
+from pat_jax.run.metrics import read_metrics
+from pat_jax.run.sft.loop import SftRun
+from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.run.stop_signals import Stopped, StopSignals
+from pat_jax.sft import read
+from pat_jax.training.supervised import cross_entropy
+
+COMMAND = ("-m", "pat_jax.sft")
+STEPS = 12  # of three epochs
+OPTIONS = [
+    *("--devices", "2"),
+    *("--max_length", "64"),
+    *("--tokens_per_micro_batch", "256"),
+    *("--batch_size", "16"),
+    *("--epochs", "3"),
+    *("--eval.every", "6"),
+    *("--eval.share", "0.1"),
+    *("--checkpoint.every", "5"),
+    *("--optimizer.learning_rate", "1e-2"),
+]
+
+
+def write_sums(path: Path) -> Path:
+    rows = [{"prompt": f"{i}+{j}=", "completion": f"{i + j}"} for i in range(8) for j in range(8)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def given_options(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("given")
+    model, data = write_checkpoint(folder / "model"), write_sums(folder / "sums.jsonl")
+    return [*OPTIONS, "--model", str(model), "--data", str(data)]
+
+
+def made(*options: str) -> tuple[SftConfig, SftSetup]:
+    config = options_of_run(options, read)
+    return config, build(config, jax.devices()[: config.devices])
+
+
+@pytest.fixture(scope="module")
+def whole(given_options, tmp_path_factory) -> tuple[Path, list[str]]:
+    """The folder of a run to the end, and what it compiled after its programs."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    export = ["--checkpoint.export_dir", str(folder / "policy")]
+    config, setup = made(*given_options, "--run_dir", str(folder), *export)
+    assert setup.steps == STEPS
+    run = SftRun(config, setup, StopSignals())
+    run.compile()
+    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
+    run.open.save = lambda *_: None
+    with counted_compilations() as compiled:
+        run.begin()
+        run.learn()
+    run.finish()
+    return folder, compiled
+
+
+def saved_state(folder: Path, options: list[str]) -> tuple[int, TrainState, dict[str, Any]]:
+    _, setup = made(*options, "--run_dir", str(folder.with_name("unused")))
+    with Checkpointer(folder / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
+        step, state, meta = checkpoints.restore({"train": setup.trainer.abstract_state})
+    return step, state["train"], meta
+
+
+def test_nothing_compiles_after_the_programs(whole):
+    assert whole[1] == []
+
+
+def test_it_learns_what_it_is_shown(whole):
+    rows = read_metrics(whole[0] / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    losses = [row["train/loss"] for row in rows[1:]]
+    assert losses[0] > 4 and losses[-1] < 0.6 * losses[0]
+    evaluated = {row["step"]: row["eval/loss"] for row in rows if "eval/loss" in row}
+    assert list(evaluated) == [0, 6, STEPS] and evaluated[STEPS] < 0.6 * evaluated[0]
+    assert rows[-1]["progress/epoch"] == 3
+    assert min(row["train/padding_efficiency"] for row in rows[1:]) > 0.4
+    names = {name for row in rows for name in row} - {"step", "time"}
+    assert untold(names) == set()
+
+
+def test_the_held_out_loss_is_that_of_the_update(given_options, tmp_path):
+    """Before its optimizer step, on the same batch."""
+    config, setup = made(*given_options, "--run_dir", str(tmp_path / "run"))
+    trainer = setup.trainer
+    trainer.compile()
+    state = trainer["init_state"](setup.initial_params(config))
+    examples = setup.examples.draw(0, 16)
+    batch = to_example_batch(examples, setup.shapes)
+    expected = cross_entropy(trainer, state.params, batch)
+    _, result = trainer.update(state, batch, None)
+    assert result.metrics["train/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_export_is_the_policy_of_the_last_checkpoint(whole, given_options):
+    folder, _ = whole
+    config = check_checkpoint(folder / "policy")
+    _, setup = made(*given_options, "--model", str(folder / "policy"), "--run_dir", "unused")
+    assert config == check_checkpoint(Path(given_options[given_options.index("--model") + 1]))
+    step, state, _ = saved_state(folder, given_options)
+    assert step == STEPS
+    exported = setup.initial_params(read(["--model", str(folder / "policy")]))
+    assert_same_bits(exported, state.params)
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    clocks = ("time", "train/tokens_per_s", "eval/seconds")
+    return [
+        {k: v for k, v in row.items() if k not in clocks and not k.startswith("timing/")}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("at", [7, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 4))])
+def test_a_stopped_run_goes_on_bit_for_bit(
+    whole, given_options, tmp_path, capsys, monkeypatch, at: int
+):
+    folder = tmp_path / "run"
+    config, setup = made(*given_options, "--run_dir", str(folder))
+    with pytest.raises(Stopped), StopSignals() as signals:
+        stopped = SftRun(config, setup, signals)
+        draw, told = setup.examples.draw, iter(range(STEPS))
+
+        def draw_and_stop(position: int, size: int) -> list[Example]:
+            if next(told) == at:  # at the beginning of a step
+                os.kill(os.getpid(), signal.SIGTERM)
+            return draw(position, size)
+
+        monkeypatch.setattr(setup.examples, "draw", draw_and_stop)
+        stopped.run()
+    stopped.open._lock.release()
+    said = capsys.readouterr().err
+    assert (
+        f"the policy after step {at} is saved; go on with: python -m pat_jax.sft --resume" in said
+    )
+
+    config, setup = made("--resume", "--run_dir", str(folder))
+    assert not config.checkpoint.export_dir and config.batch_size == 16
+    SftRun(config, setup, StopSignals()).run()
+    assert f"resumed after step {at}\n" in capsys.readouterr().err
+    expected = read_metrics(whole[0] / "metrics.jsonl")
+    assert without_times(read_metrics(folder / "metrics.jsonl")) == without_times(expected)
+    one, other = saved_state(whole[0], given_options), saved_state(folder, given_options)
+    assert one[0] == other[0] == STEPS and one[2]["drawn"] == other[2]["drawn"]
+    assert_same_bits(one[1], other[1])
+
+
+@pytest.mark.slow
+def test_reinforcement_learning_begins_from_the_export(tmp_path: Path):
+    """Both commands, in processes of their own."""
+    model, policy = write_checkpoint(tmp_path / "model"), str(tmp_path / "policy")
+    data, problems = (
+        write_sums(tmp_path / "sums.jsonl"),
+        write_problems(tmp_path / "problems.jsonl"),
+    )
+    given = [*OPTIONS, "--model", str(model), "--data", str(data)]
+    folder = ["--run_dir", str(tmp_path / "sft"), "--checkpoint.export_dir", policy]
+    output = finish(start(*given, *folder, program=COMMAND))
+    assert f"in {policy}: the policy as a Hugging Face directory" in output
+    assert "held-out loss" in output and "examples: " in output
+    options = ["--model", policy, "--data", str(problems), "--rollout.max_prompt_length", "120"]
+    output = run(*SMALL_ROLLOUT, *options, "--run_dir", str(tmp_path / "rl"))
+    assert "step 2/2" in output
+    rows = read_metrics(tmp_path / "rl" / "metrics.jsonl")
+    assert np.isfinite([row["train/loss"] for row in rows[1:]]).all()
