@@ -99,6 +99,19 @@ def test_turns_before_the_first_are_context(both):
     assert all(one.tokens == runs[0].tokens for one in runs)
 
 
+def test_a_turn_goes_to_the_first_of_several_ends(tmp_path: Path):
+    """As where the template ends turns with another token than the tokenizer's own."""
+    template = PLAIN.replace("{% endfor", "<pad>\n<eos>{% endfor")
+    directory = write_tokenizer(
+        tmp_path, eos_token="<eos>", chat_template=template, generation={"eos_token_id": [0, 1]}
+    )
+    ours = HuggingFaceTokenizer(directory)
+    chat = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
+    tokens, is_said = mark_turns(ours, chat)
+    said = [token for token, is_one in zip(tokens, is_said, strict=True) if is_one]
+    assert said == [*ours.encode("a"), 1] * 2 and tokens[-1] == 1
+
+
 def test_where_no_turn_ends_the_last_one_gets_its_end(tmp_path: Path):
     ours = tokenizer_with(tmp_path, PLAIN, system_prompt="be")
     chat = [
