@@ -71,8 +71,8 @@ def whole(given_options, tmp_path_factory) -> tuple[Path, list[str]]:
     run = SftRun(config, setup, StopSignals())
     run.compile()
     # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
-    run.open.save = lambda *_: None
-    with counted_compilations() as compiled:
+    with pytest.MonkeyPatch.context() as patch, counted_compilations() as compiled:
+        patch.setattr(run.open, "save", lambda *_: None)
         run.begin()
         run.learn()
     run.finish()
