@@ -14,7 +14,7 @@ from pat_jax.run.totals import Totals
 def run() -> Any:
     """After two whole steps of a batch each, in the middle of a third that has drawn two more."""
     run: Any = Run.__new__(Run)
-    run.state, run.reference = "state", None
+    run.state, run.reference, run.base_checksum = "state", None, None
     run.generator = SimpleNamespace(lengths=LengthModel.empty(8))
     run.totals, run.collector = Totals(2, 20), SimpleNamespace(totals=Totals(4, 44))
     return run
