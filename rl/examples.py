@@ -4,8 +4,10 @@ Knows rows, tokens, splits and epochs. Does not know file formats (`example_file
 shapes.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +62,14 @@ class Examples:
         epoch, start = divmod(position, len(self))
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
         return [self._examples[index] for index in order[start : start + size]]
+
+    @cached_property
+    def checksum(self) -> int:
+        """CRC-32 of what they are and which of it is learned, in their order."""
+        found = 0
+        for each in self._examples:
+            found = zlib.crc32(each.in_loss.tobytes(), zlib.crc32(each.tokens.tobytes(), found))
+        return found
 
     def batches_per_epoch(self, size: int) -> int:
         return -(-len(self) // size)

@@ -12,9 +12,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.update import TrainState
-from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.run.folder import CHECKPOINTS
-from pat_jax.run.progress import Progress
+from pat_jax.run.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
 from pat_jax.run.totals import Totals
 from pat_jax.run.warm_start import warm_start
@@ -30,19 +29,18 @@ class Beginning:
     base_checksum: int | None  # of what adapters are added to; None: all of the policy is trained
 
 
-def begin(
-    config: RunConfig, setup: Setup, checkpoints: Checkpointer, progress: Progress
-) -> Beginning:
+def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     """Raises UserError where a run is to be resumed and every checkpoint of it is damaged, or its
     adapters are of another base."""
     base_checksum = freeze_base(config, setup)
-    if config.resume and checkpoints.latest_step() is not None:
-        return _resumed(config, setup, checkpoints, progress, base_checksum)
-    if config.resume:
-        progress.print("no checkpoint to resume from: the run begins anew")
     trainer = setup.trainer
+    abstract: dict[str, Any] = {"train": trainer.abstract_state}
+    if trainer.has_reference:
+        abstract["reference"] = trainer.abstract_params
+    if (found := run.restore(abstract)) is not None:
+        return _resumed(config, found, base_checksum)
     state = trainer["init_state"](setup.initial_params(config))
-    state = warm_start(config, setup, state, progress)
+    state = warm_start(config, setup, state, run.progress)
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     lengths = LengthModel.empty(config.rollout.max_completion_length)
     return Beginning(0, state, reference, lengths, Totals(), base_checksum)
@@ -60,28 +58,14 @@ def freeze_base(config: RunConfig, setup: Setup) -> int | None:
     return trainer.freeze(setup.initial_policy(config, trainer.trained.base_dtype))
 
 
-def _resumed(
-    config: RunConfig,
-    setup: Setup,
-    checkpoints: Checkpointer,
-    progress: Progress,
-    base_checksum: int | None,
-) -> Beginning:
-    abstract: dict[str, Any] = {"train": setup.trainer.abstract_state}
-    if setup.trainer.has_reference:
-        abstract["reference"] = setup.trainer.abstract_params
-    try:
-        step, saved, meta = checkpoints.restore(abstract)
-    finally:
-        for line in checkpoints.stepped_over:
-            progress.print(line)
+def _resumed(config: RunConfig, found: Restored, base_checksum: int | None) -> Beginning:
+    step, saved, meta = found
     if meta.get("base_checksum") != base_checksum:
         raise UserError(
             f"the adapters in {Path(config.run_dir) / CHECKPOINTS} are of another base, whose weights "
             f"differ from those of --model {config.model!r} with --seed {config.seed}: give those that "
             "they were trained with, or another --run_dir."
         )
-    progress.print(f"resumed after step {step}")
     lengths = LengthModel.from_json(meta["lengths"])
     lengths = lengths.with_cap(config.rollout.max_completion_length)
     totals = Totals.from_json(meta, step)

@@ -145,7 +145,7 @@ class Run:
         """Parameters, optimizer and history: from the checkpoint, or from the start."""
         self.open.tell_changes()
         self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
-        began = begin(self.config, self.setup, self.open.checkpoints, self.progress)
+        began = begin(self.config, self.setup, self.open)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
         self.totals, self.base_checksum = began.totals, began.base_checksum
         parts = self.scorer, self.completions, self.progress

@@ -31,6 +31,7 @@ from pat_jax.run.trackers.asked_for import begin_trackers
 from pat_jax.run.words import closing
 
 Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint
+Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
 
 
 class OpenRun:
@@ -68,9 +69,7 @@ class OpenRun:
         if changed := ", ".join(self._changed):
             self.progress.print(f"resumed with other options: {changed}")
 
-    def restore(
-        self, abstract: Mapping[str, Any]
-    ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    def restore(self, abstract: Mapping[str, Any]) -> Restored | None:
         """Step, state and metadata of the newest checkpoint of a resumed run, if there is one.
 
         Args:

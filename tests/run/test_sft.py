@@ -76,6 +76,7 @@ def whole(given_options, tmp_path_factory) -> tuple[Path, list[str]]:
         run.begin()
         run.learn()
     run.finish()
+    run.open._lock.release()
     return folder, compiled
 
 
@@ -161,12 +162,26 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     config, setup = made("--resume", "--run_dir", str(folder))
     assert not config.checkpoint.export_dir and config.batch_size == 16
     SftRun(config, setup, StopSignals()).run()
-    assert f"resumed after step {at}\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"resumed after step {at}\n" in said and "other examples" not in said
     expected = read_metrics(whole[0] / "metrics.jsonl")
     assert without_times(read_metrics(folder / "metrics.jsonl")) == without_times(expected)
     one, other = saved_state(whole[0], given_options), saved_state(folder, given_options)
     assert one[0] == other[0] == STEPS and one[2]["drawn"] == other[2]["drawn"]
     assert_same_bits(one[1], other[1])
+
+
+def test_a_run_that_goes_on_with_other_examples_says_so(whole, given_options, tmp_path, capsys):
+    data = write_sums(tmp_path / "sums.jsonl")
+    data.write_text(data.read_text().replace("7", "8"))
+    config, setup = made("--resume", "--run_dir", str(whole[0]), "--data", str(data))
+    run = SftRun(config, setup, StopSignals())
+    run.begin()
+    run.open.close()
+    run.open._lock.release()
+    said = capsys.readouterr().err
+    assert "resumed with other options: data.files" in said
+    assert "resumed with other examples than before" in said
 
 
 @pytest.mark.slow

@@ -66,6 +66,8 @@ class SftRun:
         else:
             self.first_step, saved, meta = found
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
+            if meta["examples"] != self.setup.examples.checksum:
+                self.progress.print("resumed with other examples than before, or in another order")
 
     def learn(self) -> None:
         self.steps_done = self.first_step
@@ -124,7 +126,8 @@ class SftRun:
         self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
 
     def kept(self) -> Kept:
-        return {"train": self.state}, self.drawn.to_json()
+        examples = {"examples": self.setup.examples.checksum}
+        return {"train": self.state}, self.drawn.to_json() | examples
 
     def finish(self) -> None:
         config = self.config
