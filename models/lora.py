@@ -76,6 +76,11 @@ class Lora:
         return list(dict.fromkeys(name.rpartition(".")[2] for name in self.modules))
 
     @property
+    def num_weights(self) -> int:
+        """Of all adapters."""
+        return sum(x.size for x in jax.tree.leaves(self.abstract_params))
+
+    @property
     def abstract_params(self) -> Adapters:
         """Their shapes, float32."""
 

@@ -120,9 +120,15 @@ class Run:
     ) -> dict[str, float]:
         rate = self.learning_rates(max(0, result.updates_applied - 1))
         model, seconds = self.setup.policy.config, self.stopwatch.seconds["update"]
-        passes = self.config.algorithm.num_iterations
-        lengths = sequence_lengths(groups)
-        speed = describe_update(model, self.devices, lengths, passes=passes, seconds=seconds)
+        lora = self.trainer.trained.lora
+        speed = describe_update(
+            model,
+            self.devices,
+            sequence_lengths(groups),
+            passes=self.config.algorithm.num_iterations,
+            seconds=seconds,
+            adapter_weights=lora.num_weights if lora else None,
+        )
         return speed | {"train/learning_rate": float(rate)}
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:

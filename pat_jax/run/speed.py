@@ -21,6 +21,7 @@ def describe_update(
     *,
     passes: int,
     seconds: float,
+    adapter_weights: int | None = None,
 ) -> dict[str, float]:
     """The metrics of an update's speed; a device whose peak is not known has no `train/mfu`.
 
@@ -28,11 +29,13 @@ def describe_update(
       lengths: tokens of each sequence.
       passes: over the sequences, forward and backward.
       seconds: of the whole update.
+      adapter_weights: of the adapters that are trained; None: all of the model is.
     """
     measured = {"train/tokens_per_s": float(lengths.sum()) / seconds}
     if chip := chip_of(devices[0].device_kind):
         peak = chip.flops_s * len(devices)
-        measured["train/mfu"] = passes * training_flops(model, lengths) / seconds / peak
+        flops = training_flops(model, lengths, adapter_weights=adapter_weights)
+        measured["train/mfu"] = passes * flops / seconds / peak
     return measured
 
 

@@ -11,6 +11,7 @@ import jax
 from pat_jax.common.devices import Device
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
+from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.folder import CHECKPOINTS
 
@@ -24,27 +25,38 @@ _WRITTEN = {  # names in a run's folder, as a person would call them
 }
 
 
-def opening(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> str:
+def opening(
+    config: RunConfig, policy: Policy, devices: Sequence[Device], lora: Lora | None = None
+) -> str:
     """Such as "8 x NVIDIA H100 80GB HBM3 | qwen3, 8.19 B parameters | bfloat16 …"."""
     weights = config.rollout.weights
     more = "" if weights == "auto" else f", {weights} weights in the rollout"
     learning = config.algorithm.title if config.train else ""
-    return introduction(config, policy, devices, learning, more)
+    return introduction(config, policy, devices, learning, more, lora)
 
 
 def introduction(
-    config: AnyRun, policy: Policy, devices: Sequence[Device], learning: str, arithmetic: str = ""
+    config: AnyRun,
+    policy: Policy,
+    devices: Sequence[Device],
+    learning: str,
+    arithmetic: str = "",
+    lora: Lora | None = None,
 ) -> str:
     """
     Args:
       learning: by what; nothing where nothing is learned.
       arithmetic: what more there is to say of it.
+      lora: the adapters that are trained, if it is not all of the policy.
     """
     kind, model = devices[0].device_kind, Path(config.model).name
     arithmetic = f"{config.compute_dtype} arithmetic{arithmetic}"
     if learning and config.compute_dtype != "float32":
-        arithmetic += ", float32 master weights"
+        arithmetic += f", float32 {'adapters' if lora else 'master weights'}"
     size = f"{_count(num_parameters(policy))} parameters"
+    if lora:
+        kinds = " ".join(lora.kinds)
+        size += f", {_count(lora.num_weights)} in adapters of rank {lora.rank} ({kinds})"
     named = f"{model} ({policy.config.architecture})"
     return " | ".join(
         filter(None, [f"{len(devices)} x {kind}", f"{named}, {size}", arithmetic, learning])

@@ -6,10 +6,19 @@ from jaxtyping import Int
 from pat_jax.models.config import ModelConfig
 
 
-def training_flops(model: ModelConfig, lengths: Int[np.ndarray, " sequences"]) -> float:
+def training_flops(
+    model: ModelConfig,
+    lengths: Int[np.ndarray, " sequences"],
+    *,
+    adapter_weights: int | None = None,
+) -> float:
     """Floating-point operations of one forward and backward pass over sequences of these lengths.
 
         6 · (weights of matrix products) · Σ n  +  6 · layers · heads · head_dim · Σ n²
+
+    Where adapters are trained, a frozen weight has no gradient of its own:
+
+        (4 · (weights of matrix products) + 6 · adapter_weights) · Σ n  +  …
 
     The second is causal attention: a token sees those before it, on average half of them. Looking up
     an embedding, padding, recomputed layers and passes that only give log-probabilities are no part.
@@ -19,7 +28,10 @@ def training_flops(model: ModelConfig, lengths: Int[np.ndarray, " sequences"]) -
     """
     tokens = lengths.astype(np.float64)
     attention = model.num_layers * model.num_heads * model.head_dim
-    return 6 * (matrix_weights(model) * tokens.sum() + attention * (tokens**2).sum())
+    of_a_token = 6 * matrix_weights(model)
+    if adapter_weights is not None:
+        of_a_token = 4 * matrix_weights(model) + 6 * adapter_weights
+    return of_a_token * tokens.sum() + 6 * attention * (tokens**2).sum()
 
 
 def matrix_weights(model: ModelConfig) -> int:

@@ -16,6 +16,7 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
+from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
@@ -54,6 +55,9 @@ class PlanConfig:
     train: bool = True
     """The same devices train: master weights and the optimizer stay there, and the training step is
     compiled."""
+    lora_rank: int = 0
+    """Adapters of this rank are trained, of all linear layers, and the policy under them is frozen; 0
+    trains all of it. See --lora.rank of train."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights; see --rollout.weights of train."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -106,6 +110,13 @@ class PlanConfig:
             self.responses,
             f"a multiple of --num_generations ({self.num_generations})",
         )
+        check(self, "lora_rank", count(0, MOST_RANK))
+        require(
+            self.train or not self.lora_rank,
+            "lora_rank",
+            self.lora_rank,
+            "0 with --train false, which trains nothing",
+        )
         require(
             self.compile or self.layers == "few",
             "layers",
@@ -133,6 +144,7 @@ class PlanConfig:
         return RunConfig(
             model=self.model,
             train=self.train,
+            lora=LoraConfig(rank=self.lora_rank),
             compute_dtype=self.compute_dtype,
             run_dir=self.run_dir,
             rollout=RolloutConfig(

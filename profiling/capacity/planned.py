@@ -31,7 +31,6 @@ from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
 WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
-STATE_COPIES = 3  # parameters and two moments of them, in what training keeps
 
 
 @dataclass(frozen=True)
@@ -171,16 +170,16 @@ def _memory(
         int(memory.usable),
         tuple(layouts),
         tuple(plant.chain[1]),
-        _training(memory, programs),
+        _training(plant, programs),
     )
 
 
-def _training(memory: MemoryModel, programs: tuple[CompiledProgram, ...]) -> int:
-    """Bytes during an update: of the forward and backward pass, and the moments beside them."""
-    grads = [p.peak_bytes for p in programs if p.name == "grad" and not p.error]
-    applied = [p.peak_bytes for p in programs if p.name == "apply" and not p.error]
-    moments = memory.resident * (STATE_COPIES - 1) // STATE_COPIES
-    return max([*(n + moments for n in grads), *applied], default=0)
+def _training(plant: Plant, programs: tuple[CompiledProgram, ...]) -> int:
+    """Bytes during an update: of the forward and backward pass, and what lies beside them."""
+    passes = ("grad", "apply")
+    beside = {p.name: plant.beside(p.name) for p in programs if p.name in passes and not p.error}
+    peaks = (p.peak_bytes + beside[p.name] for p in programs if p.name in beside and not p.error)
+    return max(peaks, default=0)
 
 
 def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:

@@ -22,7 +22,13 @@ from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
-from pat_jax.engine.memory import kv_bytes, layouts_without_memory, memory_alone, memory_model
+from pat_jax.engine.memory import (
+    kv_bytes,
+    layouts_without_memory,
+    memory_alone,
+    memory_model,
+    shard_bytes,
+)
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
@@ -50,7 +56,9 @@ class Order:
         cls, target: Target, config: RunConfig, model: ModelConfig, depths: Sequence[int]
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
-        kept = {name: getattr(config, name) for name in ("rollout", "algorithm", "optimizer")}
+        kept = {
+            name: getattr(config, name) for name in ("rollout", "algorithm", "optimizer", "lora")
+        }
         kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
         multiple = math.lcm(model.vocab_multiple, target.num_devices)
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
@@ -143,6 +151,15 @@ class Plant:
     def resident(self) -> Sequence[Any]:
         """Shapes with shardings of what training keeps on the devices during a rollout."""
         return self.trainer(self.order.model).resident if self.order.config.train else ()
+
+    def beside(self, name: str) -> int:
+        """Bytes of a device that training keeps and the program `grad` or `apply` is not given."""
+        if not self.order.config.train:
+            return 0
+        trainer = self.trainer(self.order.model)
+        held = trainer.abstract_params, trainer.trained.abstract_frozen
+        given = {"grad": held, "apply": trainer.abstract_state}
+        return shard_bytes(self.resident) - shard_bytes(given[name])
 
     @cached_property
     def alone(self) -> MemoryModel:

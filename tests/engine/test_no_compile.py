@@ -11,6 +11,7 @@ from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
 
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.models.lora import Lora
 from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -60,11 +61,15 @@ class Iterations:
     """A run in small: sampling, a made-up reward, an update, the next policy."""
 
     subject: Subject
+    has_adapters: bool = False
 
     def __post_init__(self):
         self.engine, self.policy = self.subject.engine, self.subject.policy
         self.trainer.compile()
-        params = jax.device_put(self.subject.params, self.trainer.shardings)
+        params = jax.device_put(self.subject.params, self.trainer.trained.base_shardings)
+        if self.has_adapters:
+            self.trainer.freeze(params)
+            params = self.trainer.init(0)
         self.state = self.trainer["init_state"](params)
         self.reference = self.trainer["copy"](self.state.params)
         self.latency = Warmup(self.engine).measure(
@@ -95,6 +100,9 @@ class Iterations:
             micro_shapes=[(8, 64)],
             rollout_layouts=self.engine.layouts,
             rollout_dtype=jnp.float32,
+            lora=Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
+            if self.has_adapters
+            else None,
         )
 
     def iterate(self, step: int, planner: Planner, **options: float) -> list[str]:
@@ -149,6 +157,18 @@ def test_iterations_compile_nothing(warm):
         ["dp1tp8", "dp2tp4", "dp8tp1"],
         ["dp4tp2", "dp1tp8", "dp8tp1"],
     ]
+
+
+def test_iterations_that_train_adapters_compile_nothing():
+    """And the merged policy arrives, with what the adapters have learned."""
+    warm = Iterations(subject("kv2"), has_adapters=True)
+    before = jax.device_get(warm.state.params)
+    with counted_compilations() as events:
+        for step in range(2):
+            warm.iterate(step, ScriptedPath(DP8, (Step(DP4TP2, 12), Step(TP8, 4))))
+    assert events == []
+    after = jax.device_get(warm.state.params)
+    assert all((after[name].b != before[name].b).any() for name in before)
 
 
 class Restless(FixedLayout):

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from pat_jax.config.run import CheckpointConfig, RunConfig
+from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
 from pat_jax.run.words import closing, num_parameters, opening
@@ -38,6 +39,11 @@ def test_the_opening_says_devices_parameters_and_arithmetic():
     config = RunConfig(model="/models/Qwen3-8B", compute_dtype="bfloat16")
     assert opening(config, policy, devices) == (
         "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters | bfloat16 arithmetic, float32 master weights | grpo"
+    )
+    lora = Lora.of(policy, rank=16, alpha=32, targets=["q_proj", "v_proj"])
+    assert opening(config, policy, devices, lora) == (
+        "2 x cpu | Qwen3-8B (qwen3), 8.19 B parameters, 7.67 M in adapters of rank 16 (q_proj v_proj) | "
+        "bfloat16 arithmetic, float32 adapters | grpo"
     )
     only_rollouts = replace(config, train=False, rollout=replace(config.rollout, weights="int8"))
     assert opening(only_rollouts, policy, devices).endswith(

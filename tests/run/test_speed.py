@@ -46,6 +46,16 @@ def test_the_arithmetic_is_that_of_each_product(lengths: list[int]):
     assert training_flops(SHAPE, np.array(lengths)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_frozen_weight_has_no_gradient():
+    """A third of each product with weights is left out, none of attention; adapters have all three."""
+    lengths, few = np.array([7, 30]), 100
+    found = training_flops(SHAPE, lengths, adapter_weights=few)
+    weights = 2 * matrix_weights(SHAPE) * 37
+    assert found == pytest.approx(
+        training_flops(SHAPE, lengths) - weights + 6 * few * 37, rel=1e-12
+    )
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_weights_of_products_are_the_matrices_of_the_model(name: str):
     model = preset(name)
