@@ -251,14 +251,24 @@ class Transformer(nnx.Module):
             x = partition.sum(jnp.where(is_local[..., None], rows, 0), "vocab")
             return partition.constrain(x, "batch", None, None)
 
+    @property
+    def head(self) -> Array:
+        """The weights of the logits, [vocab, embed]."""
+        return (self.embedding if self.config.tie_embeddings else self.lm_head)[...]
+
     def logits(
         self, hidden: Float[Array, "*batch embed"], partition: Partition | None = None
     ) -> Float[Array, "*batch vocab"]:
         """Float32 logits over the padded vocabulary, whole on every device."""
-        partition = partition or Whole()
-        with jax.named_scope("lm_head"):
-            head = self.embedding if self.config.tie_embeddings else self.lm_head
-            return partition.gather(linear(hidden, head[...], dtype=jnp.float32), "vocab")
+        return logits(self.head, hidden, partition or Whole())
+
+
+def logits(
+    head: Float[Array, "vocab embed"], hidden: Float[Array, "*batch embed"], partition: Partition
+) -> Float[Array, "*batch vocab"]:
+    """Float32, over the padded vocabulary, whole on every device."""
+    with jax.named_scope("lm_head"):
+        return partition.gather(linear(hidden, head, dtype=jnp.float32), "vocab")
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("partition", "remat"))

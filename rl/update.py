@@ -21,6 +21,26 @@ from pat_jax.rl.losses import Loss, PerToken, Sums
 Params = Any  # a pytree of float32 arrays, the master weights
 
 
+def _all_of_them(params: Params) -> Params:
+    return params
+
+
+def _at_once(function: Callable, head: Any, *rows: Array) -> tuple[PerToken, PerToken]:
+    return function(head, *rows)
+
+
+@dataclass(frozen=True)
+class ModelFunctions:
+    """A model as an update wants it."""
+
+    # params, tokens[rows, length] and their positions -> hidden states
+    forward: Callable[[Params, Array, Array], Array]
+    logits: Callable[[Any, Array], Array]  # head, hidden states -> logits, padding included
+    head: Callable[[Params], Any] = _all_of_them  # what `logits` is given of the parameters
+    # (function, head, arrays of rows) -> what the function makes of them, shard of rows by shard
+    by_rows: Callable[..., tuple[PerToken, PerToken]] = _at_once
+
+
 @pytree_dataclass
 class TrainState:
     """All that an optimizer step changes."""
@@ -39,14 +59,12 @@ class PolicyUpdate:
     state where it is replaced.
     """
 
-    # params, tokens[rows, length] and their positions -> hidden states
-    forward: Callable[[Params, Array, Array], Array]
-    logits: Callable[[Params, Array], Array]  # params, hidden states -> logits, padding included
+    model: ModelFunctions
     optimizer: optax.GradientTransformation
     vocab_size: int  # without padding
     loss: Loss
     temperature: float = 1.0  # the rollout's, so that both mean the same distribution
-    logit_tokens: int = 4096  # tokens, all devices together, whose logits exist at a time
+    logit_tokens: int = 4096  # of one shard of rows, whose logits exist at a time
 
     def has_passes_of(self, other: "PolicyUpdate") -> bool:
         """Whether all but the optimizers is equal: `grad_step` and `loss.zero_sums` are then the
@@ -117,16 +135,21 @@ class PolicyUpdate:
         *,
         has_entropy_gradient: bool = False,
     ) -> tuple[PerToken, PerToken]:
-        hidden = self.forward(params, tokens, positions)
-        return token_logprobs(
-            hidden,
-            targets,
-            lambda hidden: self.logits(params, hidden),
-            vocab_size=self.vocab_size,
-            temperature=temperature,
-            chunk=max(1, self.logit_tokens // hidden.shape[0]),
-            has_entropy_gradient=has_entropy_gradient,
-        )
+        # The head is brought together once for all chunks of a shard, and its gradient summed over
+        # shards once: where the compiler splits the loop over chunks, it does both at each.
+        def of_rows(head: Any, hidden: Array, targets: Array) -> tuple[PerToken, PerToken]:
+            return token_logprobs(
+                hidden,
+                targets,
+                lambda hidden: self.model.logits(head, hidden),
+                vocab_size=self.vocab_size,
+                temperature=temperature,
+                chunk=max(1, self.logit_tokens // hidden.shape[0]),
+                has_entropy_gradient=has_entropy_gradient,
+            )
+
+        hidden = self.model.forward(params, tokens, positions)
+        return self.model.by_rows(of_rows, self.model.head(params), hidden, targets)
 
 
 def zero_gradients(params: Params) -> Params:

@@ -39,8 +39,8 @@ def make_trainer(
     targets: Sequence[Layout] = tuple(CHAIN.values()),
 ) -> Trainer:
     """With only the named programs compiled."""
-    forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
-    update = PolicyUpdate(forward, logits, optax.adam(1e-3), CONFIG.vocab_size, loss)
+    model = model_functions(POLICY, layout, jnp.float32, remat=True)
+    update = PolicyUpdate(model, optax.adam(1e-3), CONFIG.vocab_size, loss)
     trainer = Trainer(
         POLICY,
         layout,

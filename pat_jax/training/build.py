@@ -27,6 +27,9 @@ from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions
 
+LOGIT_BYTES = (
+    2**28
+)  # of float32 logits of a device at a time; the backward pass holds some twice as many
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -94,11 +97,12 @@ def _updates(
     dtype = DTYPES[config.compute_dtype]
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
-        *model_functions(policy, layout, dtype, remat=config.remat),
+        model_functions(policy, layout, dtype, remat=config.remat),
         make_optimizer(total_steps=_num_updates(config), **asdict(config.optimizer)),
         policy.config.vocab_size,
         loss,
         temperature=config.rollout.temperature,
+        logit_tokens=max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size)),
     )
     supervised = make_optimizer(
         learning_rate=warm_start.learning_rate,

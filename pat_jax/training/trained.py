@@ -69,10 +69,14 @@ class Trained:
     def over(self, frozen: Leaves, update: PolicyUpdate) -> PolicyUpdate:
         """An update of the whole policy as one of what is trained, what is frozen being given."""
 
+        model = update.model
+
         def forward(params: Leaves, tokens: Array, positions: Array) -> Array:
-            return update.forward(self.whole(frozen, params), tokens, positions)
+            return model.forward(self.whole(frozen, params), tokens, positions)
 
-        def logits(params: Leaves, hidden: Array) -> Array:
-            return update.logits(self.whole(frozen, params), hidden)
+        def head(params: Leaves) -> Array:
+            return model.head(self.whole(frozen, params))
 
-        return replace(update, forward=forward, logits=logits) if self.lora else update
+        if not self.lora:
+            return update
+        return replace(update, model=replace(model, forward=forward, head=head))

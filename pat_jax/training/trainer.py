@@ -8,6 +8,7 @@ are trained, with LoRA the adapters (`trained.py`).
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,14 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import AutoPartition, Layout
 from pat_jax.models.lora import Lora
+from pat_jax.models.partition import Whole
 from pat_jax.models.policy import Params, Policy
+from pat_jax.models.transformer import logits
 from pat_jax.planning.types import Split
 from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.kl import Estimator, estimate_kl
 from pat_jax.rl.losses import Loss, Sums
-from pat_jax.rl.update import PolicyUpdate, TrainState, zero_gradients
+from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
 from pat_jax.training.trained import Trained
 from pat_jax.training.transfer import declare_transfer
 
@@ -38,18 +41,18 @@ Record = tuple[Sums, Array, Array]  # of an optimizer step: metrics, norm, wheth
 
 def model_functions(
     policy: Policy, layout: Layout, dtype: jnp.dtype, *, remat: bool = True
-) -> tuple[Callable[[Params, Array, Array], Array], Callable[[Params, Array], Array]]:
-    """forward(params, tokens, positions) and logits(params, hidden), as `rl.update` wants them."""
+) -> ModelFunctions:
+    """The policy in this layout, computed in `dtype`."""
     partition = AutoPartition(layout)
 
     def forward(params: Params, tokens: Array, positions: Array) -> Array:
         model = policy.bind(params)
         return model(tokens, positions, partition=partition, dtype=dtype, remat=remat)[0]
 
-    def logits(params: Params, hidden: Array) -> Array:
-        return policy.bind(params).logits(hidden, partition)
+    def head(params: Params) -> Array:
+        return policy.bind(params).head
 
-    return forward, logits
+    return ModelFunctions(forward, partial(logits, partition=Whole()), head, partition.by_rows)
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,9 @@ class Iterations:
     @cached_property
     def trainer(self) -> Trainer:
         layout = self.engine.layouts[DP8]
-        forward, logits = model_functions(self.policy, layout, jnp.float32)
+        model = model_functions(self.policy, layout, jnp.float32)
         update = PolicyUpdate(
-            forward,
-            logits,
+            model,
             make_optimizer(learning_rate=1e-3, total_steps=10),
             self.policy.config.vocab_size,
             PolicyLoss(beta=0.01),

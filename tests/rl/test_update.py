@@ -16,7 +16,7 @@ from pat_jax.rl.optimizer import make_optimizer
 from pat_jax.rl.packing import shapes
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.rl.update import PolicyUpdate, zero_gradients
+from pat_jax.rl.update import ModelFunctions, PolicyUpdate, zero_gradients
 
 VOCAB, PADDED, EMBED = 11, 16, 6
 ON_POLICY = PolicyLoss(is_on_policy=True)
@@ -49,7 +49,9 @@ def make_update(
     loss: Loss = ON_POLICY, learning_rate: float = 1e-2, temperature: float = 1.0
 ) -> PolicyUpdate:
     optimizer = make_optimizer(learning_rate=learning_rate, total_steps=10, weight_decay=0.1)
-    return PolicyUpdate(forward, logits, optimizer, VOCAB, loss, temperature, logit_tokens=16)
+    return PolicyUpdate(
+        ModelFunctions(forward, logits), optimizer, VOCAB, loss, temperature, logit_tokens=16
+    )
 
 
 compiled = functools.cache(jax.jit)

@@ -84,8 +84,8 @@ def one_a_row(batch: TrainBatch) -> MicroBatch:
 @cache
 def gradient_of(loss: PolicyLoss):
     (layout,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
-    forward, logits = model_functions(POLICY, layout, jnp.float32, remat=True)
-    return jax.jit(PolicyUpdate(forward, logits, optax.sgd(1.0), CONFIG.vocab_size, loss).grad_step)
+    model = model_functions(POLICY, layout, jnp.float32, remat=True)
+    return jax.jit(PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, loss).grad_step)
 
 
 def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Params, Sums]:

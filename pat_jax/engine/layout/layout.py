@@ -17,6 +17,7 @@ KV cache from any layout to any other.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -316,3 +317,26 @@ class AutoPartition(Whole):
             out_specs=self.layout.spec(*output, role="train"),
             check_vma=False,  # kernels do not say over which axes their results vary
         )(*arrays)
+
+    def by_rows(self, function: Callable[..., Any], whole: Any, *rows: Array) -> Any:
+        """What `function` makes of each data-parallel shard of rows and of `whole`, which all have.
+
+        Communication over data parallelism comes before and after it, never inside: `whole` is brought
+        together once, and its gradient summed once. Tensor parallelism is left to the compiler.
+        """
+        dp_axes = self.layout.dp_axes
+        if not dp_axes:
+            return function(whole, *rows)
+        by_rows = self.layout.spec("batch", role="train")
+
+        def of_shard(whole: Any, *rows: Array) -> Any:
+            # Told apart here, its gradients are summed here, and not wherever `function` uses it.
+            return function(jax.lax.pcast(whole, dp_axes, to="varying"), *rows)
+
+        return jax.shard_map(
+            of_shard,
+            mesh=self.layout.mesh,
+            in_specs=(PartitionSpec(), *[by_rows] * len(rows)),
+            out_specs=by_rows,
+            axis_names=set(dp_axes),
+        )(whole, *rows)
