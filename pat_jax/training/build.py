@@ -27,9 +27,7 @@ from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions
 
-LOGIT_BYTES = (
-    2**28
-)  # of float32 logits of a device at a time; the backward pass holds some twice as many
+LOGIT_BYTES = 2**28  # of float32 logits on a device at a time; its gradient's pass has a few such
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -102,7 +100,7 @@ def _updates(
         policy.config.vocab_size,
         loss,
         temperature=config.rollout.temperature,
-        logit_tokens=max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size)),
+        logit_tokens=logit_tokens(policy, layout),
     )
     supervised = make_optimizer(
         learning_rate=warm_start.learning_rate,
@@ -124,6 +122,11 @@ def _updates(
         is_on_policy=True,
     )
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
+
+
+def logit_tokens(policy: Policy, layout: Layout) -> int:
+    """Tokens of one shard of rows whose logits exist at a time, split over its tensor parallelism."""
+    return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
 
 
 def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:

@@ -13,7 +13,7 @@ from pat_jax.rl.optimizer import make_optimizer
 from pat_jax.rl.packing import Shape, shapes
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import PolicyUpdate
-from pat_jax.training.build import DTYPES
+from pat_jax.training.build import DTYPES, logit_tokens
 from pat_jax.training.trainer import OLD, Trainer, model_functions
 
 SHORTEST_ROW = 64  # tokens
@@ -25,10 +25,11 @@ def build_supervised_trainer(
     """Updates by the cross-entropy in `layout`, and log-probabilities where there is an evaluation."""
     dtype = DTYPES[config.compute_dtype]
     update = PolicyUpdate(
-        *model_functions(policy, layout, dtype, remat=config.remat),
+        model_functions(policy, layout, dtype, remat=config.remat),
         make_optimizer(total_steps=total_steps, **asdict(config.optimizer)),
         policy.config.vocab_size,
         CrossEntropy(),
+        logit_tokens=logit_tokens(policy, layout),
     )
     return Trainer(
         policy,

@@ -52,8 +52,8 @@ def learned(directory: Path, micro_batches: list[MicroBatch], work: Path) -> Lea
     params = load_params(directory, policy, None, jnp.float32)
     chain, _ = layout_chain(factored_mesh(jax.devices()[:1]), config)
     (layout,) = chain.values()
-    functions = model_functions(policy, layout, jnp.float32)
-    update = PolicyUpdate(*functions, optax.sgd(1.0), config.vocab_size, CrossEntropy())
+    model = model_functions(policy, layout, jnp.float32)
+    update = PolicyUpdate(model, optax.sgd(1.0), config.vocab_size, CrossEntropy())
     step = jax.jit(update.grad_step)
     grads, sums = zero_gradients(params), update.loss.zero_sums()
     for micro in micro_batches:
