@@ -17,6 +17,9 @@ class AnyRun(TrackingOptions, Protocol):
     def run_dir(self) -> str: ...
 
     @property
+    def seed(self) -> int: ...
+
+    @property
     def resume(self) -> bool: ...
 
     @property

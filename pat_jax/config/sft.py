@@ -22,6 +22,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.data import JSON_OBJECT, WHOLE_TEXT
 from pat_jax.config.learning import OptimizerConfig
+from pat_jax.config.lora import LoraConfig, check_lora
 from pat_jax.config.run import CheckpointConfig
 from pat_jax.config.tracking import check_tracking
 from pat_jax.rl.example_files import ExampleColumns
@@ -140,6 +141,7 @@ class SftConfig:
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(learning_rate=2e-5, schedule="cosine")
     )
+    lora: LoraConfig = field(default_factory=LoraConfig)
     eval: SftEvalConfig = field(default_factory=SftEvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
@@ -153,6 +155,7 @@ class SftConfig:
         check(self, "devices", DEVICES)
         check(self, "device_memory_gib", MEMORY_GIB)
         check_tracking(self)
+        check_lora(self.lora, learns=True, export_dir=self.checkpoint.export_dir)
         require(
             not self.resume or self.run_dir != "",
             "run_dir",

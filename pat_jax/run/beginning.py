@@ -4,15 +4,14 @@ Knows checkpoints and the supervised stage. Does not know the loop that follows 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.update import TrainState
-from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.adapters import check_base, freeze_base
 from pat_jax.run.open_run import OpenRun, Restored
 from pat_jax.run.setup import Setup
 from pat_jax.run.totals import Totals
@@ -32,7 +31,7 @@ class Beginning:
 def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     """Raises UserError where a run is to be resumed and every checkpoint of it is damaged, or its
     adapters are of another base."""
-    base_checksum = freeze_base(config, setup)
+    base_checksum = freeze_base(setup.trainer, partial(setup.initial_policy, config))
     trainer = setup.trainer
     abstract: dict[str, Any] = {"train": trainer.abstract_state}
     if trainer.has_reference:
@@ -46,26 +45,9 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     return Beginning(0, state, reference, lengths, Totals(), base_checksum)
 
 
-def freeze_base(config: RunConfig, setup: Setup) -> int | None:
-    """Gives the trainer the policy that adapters are added to, if there are any.
-
-    Returns:
-      A checksum of its values.
-    """
-    trainer = setup.trainer
-    if not trainer.trained.lora:
-        return None
-    return trainer.freeze(setup.initial_policy(config, trainer.trained.base_dtype))
-
-
 def _resumed(config: RunConfig, found: Restored, base_checksum: int | None) -> Beginning:
     step, saved, meta = found
-    if meta.get("base_checksum") != base_checksum:
-        raise UserError(
-            f"the adapters in {Path(config.run_dir) / CHECKPOINTS} are of another base, whose weights "
-            f"differ from those of --model {config.model!r} with --seed {config.seed}: give those that "
-            "they were trained with, or another --run_dir."
-        )
+    check_base(meta, base_checksum, config)
     lengths = LengthModel.from_json(meta["lengths"])
     lengths = lengths.with_cap(config.rollout.max_completion_length)
     totals = Totals.from_json(meta, step)

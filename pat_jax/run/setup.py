@@ -35,7 +35,6 @@ from pat_jax.engine.memory import (
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint, load_params
-from pat_jax.models.peft_adapter import load_adapter
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
@@ -43,6 +42,7 @@ from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
+from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
@@ -72,10 +72,8 @@ class Setup:
 
     def initial_params(self, config: RunConfig) -> Leaves:
         """Of what is trained."""
-        if (lora := self.trainer.trained.lora) and config.lora.adapter:
-            return load_adapter(config.lora.adapter, lora, self.trainer.shardings)
-        if lora:
-            return self.trainer.init(config.seed)
+        if lora := self.trainer.trained.lora:
+            return first_adapters(self.trainer, lora, config.lora, config.seed)
         return self.initial_policy(config, jnp.float32)
 
     def initial_policy(self, config: RunConfig, dtype: jnp.dtype) -> Params:
@@ -142,11 +140,8 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 
 
 def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
-    fingerprint = asdict(policy.config) | {"has_reference": config.algorithm.beta > 0}
-    if lora := build_lora(config.lora, policy):
-        named = {"rank": lora.rank, "alpha": lora.alpha, "modules": lora.modules}
-        fingerprint |= {f"lora.{name}": value for name, value in named.items()}
-    return fingerprint
+    own = {"has_reference": config.algorithm.beta > 0}
+    return asdict(policy.config) | own | identity(build_lora(config.lora, policy))
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:

@@ -13,7 +13,7 @@ from pat_jax.rl.optimizer import make_optimizer
 from pat_jax.rl.packing import Shape, shapes
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import PolicyUpdate
-from pat_jax.training.build import DTYPES, logit_tokens
+from pat_jax.training.build import DTYPES, build_lora, logit_tokens
 from pat_jax.training.trainer import OLD, Trainer, model_functions
 
 SHORTEST_ROW = 64  # tokens
@@ -22,7 +22,11 @@ SHORTEST_ROW = 64  # tokens
 def build_supervised_trainer(
     config: SftConfig, policy: Policy, layout: Layout, total_steps: int
 ) -> Trainer:
-    """Updates by the cross-entropy in `layout`, and log-probabilities where there is an evaluation."""
+    """Updates by the cross-entropy in `layout`, and log-probabilities where there is an evaluation.
+
+    Raises:
+      UserError: adapters are asked for that the model cannot have.
+    """
     dtype = DTYPES[config.compute_dtype]
     update = PolicyUpdate(
         model_functions(policy, layout, dtype, remat=config.remat),
@@ -39,6 +43,8 @@ def build_supervised_trainer(
         rollout_layouts={},
         rollout_dtype=dtype,
         has_logprobs=config.eval.every > 0,
+        lora=build_lora(config.lora, policy),
+        base_dtype=dtype,
     )
 
 

@@ -4,6 +4,7 @@ Wires the rooms together. Knows no option of the command line and no array.
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.sft import SftConfig
 from pat_jax.rl.examples import Example
 from pat_jax.rl.supervised import num_learned, to_example_batch
+from pat_jax.run.adapters import check_base, freeze_base
 from pat_jax.run.compiling import compile_update
 from pat_jax.run.export import export_policy
 from pat_jax.run.open_run import Kept, OpenRun
@@ -49,7 +51,8 @@ class SftRun:
         setup, say = self.setup, self.progress.print
         for line in setup.note.splitlines():
             say(line)
-        say(introduction(self.config, setup.policy, setup.devices, "supervised fine-tuning"))
+        learning, lora = "supervised fine-tuning", self.trainer.trained.lora
+        say(introduction(self.config, setup.policy, setup.devices, learning, lora=lora))
         say(f"run folder {self.config.run_dir}; layout {self.trainer.layout.split}")
         start = time.perf_counter()
         compile_update(self.trainer, setup.memory, self.config, self.progress)
@@ -59,12 +62,16 @@ class SftRun:
     def begin(self) -> None:
         """Parameters, optimizer and what has been drawn: from the checkpoint, or from the start."""
         self.open.tell_changes()
+        self.base_checksum = freeze_base(
+            self.trainer, partial(self.setup.initial_policy, self.config)
+        )
         found = self.open.restore({"train": self.trainer.abstract_state})
         if found is None:
             self.first_step, self.drawn = 0, Drawn()
             self.state = self.trainer["init_state"](self.setup.initial_params(self.config))
         else:
             self.first_step, saved, meta = found
+            check_base(meta, self.base_checksum, self.config)
             self.state, self.drawn = saved["train"], Drawn.from_json(meta)
             if meta["examples"] != self.setup.examples.checksum:
                 self.progress.print("resumed with other examples than before, or in another order")
@@ -105,12 +112,14 @@ class SftRun:
             self.open.save(step, self.kept(), self.metrics)
 
     def describe(self, examples: list[Example]) -> dict[str, float]:
+        lora = self.trainer.trained.lora
         speed = describe_update(
             self.setup.policy.config,
             self.setup.devices,
             np.array([len(example) for example in examples]),
             passes=1,
             seconds=self.stopwatch.seconds["update"],
+            adapter_weights=lora.num_weights if lora else None,
         )
         return speed | {"train/tokens_in_loss": num_learned(examples)}
 
@@ -126,8 +135,8 @@ class SftRun:
         self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
 
     def kept(self) -> Kept:
-        examples = {"examples": self.setup.examples.checksum}
-        return {"train": self.state}, self.drawn.to_json() | examples
+        meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}
+        return {"train": self.state}, self.drawn.to_json() | meta
 
     def finish(self) -> None:
         config = self.config
@@ -137,5 +146,6 @@ class SftRun:
         self.open.close()
         if config.checkpoint.export_dir:
             step = max(self.steps, self.first_step)
-            export_policy(config, self.trainer.trained, self.state.params, step)
+            trained, form = self.trainer.trained, config.lora.export
+            export_policy(config, trained, self.state.params, step, form)
         self.open.tell_end(self.compile_s)

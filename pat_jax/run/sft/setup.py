@@ -21,10 +21,13 @@ from pat_jax.rl.examples import ExampleReader, Examples, Read
 from pat_jax.rl.packing import Shape
 from pat_jax.rl.supervised import to_example_batch
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import find_files
+from pat_jax.training.build import build_lora
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
+from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state
 
@@ -45,8 +48,16 @@ class SftSetup:
     fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
     memory: float  # bytes of a device
 
-    def initial_params(self, config: SftConfig) -> Params:
-        return load_params(config.model, self.policy, self.trainer.shardings, jnp.float32)
+    def initial_params(self, config: SftConfig) -> Leaves:
+        """Of what is trained."""
+        if lora := self.trainer.trained.lora:
+            return first_adapters(self.trainer, lora, config.lora, config.seed)
+        return self.initial_policy(config, jnp.float32)
+
+    def initial_policy(self, config: SftConfig, dtype: jnp.dtype) -> Params:
+        """What training begins with, or the adapters are added to."""
+        shardings = self.trainer.trained.base_shardings
+        return load_params(config.model, self.policy, shardings, dtype)
 
 
 def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
@@ -56,14 +67,16 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     examples, which take seconds.
     """
     model = _model_config(config, len(devices))
-    fingerprint = asdict(model) | {"learns_from": "examples"}
+    policy = Policy.from_config(model)
+    lora = identity(build_lora(config.lora, policy))
+    fingerprint = asdict(model) | {"learns_from": "examples"} | lora
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     read, evaluated = _read(config, model)
     examples = Examples(read.train, seed=config.seed)
     steps = _steps(config, examples)
     chain, _ = layout_chain(factored_mesh(devices), model)
-    layout, policy = next(iter(chain.values())), Policy.from_config(model)
+    layout = next(iter(chain.values()))
     trainer = build_supervised_trainer(config, policy, layout, steps)
     memory = memory_limit(config, devices)
     check_state(trainer, memory)

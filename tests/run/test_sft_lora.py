@@ -1,0 +1,93 @@
+"""Supervised fine-tuning of adapters: it learns, compiles nothing on the way, and knows its base."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from arrays import assert_same_bits
+from compilations import counted_compilations
+from runs import write_checkpoint, write_problems
+from safetensors.numpy import load_file, save_file
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.sft import SftConfig
+from pat_jax.models.peft_adapter import load_adapter, read_adapter
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.folder import CHECKPOINTS, options_of_run
+from pat_jax.run.metrics import read_metrics
+from pat_jax.run.sft.loop import SftRun
+from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.run.stop_signals import StopSignals
+from pat_jax.sft import read
+
+
+def made(*options: str) -> tuple[SftConfig, SftSetup]:
+    config = options_of_run(options, read)
+    return config, build(config, jax.devices()[: config.devices])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
+    """The folder of a run to the end, its options, and what it compiled after its programs."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    base, data = write_checkpoint(folder / "base"), write_problems(folder / "sums.jsonl")
+    options = [
+        *("--model", str(base), "--data", str(data), "--run_dir", str(folder / "run")),
+        *("--data.prompt_key", "question", "--data.completion_key", "answer"),
+        *("--devices", "2", "--max_length", "64", "--tokens_per_micro_batch", "256"),
+        *("--batch_size", "8", "--steps", "12", "--eval.every", "12", "--eval.share", "0.2"),
+        *("--lora.rank", "4", "--optimizer.learning_rate", "3e-2", "--lora.export", "adapter"),
+    ]
+    config, setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
+    run = SftRun(config, setup, StopSignals())
+    run.compile()
+    # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.open, "save", lambda *_: None)
+        run.begin()
+        with counted_compilations() as compiled:
+            run.learn()
+    run.finish()
+    run.open._lock.release()
+    return folder, options, compiled
+
+
+def test_adapters_learn_and_compile_nothing(whole):
+    folder, _, compiled = whole
+    assert compiled == []
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    losses = [row["train/loss"] for row in rows[1:]]
+    assert len(losses) == 12 and losses[-1] < 0.9 * losses[0]
+
+
+def test_the_export_is_the_adapters_of_the_checkpoint(whole):
+    folder, options, _ = whole
+    _, setup = made(*options, "--checkpoint.export_dir", str(folder / "other"))
+    lora = setup.trainer.trained.lora
+    with Checkpointer(folder / "run" / CHECKPOINTS, fingerprint=setup.fingerprint) as checkpoints:
+        step, state, _ = checkpoints.restore({"train": setup.trainer.abstract_state})
+    params = jax.device_get(state["train"].params)
+    assert step == 12 and lora and set(params) == set(lora.modules)
+    assert all(np.any(adapter.b) for adapter in params.values())
+    known = read_adapter(folder / "adapter", setup.policy)
+    assert (known.rank, known.modules) == (4, lora.modules)
+    assert_same_bits(load_adapter(folder / "adapter", known), params)
+
+
+def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
+    folder, options, _ = whole
+    other = tmp_path / "other"
+    shutil.copytree(folder / "base", other)
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] + np.float32(1e-3)
+    save_file(weights, other / "model.safetensors")
+    config, setup = made(
+        *options, "--resume", "--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")
+    )
+    run = SftRun(config, setup, StopSignals())
+    run.compile()
+    with pytest.raises(UserError, match="are of another base, whose weights differ"):
+        run.begin()
+    run.open._lock.release()
