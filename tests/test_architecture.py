@@ -129,3 +129,11 @@ def test_tests_import_neither_benchmarks_nor_one_another():
 
 def test_eight_cpu_devices_are_there():
     assert len(jax.devices("cpu")) == 8
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest takes the second for the first, and runs none of its tests."""
+    names = [
+        path.name for room in ("tests", "benchmarks") for path in (ROOT / room).rglob("test_*.py")
+    ]
+    assert sorted(names) == sorted(set(names))

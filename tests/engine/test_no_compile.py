@@ -158,16 +158,19 @@ def test_iterations_compile_nothing(warm):
     ]
 
 
-def test_iterations_that_train_adapters_compile_nothing():
+def test_iterations_that_train_adapters_compile_nothing(warm):
     """And the merged policy arrives, with what the adapters have learned."""
-    warm = Iterations(subject("kv2"), has_adapters=True)
-    before = jax.device_get(warm.state.params)
+    adapted = Iterations(subject("kv2"), has_adapters=True)
+    before = jax.device_get(adapted.state.params)
     with counted_compilations() as events:
         for step in range(2):
-            warm.iterate(step, ScriptedPath(DP8, (Step(DP4TP2, 12), Step(TP8, 4))))
+            adapted.iterate(step, ScriptedPath(DP8, (Step(DP4TP2, 12), Step(TP8, 4))))
     assert events == []
-    after = jax.device_get(warm.state.params)
+    after = jax.device_get(adapted.state.params)
     assert all((after[name].b != before[name].b).any() for name in before)
+    # Both have one engine, which goes back to the other's policy.
+    adapted.generator.release()
+    warm.generator.load(warm.state.params)
 
 
 class Restless(FixedLayout):
