@@ -1,5 +1,6 @@
 """Options of the evaluation in training, and what every evaluation has to be."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pat_jax.common.rules import (
@@ -41,19 +42,12 @@ class EvalConfig:
     """Responses shown at each evaluation, to the same prompts every time; 0 shows none."""
 
     def __post_init__(self):
-        check(self, "every", STEPS, "eval.")
         check(self, "num_prompts num_generations", RESPONSES, "eval.")
         check(self, "temperature", TEMPERATURE, "eval.")
         check(self, "pass_threshold", REWARD, "eval.")
         check_samples_differ(self.num_generations, self.temperature, "eval.")
         check(self, "num_completions_to_print", count(0, 1000), "eval.")
-        check(self, "data", (all, "names that are not empty"), "eval.")
-        require(
-            self.every > 0 or not self.data,
-            "eval.data",
-            " ".join(self.data),
-            "none with --eval.every 0, which never evaluates",
-        )
+        check_schedule(self, self.every, self.data)
 
 
 def check_samples_differ(num_generations: int, temperature: float, section: str = "") -> None:
@@ -67,3 +61,14 @@ def check_samples_differ(num_generations: int, temperature: float, section: str 
         temperature,
         f"above 0 with --{section}num_generations {num_generations}: greedy samples are all the same",
     )
+
+
+def check_schedule(config: object, every: int, data: Sequence[str]) -> None:
+    """
+    Raises:
+      OptionError: how often, or on which files, is no schedule of evaluations.
+    """
+    check(config, "every", STEPS, "eval.")
+    check(config, "data", (all, "names that are not empty"), "eval.")
+    never = "none with --eval.every 0, which never evaluates"
+    require(every > 0 or not data, "eval.data", " ".join(data), never)

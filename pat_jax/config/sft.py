@@ -21,6 +21,7 @@ from pat_jax.common.rules import (
     require,
 )
 from pat_jax.config.data import JSON_OBJECT, WHOLE_TEXT
+from pat_jax.config.evaluation import check_schedule
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import LoraConfig, check_lora
 from pat_jax.config.run import CheckpointConfig
@@ -80,16 +81,9 @@ class SftEvalConfig:
     """Held-out examples that are evaluated, at most."""
 
     def __post_init__(self):
-        check(self, "every", STEPS, "eval.")
         check(self, "share", (lambda x: 0 < x < 1, "a number in (0, 1)"), "eval.")
         check(self, "num_examples", RESPONSES, "eval.")
-        check(self, "data", (all, "names that are not empty"), "eval.")
-        require(
-            self.every > 0 or not self.data,
-            "eval.data",
-            " ".join(self.data),
-            "none with --eval.every 0, which never evaluates",
-        )
+        check_schedule(self, self.every, self.data)
 
 
 @dataclass(frozen=True)
