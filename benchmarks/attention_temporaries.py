@@ -11,10 +11,7 @@ program's text; those of kernels are told by the blocks that they look at.
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,16 +20,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from pat_jax.common.files import replace_text
+from benchmarks import on_targets
 from pat_jax.engine.layout.layout import AutoPartition, Layout, factored_mesh, make_layout
 from pat_jax.models import row_attention, row_attention_gpu, row_attention_tpu
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.layers import Rotation, attend
 from pat_jax.models.presets import preset
-from pat_jax.models.row_bounds import first_blocks, first_keys
+from pat_jax.models.row_bounds import key_blocks, seen_keys
 from pat_jax.models.transformer import CONTEXT, QUERIES, Keys, Layer, _run_layer
 from pat_jax.profiling.cross_compile import hlo_costs
-from pat_jax.profiling.cross_compile.compile import environment
 from pat_jax.profiling.cross_compile.worker import devices_of
 from pat_jax.profiling.predict.targets import Target
 
@@ -88,7 +84,7 @@ def layer_gradients(partition: AutoPartition, definition: Any) -> Callable[..., 
 
         def run(params: Any, x: Array) -> Array:
             return _run_layer(
-                definition, params, x, positions, rotation, None, partition=partition, remat=True
+                definition, params, x, positions, rotation, None, partition=partition, remat="full"
             )[0]
 
         return jax.vjp(run, params, x)[1](grads)
@@ -142,7 +138,7 @@ def looked_at(platform: str, lengths: Sequence[int], head_dim: int) -> dict[str,
         of = row_attention_gpu._tiles(jnp.zeros((1, 1, 1, 1, head_dim), jnp.bfloat16)).forward
         tile = (of.queries, of.keys)
     positions = jnp.asarray(np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])[None])
-    start = np.asarray(first_blocks(first_keys(positions), queries=tile[0], keys=tile[1]))[0]
+    start = np.asarray(key_blocks(seen_keys(positions), queries=tile[0], keys=tile[1]).own)[0]
     stop = -(-(np.arange(len(start)) + 1) * tile[0] // tile[1])
     seen = sum(n * (n + 1) // 2 for n in lengths)
     return {
@@ -165,18 +161,11 @@ def compiled_for(text: str, ways: Sequence[str], programs: Sequence[str]) -> dic
 
 
 def ask(
-    text: str, *, ways: Sequence[str] = WAYS, programs: Sequence[str] = PROGRAMS
+    target: str, *, ways: Sequence[str] = WAYS, programs: Sequence[str] = PROGRAMS
 ) -> dict[str, Any]:
     """`compiled_for` in a process with the environment that the target's compiler wants."""
-    command = [sys.executable, "-m", "benchmarks.attention_temporaries", "--child", text]
-    said = subprocess.run(
-        [*command, "--ways", *ways, "--programs", *programs],
-        env=environment(Target.parse(text)),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    return json.loads(said.splitlines()[-1])
+    options = "--ways", *ways, "--programs", *programs
+    return on_targets.ask("benchmarks.attention_temporaries", target, *options)
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -195,26 +184,19 @@ def table(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--targets", nargs="+", default=TARGETS)
-    parser.add_argument(
-        "--out", type=Path, help="a JSON file, written to after each target; others in it are kept"
-    )
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    on_targets.add_target_options(parser, TARGETS)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--programs", nargs="+", default=PROGRAMS, choices=PROGRAMS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(compiled_for(args.child, args.ways, args.programs)))
         return
-    found = {}
-    if args.out and args.out.is_file():
-        found = json.loads(args.out.read_text(encoding="utf-8"))
+    found = on_targets.read_results(args.out)
     for target in args.targets:
         of = found.setdefault(target, {})
         for name, said in ask(target, ways=args.ways, programs=args.programs).items():
             of[name] = of.get(name, {}) | said
-        if args.out:
-            replace_text(args.out, json.dumps(found, indent=1) + "\n")
+        on_targets.keep_results(args.out, found)
     print(table(found))
 
 

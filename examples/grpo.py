@@ -21,7 +21,7 @@ from pat_jax.rl.types import Rollout
 from pat_jax.run.generation import Generator
 from pat_jax.run.prepare import cost_planner, warm_up
 from pat_jax.run.setup import build
-from pat_jax.training.build import micro_shapes
+from pat_jax.training.build import micro_shapes, shares_prompts
 
 DEFAULTS = ["--preset", "demo", "--warm_start.steps", "0", "--rollout.max_completion_length", "36"]
 
@@ -43,7 +43,7 @@ def train(config: RunConfig) -> list[float]:
     engine.compile()
     state = trainer["init_state"](setup.initial_params(config))
     reference = trainer["copy"](state.params) if trainer.has_reference else None
-    shapes = micro_shapes(config, trainer.layout.split.dp)
+    shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
 
     # The warm-up runs each program of the rollout. Its times are what the planner decides by.
     warmup = warm_up(
@@ -79,6 +79,7 @@ def train(config: RunConfig) -> list[float]:
             aggregation=config.algorithm.loss_aggregation,
             truncated=config.algorithm.truncated,
             max_completion_length=config.rollout.max_completion_length,
+            shares_prompts=shares_prompts(config, trainer.layout.platform),
         )
         state, result = trainer.update(state, batch, reference)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.pytree import on_host
 from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
 from pat_jax.models.hf_config import CONFIG_FILE, read_json_object, to_hf_config
 from pat_jax.models.hf_load import INDEX_FILE, WEIGHTS_FILE
@@ -73,7 +74,7 @@ def export(
 
     `tokenizer_dir` is the checkpoint or tokenizer directory the run started from: its tokenizer
     files and generation_config.json are copied, its config.json's special token ids kept. Host
-    memory peaks at about two tensors. Every array must be whole within this process.
+    memory peaks at about two tensors. Of several processes one writes, and the others must `attend`.
     """
     check_export(directory, tokenizer_dir)
     with appearing_at_once(Path(directory)) as partial:
@@ -85,6 +86,18 @@ def export(
                     shutil.copyfile(Path(tokenizer_dir) / name, partial / name)
         write_json(partial / CONFIG_FILE, fields)
         _write_weights(partial, policy, params, np.dtype(dtype), max_shard_bytes)
+
+
+def attend(policy: Policy, params: Params, dtype: jnp.dtype) -> None:
+    """A process's part in an export that another one writes: every tensor, which they bring together."""
+    for tensor, array in _tensors(policy, params):
+        _to_host(tensor, array, np.dtype(dtype))
+
+
+def _tensors(policy: Policy, params: Params) -> list[tuple[HFTensor, jax.Array | AdaptedWeight]]:
+    """In the order in which they are written."""
+    leaves = jax.tree.leaves(params, is_leaf=is_adapted)
+    return list(zip(jax.tree.leaves(hf_tensors(policy)), leaves, strict=True))
 
 
 def _token_ids(source: Path) -> dict[str, object]:
@@ -114,9 +127,8 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 def _write_weights(
     directory: Path, policy: Policy, params: Params, dtype: np.dtype, max_shard_bytes: int
 ) -> None:
-    tensors = jax.tree.leaves(hf_tensors(policy))
-    leaves = jax.tree.leaves(params, is_leaf=is_adapted)
-    arrays = {tensor.name: array for tensor, array in zip(tensors, leaves, strict=True)}
+    pairs = _tensors(policy, params)
+    tensors, arrays = [tensor for tensor, _ in pairs], {one.name: array for one, array in pairs}
     files = _split_files(tensors, dtype, max_shard_bytes)
     for name, members in files.items():
         shapes = {tensor.name: tensor.stored_shape for tensor in members}
@@ -160,7 +172,7 @@ _merged = jax.jit(AdaptedWeight.merged)
 
 def _to_host(tensor: HFTensor, array: jax.Array | AdaptedWeight, dtype: np.dtype) -> np.ndarray:
     if isinstance(array, AdaptedWeight):
-        return np.asarray(tensor.to_stored(np.asarray(_merged(array))), dtype=dtype, order="C")
+        return np.asarray(tensor.to_stored(on_host(_merged(array))), dtype=dtype, order="C")
     # An array keeps its host copy once it has been read: read a passing twin, not the parameter.
     twin = jax.device_put(array, array.sharding, may_alias=False)
-    return np.array(tensor.to_stored(np.asarray(twin)), dtype=dtype, order="C")
+    return np.array(tensor.to_stored(on_host(twin)), dtype=dtype, order="C")

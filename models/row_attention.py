@@ -1,7 +1,8 @@
 """Attention within rows of several sequences, without a cache: what training runs.
 
-Knows arrays alone. A position of 0 begins a sequence: the token at position p of its sequence sees
-the p tokens before it in the row, and itself. So positions say all that is masked.
+Knows arrays alone. Positions say all that is masked. One of 0 begins a sequence; any other that is not one above
+the position before begins a branch of it: a token at position p sees the p tokens before it, of its
+own branch and, from where that begins, of the sequence's beginning.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,6 +20,14 @@ KERNELS: Mapping[str, Callable[..., Array]] = {
     "cuda": attend_on_gpu,
     "tpu": attend_on_tpu,
 }
+# Splash attention masks by a function of one number of the query and the key's index, and by segments
+# that are equal: a branch, which sees two stretches of its row, is neither (`docs/targets.md`).
+WITHOUT_BRANCHES = ("tpu",)
+
+
+def knows_branches(platform: str) -> bool:
+    """Whether rows for these devices, as `jax.Device.platform` has it, may hold branches."""
+    return platform not in WITHOUT_BRANCHES
 
 
 def attend_rows(
@@ -32,7 +41,8 @@ def attend_rows(
     """Softmax attention of each token over its own sequence up to itself.
 
     Args:
-      positions: of each token in its sequence. They count up by 1; 0 begins the next one.
+      positions: of each token in its sequence. They count up by 1; 0 begins the next one, and another
+        number than the next a branch, where the platform's kernel `knows_branches`.
       platform: whose kernel; on a platform without one, and where it is not given, what runs anywhere.
         Compilers cannot split kernels: inside `shard_map` alone, or on one device.
     """

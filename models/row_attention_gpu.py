@@ -15,7 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.row_bounds import end_blocks, first_blocks, first_keys
+from pat_jax.models.rematerialization import kept_of_attention
+from pat_jax.models.row_bounds import Seen, end_blocks, seen_keys
 from pat_jax.models.row_kernels_gpu import Tile, forward_kernel, to_keys_kernel, to_queries_kernel
 
 LEAST_DIM = 16  # of a product on tensor cores
@@ -61,7 +62,7 @@ def _attend(interpret: bool, queries: Array, keys: Array, values: Array, positio
 def _forward(interpret: bool, queries: Array, keys: Array, values: Array, positions: Array):
     padded = _Padded.of(queries, keys, values, positions)
     out, sums = _attended(padded, interpret)
-    out = out[:, : queries.shape[1], ..., : queries.shape[-1]]
+    out, sums = kept_of_attention(out[:, : queries.shape[1], ..., : queries.shape[-1]], sums)
     return out, (queries, keys, values, positions, out, sums)
 
 
@@ -85,7 +86,7 @@ class _Padded(NamedTuple):
     queries: Queries
     keys: Context
     values: Context
-    first: Int[Array, "rows length"]  # key that each query sees
+    seen: Seen  # by each query
     scale: float
     tiles: Tiles
 
@@ -96,10 +97,10 @@ class _Padded(NamedTuple):
         length = -(-queries.shape[1] // whole) * whole
         wide = max(pl.next_power_of_2(dim), LEAST_DIM)
         # What fills a row up are sequences of one token: position 0.
-        first = first_keys(_filled(positions, 1, length))
+        seen = seen_keys(_filled(positions, 1, length))
         arrays = queries, jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
         filled = [_filled(_filled(x, 1, length), -1, wide) for x in arrays]
-        return cls(filled[0], filled[1], filled[2], first, dim**-0.5, tiles)
+        return cls(filled[0], filled[1], filled[2], seen, dim**-0.5, tiles)
 
     def like(self, x: Array) -> Queries:
         """An array of the shape that queries had, filled up as they were."""
@@ -136,19 +137,13 @@ def _attended(x: _Padded, interpret: bool) -> tuple[Queries, OfQuery]:
         out_shape=[jax.ShapeDtypeStruct(x.queries.shape, x.queries.dtype), sums],
         name="attend_rows",
         **_options(tile, interpret),
-    )(
-        first_blocks(x.first, queries=tile.queries, keys=tile.keys),
-        x.first,
-        x.queries,
-        x.keys,
-        x.values,
-    )
+    )(*x.seen, x.queries, x.keys, x.values)
 
 
 def _gradients(
     x: _Padded, grads: Queries, sums: OfQuery, along: OfQuery, interpret: bool
 ) -> tuple[Queries, Context, Context]:
-    arrays = x.first, x.queries, x.keys, x.values, grads, sums, along
+    arrays = *x.seen, x.queries, x.keys, x.values, grads, sums, along
     at, tile = _ByQueries(x.queries, x.tiles.to_queries), x.tiles.to_queries
     to_queries = pl.pallas_call(
         functools.partial(to_queries_kernel, tile=tile, scale=x.scale),
@@ -158,7 +153,7 @@ def _gradients(
         out_shape=jax.ShapeDtypeStruct(x.queries.shape, x.queries.dtype),
         name="attend_rows_to_queries",
         **_options(tile, interpret),
-    )(first_blocks(x.first, queries=tile.queries, keys=tile.keys), *arrays)
+    )(*arrays)
     at, tile = _ByKeys(x.queries, x.tiles.to_keys), x.tiles.to_keys
     to_keys, to_values = pl.pallas_call(
         functools.partial(to_keys_kernel, tile=tile, scale=x.scale),
@@ -168,7 +163,7 @@ def _gradients(
         out_shape=[jax.ShapeDtypeStruct(x.keys.shape, x.keys.dtype)] * 2,
         name="attend_rows_to_keys",
         **_options(tile, interpret),
-    )(end_blocks(x.first, queries=tile.queries, keys=tile.keys), *arrays)
+    )(end_blocks(x.seen, queries=tile.queries, keys=tile.keys), *arrays)
     return to_queries, to_keys, to_values
 
 
@@ -185,8 +180,7 @@ class _ByQueries:
         size, last = tile.queries, length // tile.queries - 1
         self.grid = last + 1, heads * group, rows
         # Blocks with most keys first: the shorter ones fill up what is left of a round of programs.
-        self.bound = pl.BlockSpec((None, 1), lambda i, _, row: (row, last - i))
-        self.first = pl.BlockSpec((None, size), lambda i, _, row: (row, last - i))
+        self.seen = pl.BlockSpec((None, size), lambda i, _, row: (row, last - i))
         self.queries = pl.BlockSpec(
             (None, size, None, None, dim),
             lambda i, head, row: (row, last - i, head // group, head % group, 0),
@@ -198,7 +192,7 @@ class _ByQueries:
         self.context = pl.BlockSpec(
             (None, length, None, dim), lambda _, head, row: (row, 0, head // group, 0)
         )
-        self.forward = [self.bound, self.first, self.queries, self.context, self.context]
+        self.forward = [*[self.seen] * 3, self.queries, self.context, self.context]
         self.backward = [*self.forward, self.queries, self.of_query, self.of_query]
 
 
@@ -208,8 +202,8 @@ class _ByKeys:
     def __init__(self, queries: Queries, tile: Tile):
         rows, length, heads, group, dim = queries.shape
         self.grid = length // tile.keys, heads, rows
-        self.bound = pl.BlockSpec((None, 1), lambda j, _, row: (row, j))
-        self.first = pl.BlockSpec((None, length), lambda _j, _, row: (row, 0))
+        self.end = pl.BlockSpec((None, 1), lambda j, _, row: (row, j))
+        self.seen = pl.BlockSpec((None, length), lambda _j, _, row: (row, 0))
         self.queries = pl.BlockSpec(
             (None, length, None, group, dim), lambda _, head, row: (row, 0, head, 0, 0)
         )
@@ -219,5 +213,5 @@ class _ByKeys:
         self.context = pl.BlockSpec(
             (None, tile.keys, None, dim), lambda j, head, row: (row, j, head, 0)
         )
-        forward = [self.bound, self.first, self.queries, self.context, self.context]
+        forward = [self.end, *[self.seen] * 3, self.queries, self.context, self.context]
         self.backward = [*forward, self.queries, self.of_query, self.of_query]

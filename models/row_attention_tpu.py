@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.row_bounds import end_blocks, first_blocks, first_keys
+from pat_jax.models.rematerialization import ATTENTION
+from pat_jax.models.row_bounds import end_blocks, key_blocks, seen_keys
 
 BLOCK = 512  # queries and keys of a block at most: with 2,048 they do not fit the vector memory
 LANES = 128  # numbers of a row of a register
@@ -76,10 +77,12 @@ def _kernel(
         block_q_dq=size,
         block_kv_dq=size,
     )
-    kernel = splash.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
-    first = first_keys(positions)
-    start = first_blocks(first, queries=size, keys=size)[:, :, None]
-    last = end_blocks(first, queries=size, keys=size)[:, None] - 1
+    kernel = splash.make_splash_mha_single_device(
+        mask, block_sizes=sizes, residual_checkpoint_name=ATTENTION, interpret=interpret
+    )
+    seen_by = seen_keys(positions)
+    start = key_blocks(seen_by, queries=size, keys=size).own[:, :, None]
+    last = end_blocks(seen_by, queries=size, keys=size)[:, None] - 1
     block = jnp.arange(num_blocks, dtype=positions.dtype)
     query, key = block[None, :, None], block[None, None]
     seen = ((start <= key) & (key <= query)).astype(jnp.int8)

@@ -1,35 +1,74 @@
-"""Which blocks of keys a block of queries sees, in rows of several sequences.
+"""Which keys each query sees in packed rows, and which blocks of keys a block of queries sees.
 
-Within a row the first key that a query sees never comes before that of the query ahead of it: so a
-block's own ends say what all of it sees.
+What a query sees is two stretches of its row: its own, up to itself, and, where it is of a branch, the
+beginning of its sequence. Within a row neither of them ever begins before that of the query ahead: so
+the first query of a block says where all of it begins to see.
 """
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 
-def first_keys(positions: Int[Array, "rows length"]) -> Int[Array, "rows length"]:
-    """The first key that each query sees: that of its sequence."""
-    return jnp.arange(positions.shape[1], dtype=positions.dtype)[None] - positions
+class Seen(NamedTuple):
+    """The keys that each query sees: `first` … `shared` - 1, and `own` … itself.
 
-
-def first_blocks(
-    first: Int[Array, "rows length"], *, queries: int, keys: int
-) -> Int[Array, "rows query_blocks"]:
-    """Of each block of so many queries, the first block of so many keys that one of them sees.
-
-    The last one has the last of the queries as a key.
+    The first stretch is empty where a sequence has no branches, and in what its branches share.
     """
-    return first[:, ::queries] // keys
+
+    own: Int[Array, "rows length"]  # the first key of the query's branch, or of its sequence
+    first: Int[Array, "rows length"]  # the first key of its sequence
+    shared: Int[Array, "rows length"]  # the key behind those that its branch shares with others
 
 
-def end_blocks(
-    first: Int[Array, "rows length"], *, queries: int, keys: int
-) -> Int[Array, "rows key_blocks"]:
+def seen_keys(positions: Int[Array, "rows length"]) -> Seen:
+    """
+    Args:
+      positions: 0 begins a sequence; another one that does not follow upon the position before begins
+        a branch, which goes on from the sequence's first tokens, as many as it says.
+    """
+    at = jnp.broadcast_to(
+        jnp.arange(positions.shape[1], dtype=positions.dtype)[None], positions.shape
+    )
+    before = jnp.pad(positions[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    own = jax.lax.cummax(jnp.where(positions == before + 1, 0, at), axis=1)
+    first = jax.lax.cummax(jnp.where(positions == 0, at, 0), axis=1)
+    return Seen(own, first, first + positions - (at - own))
+
+
+def is_seen(seen: Seen, query: Int[Array, "..."], key: Int[Array, "..."]) -> Array:
+    """Whether each query sees each key, by indices in the row; all arrays as wide as one another."""
+    begins = (key >= seen.own) | ((key >= seen.first) & (key < seen.shared))
+    return begins & (key <= query)
+
+
+class Blocks(NamedTuple):
+    """The blocks of keys that each block of queries sees: `first` … `shared` - 1, and `own` … the one
+    that holds the last of the queries."""
+
+    own: Int[Array, "rows query_blocks"]
+    first: Int[Array, "rows query_blocks"]
+    shared: Int[Array, "rows query_blocks"]
+
+
+def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
+    """Of each block of so many queries, by blocks of so many keys."""
+    own, first, shared = (x[:, ::queries] for x in seen)
+    # Where another sequence begins in the block, what its branches share is behind `own`.
+    return Blocks(own // keys, first // keys, jnp.minimum(-(-shared // keys), own // keys))
+
+
+def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
     """Of each block of so many keys, the block of queries behind the last one that sees any of them.
 
-    The first one has the first of the keys as a query.
+    The first one has the first of the keys as a query, and all between them see one.
     """
-    ends = jnp.arange(keys, first.shape[1] + 1, keys, dtype=first.dtype)
-    seeing = jnp.sum(first[:, None, :] < ends[None, :, None], axis=-1, dtype=first.dtype)
-    return -(-seeing // queries)
+    length = seen.own.shape[1]
+    begin = jnp.arange(0, length - keys + 1, keys, dtype=seen.own.dtype)[None, :, None]
+    query = jnp.arange(length, dtype=seen.own.dtype)[None, None]
+    own, first, shared = (x[:, None, :] for x in seen)
+    end = begin + keys
+    sees = ((own < end) & (query >= begin)) | ((first < end) & (shared > begin))
+    return -(-jnp.max(jnp.where(sees, query + 1, 0), axis=-1) // queries)

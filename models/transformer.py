@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import LayerCache
+from pat_jax.models.layer_loop import scanned, unrolled
 from pat_jax.models.layers import (
     Rotation,
     angles,
@@ -23,8 +24,10 @@ from pat_jax.models.layers import (
     rms_norm,
     rope_frequencies,
     rotate,
+    swiglu,
 )
 from pat_jax.models.partition import Partition, Whole
+from pat_jax.models.rematerialization import NONE, rematerialized
 from pat_jax.models.row_attention import attend_rows
 
 Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
@@ -162,8 +165,7 @@ class MLP(nnx.Module):
         self.down = _param(keys, (embed, mlp), ("embed", "mlp"), into_residual, contracted=1)
 
     def __call__(self, x: Float[Array, "rows length embed"], partition: Partition) -> Array:
-        up = linear(x, self.up.get_value())
-        gated = jax.nn.silu(linear(x, self.gate.get_value())) * up
+        gated = swiglu(linear(x, self.gate.get_value()), linear(x, self.up.get_value()))
         gated = partition.constrain(gated, "batch", None, "mlp")
         return partition.sum(linear(gated, self.down.get_value()), "mlp")
 
@@ -213,34 +215,38 @@ class Transformer(nnx.Module):
         *,
         partition: Partition | None = None,
         dtype: jnp.dtype = jnp.float32,
-        remat: bool = False,
+        remat: str = NONE,
+        scan_layers: bool = False,
     ) -> tuple[Float[Array, "rows length embed"], tuple[Cache, ...] | None]:
         """Final hidden states, and the cache with these tokens written into it.
 
         Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
         token sees those before it in its own. With one it sees everything in its row up to its own
-        position. `remat` recomputes each layer in the backward pass.
+        position. `remat` is what the backward pass keeps of each layer (`rematerialization.py`);
+        with `scan_layers`, and without a cache, they run as a loop (`layer_loop.py`).
         """
         partition = partition or Whole()
         x = self._embed(tokens, partition).astype(dtype)
         rotation = angles(positions, rope_frequencies(self.config))
-        definition = nnx.graphdef(self.layers[0])
-        layer_caches: list[Cache] = []
-        for i, layer in enumerate(self.layers):
-            x, layer_cache = _run_layer(
-                definition,
-                nnx.state(layer),
-                x,
-                positions,
-                rotation,
-                None if cache is None else cache[i],
-                partition=partition,
-                remat=remat,
-            )
-            if layer_cache is not None:
-                layer_caches.append(layer_cache)
-        hidden = rms_norm(x, self.final_norm[...], self.config.norm_eps)
-        return hidden, None if cache is None else tuple(layer_caches)
+        run = partial(
+            _run_layer,
+            nnx.graphdef(self.layers[0]),
+            positions=positions,
+            rotation=rotation,
+            partition=partition,
+            remat=remat,
+        )
+        layers = [nnx.state(layer) for layer in self.layers]
+        if cache is None:
+            run_all = scanned if scan_layers else unrolled
+            x = run_all(lambda params, x: run(params, x, cache=None)[0], layers, x)
+        else:
+            written: list[Cache] = []
+            for params, layer_cache in zip(layers, cache, strict=True):
+                x, layer_cache = run(params, x, cache=layer_cache)
+                written.append(layer_cache)
+            cache = tuple(written)
+        return rms_norm(x, self.final_norm[...], self.config.norm_eps), cache
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
         with jax.named_scope("embed"):
@@ -281,11 +287,11 @@ def _run_layer(
     cache: Cache | None,
     *,
     partition: Partition,
-    remat: bool,
+    remat: str,
 ) -> tuple[Array, Cache | None]:
     """Layers differ in their numbers alone, so a program traces and lowers the first one for all."""
 
     def run(params: nnx.State, x: Array, cache: Cache | None) -> tuple[Array, Cache | None]:
         return nnx.merge(definition, params)(x, positions, rotation, cache, partition)
 
-    return (jax.checkpoint(run) if remat else run)(params, x, cache)
+    return rematerialized(run, remat)(params, x, cache)

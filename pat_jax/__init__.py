@@ -1,3 +1,42 @@
-"""pat_jax: reinforcement learning of language models whose rollout changes its layout while it runs."""
+"""pat_jax: reinforcement learning of language models whose rollout changes its layout while it runs.
+
+    import pat_jax
+    run = pat_jax.train("demo", steps=20)
+
+Each name is imported when it is first used: `import pat_jax` alone loads nothing and starts no device.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pat_jax.common.errors import UserError
+    from pat_jax.generate import session
+    from pat_jax.plan import plan
+    from pat_jax.profile import profile
+    from pat_jax.run.saved_run import SavedRun
+    from pat_jax.simulate import simulate
+    from pat_jax.train import train
+
+__all__ = ["SavedRun", "UserError", "plan", "profile", "session", "simulate", "train"]
+
+_COMMANDS = ("plan", "profile", "simulate", "train")  # modules that are called
+_FROM = {
+    "SavedRun": "pat_jax.run.saved_run",
+    "UserError": "pat_jax.common.errors",
+    "session": "pat_jax.generate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _COMMANDS:
+        return import_module(f"pat_jax.{name}")
+    if name in _FROM:
+        return getattr(import_module(_FROM[name]), name)
+    raise AttributeError(f"module 'pat_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,68 +1,148 @@
 """`python -m pat_jax.generate`: completions of a file of prompts, one JSON line each.
 
 Reads and writes line by line. A line that is wrong gets its error as its result, the others go on;
-a killed run goes on with --resume where it was.
+a killed run goes on with --resume where it was. From Python it is `pat_jax.session(...)`.
 """
 
 import sys
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides, read_lines
 from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.hosts.join import join
+from pat_jax.common.rules import OptionError
+from pat_jax.config.command_line import in_one_sentence, parse, run_command
+from pat_jax.config.from_python import Config, words
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.memory import memory_limit
+from pat_jax.engine.session import Session
 from pat_jax.models.hf_config import read_json_object
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer
-from pat_jax.run.session import load_weights, open_session
+from pat_jax.models.policy import Policy
+from pat_jax.planning.latency.profile import Profile
+from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
+from pat_jax.run.saved_policy import find_policy
+from pat_jax.run.saved_run import SavedRun
+from pat_jax.run.session import open_session
 from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
+from pat_jax.run.task import load_tokenizer
+from pat_jax.run.weights import Load, weights_of_model, weights_of_run
 
 GENERATION_CONFIG = "generation_config.json"
+_OF_FILES = ("prompts", "out", "resume", "gap_tokens")
+_NO_FILES = "none here: it belongs to files of prompts; give prompts to `generate`"
 
 
 def main() -> None:
     config = parse(sys.argv[1:], GenerateConfig, prog="python -m pat_jax.generate", presets=None)
+    join(config.distributed)
     if next(read_lines(Path(config.prompts)), None) is None:
         raise UserError(
             f"option --prompts is {config.prompts!r}: the file has no line, expected one JSON object a "
             "line."
         )
-    overrides, recommended = config.overrides, recommended_overrides(Path(config.model))
+    parts = prepared(config)
+    with ResultFile(Path(config.out), resume=config.resume) as results:
+        session, tokenizer = parts.open(), parts.tokenizer
+        assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
+        prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
+        sampling = config.overrides, parts.recommended
+        job = BatchJob(prompts, config.seed, session, tokenizer, *sampling, results)
+        job.run(sample.add)
+    if config.weights != "auto" and sample.sequences:
+        print(gap_words(config, parts.run, parts.engine, sample, parts.load), file=sys.stderr)
+
+
+def session(
+    config: Config = None, *, run: SavedRun | str | Path | None = None, **options: Any
+) -> TextSession:
+    """An engine to generate with, any number of times: `session(model=DIR).generate(["Once"], n=4)`.
+
+    Args:
+      config: a YAML file, or a dictionary of options.
+      run: generates with the policy that this run has learned, in the place of --model.
+      options: win over `config`, by the names that `python -m pat_jax.generate --help` lists, but for those
+        of its files. How to sample is where `TextSession.generate` does not say otherwise.
+
+    Raises:
+      UserError: one sentence about what is wrong.
+    """
+    with in_one_sentence():
+        if isinstance(run, str | Path):
+            run = SavedRun(run)
+        if run is not None:
+            own = run.config
+            options = {"compute_dtype": own.compute_dtype, **options, "model": own.model}
+        argv = words(config, options, GenerateConfig, presets=None)
+        asked = parse(argv, GenerateConfig, prog="pat_jax.session", presets=None)
+        for field in fields(asked):
+            if field.name in _OF_FILES and getattr(asked, field.name) != field.default:
+                raise OptionError(field.name, getattr(asked, field.name), _NO_FILES)
+        parts = prepared(asked, run)
+        sampling = asked.overrides, parts.recommended
+        return TextSession(parts.open(), parts.tokenizer, *sampling, asked.seed)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The parts of a session, nothing compiled yet."""
+
+    config: GenerateConfig
+    run: RunConfig
+    engine: RolloutEngine
+    profile: Profile | None
+    load: Load
+    tokenizer: Tokenizer | None
+    recommended: SamplingOverrides
+
+    def open(self) -> Session:
+        weights_in = partial(self.load, self.engine.dtype, self.engine.policy)
+        most, nans = self.config.max_length, self.config.debug_nans
+        made_of = self.run, self.engine, self.profile, weights_in
+        return open_session(*made_of, max_length=most, debug_nans=nans)
+
+
+def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepared:
+    """
+    Args:
+      saved_run: whose policy it is; None: it is that of --model.
+
+    Raises:
+      UserError: whatever in the options or their files cannot work.
+    """
+    recommended, options = recommended_overrides(Path(config.model)), config.model_options
+    if saved_run:
+        options = replace(options, data=saved_run.config.data)
     devices = configure(config.devices)
-    model = model_config(config.model_options, len(devices))
+    model = model_config(options, len(devices))
     tokenizer = None
-    if Path(config.model).is_dir():
-        tokenizer = HuggingFaceTokenizer(config.model, config.chat)
+    if Path(config.model).is_dir() or saved_run:
+        tokenizer = load_tokenizer(options)
     elif config.chat != Chat():
         raise UserError(
             f"model {config.model!r} has no tokenizer: expected neither --system_prompt nor "
             "--chat_template_kwargs; leave them out, or give a checkpoint directory."
         )
-    run = config.run_config(model, len(devices))
+    run = replace(config.run_config(model, len(devices)), data=options.data)
+    if not saved_run:
+        load = weights_of_model(run, model, config.adapter)
     engine = build_engine(run, model, devices)
+    if saved_run:
+        saved = find_policy(str(saved_run.folder), None)
+        saved.check(model)
+        layout = next(iter(engine.layouts.values()))
+        load = weights_of_run(run, saved, Policy.from_config(model), layout)
     profile = find_profile(run, profile_subject(run, model, devices))
-    with ResultFile(Path(config.out), resume=config.resume) as results:
-        weights_in = partial(load_weights, run, engine.dtype, engine.policy)
-        session = open_session(
-            run,
-            engine,
-            profile,
-            weights_in,
-            max_length=config.max_length,
-            debug_nans=config.debug_nans,
-        )
-        prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
-        job = BatchJob(prompts, config.seed, session, tokenizer, overrides, recommended, results)
-        job.run(sample.add)
-    if config.weights != "auto" and sample.sequences:
-        print(gap_words(config, run, engine, sample), file=sys.stderr)
+    return Prepared(config, run, engine, profile, load, tokenizer, recommended)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:
@@ -88,10 +168,12 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
     return overrides
 
 
-def gap_words(config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample) -> str:
+def gap_words(
+    config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample, load: Load
+) -> str:
     """How far the results are from those of the full weights; the engine's weights are freed for them."""
     limit = memory_limit(run.rollout, list(engine.mesh.devices.flat))
-    gap = measure_gap(engine, sample, partial(load_weights, run, engine.dtype), limit=limit)
+    gap = measure_gap(engine, sample, partial(load, engine.dtype), limit=limit)
     against = f"{config.weights} weights against {config.compute_dtype}"
     if isinstance(gap, NoRoom):
         return f"{against}: not compared, because {gap}"

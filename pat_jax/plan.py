@@ -3,22 +3,24 @@
     python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --max_completion_length 24576
 
 Compiles the engine's own programs with the target's own compiler, counts what they hold and send,
-predicts what steps take, and replays rollouts with the planner that ships. Leaves a table here, and a
-report as JSON, pictures and one HTML page in the run folder.
+predicts what steps and updates take, and replays rollouts with the planner that ships. Leaves a table here,
+and a report as JSON, pictures and one HTML page in the run folder.
 """
 
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
+from pat_jax.common.bars import bar as progress_bar
+from pat_jax.common.callable_module import make_callable
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
-from pat_jax.config.command_line import dump, parse, run_command
+from pat_jax.config.command_line import dump, in_one_sentence, parse, run_command
+from pat_jax.config.from_python import Config, words
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.presets import preset
@@ -36,29 +38,74 @@ from pat_jax.profiling.simulate.comparison import Series
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import Draw
 from pat_jax.run.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
-from pat_jax.run.plot import plot_rollout
+from pat_jax.run.in_program import in_program
+from pat_jax.run.plot import draw_rollout, plot_rollout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
 
 
 def main() -> None:
     config = parse(sys.argv[1:], PlanConfig, prog="python -m pat_jax.plan", presets=None)
+    found = _planned(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
+    print(found)
+    print(f"\nreport {found.folder / PAGE_FILE}, figures {found.folder / REPORT_FILE}")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the folder that has its page, its figures and its picture."""
+
+    report: PlanReport
+    folder: Path
+
+    def plot(self) -> "Figure":
+        """The first of the replayed rollouts: live sequences over time, the layout in force."""
+        return draw_rollout(self.report.comparison.traces[0])
+
+    def __repr__(self) -> str:
+        return plan_text(self.report)
+
+
+def plan(config: Config = None, **options: Any) -> Planned:
+    """What adaptive TP would give on machines that are not there, as `python -m pat_jax.plan` says it.
+
+        pat_jax.plan(model="llama-3.1-8b", target="h100:8", responses=1024, compile=False)
+
+    Args:
+      config: a YAML file, or a dictionary of options.
+      options: win over `config`, by the names that `python -m pat_jax.plan --help` lists.
+
+    Raises:
+      UserError: one sentence about what is wrong.
+    """
+    with in_one_sentence(), in_program():
+        argv = words(config, options, PlanConfig, presets=None)
+        found = parse(argv, PlanConfig, prog="python -m pat_jax.plan", presets=None)
+        return _planned(found, f"python -m pat_jax.plan {shlex.join(argv)}")
+
+
+def _planned(config: PlanConfig, command: str) -> Planned:
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     configure(0)
-    question = question_of(config, f"python -m pat_jax.plan {shlex.join(sys.argv[1:])}")
+    question = question_of(config, command)
     target = question.plant.order.target
     run = config.run(target)
     folder = check_run_dir(run)
     if config.compile:
         installed(target)
-    make_run_dir(run, folder)
-    replace_text(folder / CONFIG_FILE, dump(config))
-    log_to(folder / "run.log")
-    report = planned(question, compiled(config, question) if config.compile else None)
-    keep(report, folder)
-    print(plan_text(report))
-    print(f"\nreport {folder / PAGE_FILE}, figures {folder / REPORT_FILE}")
+    lock = make_run_dir(run, folder)
+    try:
+        replace_text(folder / CONFIG_FILE, dump(config))
+        log_to(folder / "run.log")
+        report = planned(question, compiled(config, question) if config.compile else None)
+        keep(report, folder)
+    finally:
+        lock.release()
+    return Planned(report, folder)
 
 
 def question_of(config: PlanConfig, command: str) -> Question:
@@ -84,6 +131,8 @@ def question_of(config: PlanConfig, command: str) -> Question:
         Series(draw(config), config.rollouts),
         lengths,
         costs_of(plant, profile, Path(config.data), config.sums),
+        Path(config.data),
+        config,
     )
 
 
@@ -114,7 +163,7 @@ def folder_name(config: PlanConfig, now: datetime) -> str:
 
 def compiled(config: PlanConfig, question: Question) -> Compilation:
     order = question.plant.order
-    with tqdm(total=0, unit="program", desc="compiling", dynamic_ncols=True) as bar:
+    with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
 
         def show(done: int, total: int, last: str) -> None:
             bar.total = total
@@ -132,6 +181,8 @@ def keep(report: PlanReport, folder: Path) -> None:
     plot_rollout(report.comparison.traces[0], folder / PICTURE_FILE)
     write_page(report, folder / PAGE_FILE)
 
+
+make_callable(__name__, plan)
 
 if __name__ == "__main__":
     run_command(main)

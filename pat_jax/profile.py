@@ -10,27 +10,37 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
-from tqdm import tqdm
 
+from pat_jax.common.bars import bar as progress_bar
+from pat_jax.common.callable_module import make_callable
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.common.hosts.join import join
+from pat_jax.common.hosts.together import company
+from pat_jax.config.command_line import in_one_sentence, parse, run_command
+from pat_jax.config.from_python import Config, words
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout_choice import check_lengths
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig
-from pat_jax.profiling.measure.report import plot_profile, tables
+from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.run.in_program import in_program
 from pat_jax.run.setup import build_engine, model_config, profile_subject
 from pat_jax.training.build import DTYPES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +49,59 @@ SAVE_EVERY_S = 10.0
 
 def main() -> None:
     config = parse(sys.argv[1:], ProfileConfig, prog="python -m pat_jax.profile")
+    found = _measured(config)
+    print(found)
+    print(f"profile {found.path}, picture {found.path.with_suffix('.png')}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A profile, and its file."""
+
+    profile: Profile
+    path: Path
+
+    def plot(self) -> "Figure":
+        """The decode step by live sequences, a panel for each cache length."""
+        return draw_profile(self.profile)
+
+    def __repr__(self) -> str:
+        return tables(self.profile)
+
+
+def profile(config: Config = None, **options: Any) -> Measured:
+    """Measures this machine for one model, as `python -m pat_jax.profile` does.
+
+    Args:
+      config: the name of a preset, a YAML file, or a dictionary of options.
+      options: win over `config`, by the names that `python -m pat_jax.profile --help` lists; sections are
+        dictionaries.
+
+    Raises:
+      UserError: one sentence about what is wrong.
+    """
+    with in_one_sentence(), in_program():
+        argv = words(config, options, ProfileConfig)
+        return _measured(parse(argv, ProfileConfig, prog="python -m pat_jax.profile"))
+
+
+def _measured(config: ProfileConfig) -> Measured:
+    join(config.distributed)
     devices = configure(config.devices)
     if config.shards:
-        measure_shards(config, devices[0])
-        return
+        return measure_shards(config, devices[0])
     model = model_config(config, len(devices))
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
-    known = known_profile(config, subject, path, shards_of="")
+    us = company()
+    known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
     engine = build_engine(config, model, devices)
-    check_writable(path)
-    profile = measure(config, engine, subject, known, path)
-    report(profile, path)
+    us.agree("profile's folder", lambda: check_writable(path))
+    own = us.folder(path.parent) / path.name
+    return kept(measure(config, engine, subject, known, own), own)
 
 
-def measure_shards(config: ProfileConfig, device: Device) -> None:
+def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     """A profile of the machine that `config.shards` names, from one of its devices."""
     target = Target.parse(config.shards)
     model = model_config(config, target.num_devices)
@@ -81,9 +129,9 @@ def measure_shards(config: ProfileConfig, device: Device) -> None:
         collectives = profiler.collectives()
         return Profile(subject, profiler.latency, collectives, shards_of=str(target))
 
-    with tqdm(total=0, unit="program", desc="measuring", dynamic_ncols=True) as bar:
+    with progress_bar(total=0, unit="program", desc="measuring", disable=False) as bar:
         profiler.measure(saving(bar, lambda: so_far().save(path)))
-    report(so_far(), path)
+    return kept(so_far(), path)
 
 
 def known_profile(
@@ -109,7 +157,7 @@ def known_profile(
     return known
 
 
-def saving(bar: tqdm, save: Callable[[], None]) -> Callable[[int, int], None]:
+def saving(bar: "tqdm", save: Callable[[], None]) -> Callable[[int, int], None]:
     """Told of every program that has run, it shows them and now and then saves what is measured."""
     saved = time.monotonic()
 
@@ -123,11 +171,10 @@ def saving(bar: tqdm, save: Callable[[], None]) -> Callable[[int, int], None]:
     return tick
 
 
-def report(profile: Profile, path: Path) -> None:
+def kept(profile: Profile, path: Path) -> Measured:
     profile.save(path)
     plot_profile(profile, path.with_suffix(".png"))
-    print(tables(profile))
-    print(f"profile {path}, picture {path.with_suffix('.png')}")
+    return Measured(profile, path)
 
 
 def check_writable(path: Path) -> None:
@@ -162,12 +209,13 @@ def measure(
     compiled = dict(known.compile_s) if known else {}
     if missing := [layout for layout in layouts if f"decode {layout}" not in compiled]:
         compiled |= compile_seconds(engine, [str(layout) for layout in missing])
-    with tqdm(total=0, unit="program", desc="compiling", dynamic_ncols=True) as bar:
+    with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
         engine.compile(lambda done, total: _show(bar, done, total))
     collectives = dict(known.collectives) if known else {}
     if not collectives:
-        collectives = all_reduce_seconds(layouts, dtype)
-    with tqdm(total=0, unit="program", desc="measuring", dynamic_ncols=True) as bar:
+        measured = all_reduce_seconds(layouts, dtype)
+        collectives = company().agree("seconds of sums", lambda: measured)
+    with progress_bar(total=0, unit="program", desc="measuring", disable=False) as bar:
         warmup = Warmup(
             engine,
             known=known and known.latency,
@@ -205,10 +253,12 @@ def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, fl
     return seconds
 
 
-def _show(bar: tqdm, done: int, total: int) -> None:
+def _show(bar: "tqdm", done: int, total: int) -> None:
     bar.total = total
     bar.update(done - bar.n)
 
+
+make_callable(__name__, profile)
 
 if __name__ == "__main__":
     run_command(main)

@@ -9,12 +9,11 @@ from functools import partial
 from pat_jax.common.devices import configure
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.config.sft import SftConfig
-from pat_jax.run.export import check_export_dir
-from pat_jax.run.folder import check_run_dir, options_of_run
+from pat_jax.run.folder import options_of_run
+from pat_jax.run.meeting import check_places, meet
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import build
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
-from pat_jax.run.trackers.asked_for import check_trackers
 
 read = partial(parse, config_class=SftConfig, prog="python -m pat_jax.sft", presets=None)
 
@@ -22,10 +21,8 @@ read = partial(parse, config_class=SftConfig, prog="python -m pat_jax.sft", pres
 def main() -> None:
     try:
         with StopSignals() as signals:
-            config = options_of_run(sys.argv[1:], read)
-            check_run_dir(config)
-            check_trackers(config)
-            check_export_dir(config)
+            config = meet(options_of_run(sys.argv[1:], read), signals)
+            check_places(config)
             setup = build(config, configure(config.devices))
             SftRun(config, setup, signals).run()
     except Stopped as stop:

@@ -11,15 +11,18 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pat_jax.common.callable_module import make_callable
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import percent, text_table
-from pat_jax.config.command_line import parse, run_command
+from pat_jax.config.command_line import in_one_sentence, parse, run_command
+from pat_jax.config.from_python import Config, words
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.capacity.what_if import (
@@ -32,6 +35,14 @@ from pat_jax.profiling.capacity.what_if import (
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.run.plot import draw_rollout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+read_options = partial(
+    parse, config_class=SimulateConfig, prog="python -m pat_jax.simulate", presets=None
+)
 
 
 @dataclass(frozen=True)
@@ -50,13 +61,45 @@ class Answer:
         }
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """What came of all questions, which share a machine and response lengths."""
+
+    config: SimulateConfig
+    profile: Profile
+    lengths: ResponseLengths
+    answers: Sequence[Answer]
+
+    def plot(self, number: int = 0) -> "Figure":
+        """The first adaptive rollout of an answer: live sequences over time, the layout in force."""
+        return draw_rollout(self.answers[number].comparison.traces[0])
+
+    def __repr__(self) -> str:
+        return tables(self.config, self.profile, self.lengths, self.answers)
+
+
 def main() -> None:
-    config = parse(
-        sys.argv[1:],
-        SimulateConfig,
-        prog="python -m pat_jax.simulate",
-        presets=None,
-    )
+    print(_simulated(read_options(sys.argv[1:])))
+
+
+def simulate(config: Config = None, **options: Any) -> Simulated:
+    """Replays what-if questions on a measured machine, as `python -m pat_jax.simulate` does.
+
+        pat_jax.simulate(profile=measured.path, responses="512,2048", lengths="math")
+
+    Args:
+      config: a YAML file, or a dictionary of options.
+      options: win over `config`, by the names that `python -m pat_jax.simulate --help` lists. Several values
+        are a text with commas, as there.
+
+    Raises:
+      UserError: one sentence about what is wrong.
+    """
+    with in_one_sentence():
+        return _simulated(read_options(words(config, options, SimulateConfig, presets=None)))
+
+
+def _simulated(config: SimulateConfig) -> Simulated:
     lengths, profile = find_lengths(config.lengths), read_profile(Path(config.profile))
     for _, cap, *_ in config.cases():
         asked = {
@@ -66,9 +109,9 @@ def main() -> None:
         check_context(asked, model_of(profile).max_position, config.profile)
     configure(0)
     answers = [answer(config, profile, lengths, *case) for case in config.cases()]
-    print(tables(config, profile, lengths, answers))
     if config.out:
         write(Path(config.out), content(config, profile, lengths, answers))
+    return Simulated(config, profile, lengths, answers)
 
 
 def answer(
@@ -188,6 +231,8 @@ def write(path: Path, found: dict[str, Any]) -> None:
             f"option --out is {str(path)!r}: cannot be written ({error.strerror}); name another file."
         ) from None
 
+
+make_callable(__name__, simulate)
 
 if __name__ == "__main__":
     run_command(main)

@@ -1,34 +1,89 @@
 """`python -m pat_jax.train`: GRPO whose rollout changes its tensor parallelism while it runs.
 
-What happens is in `run/loop.py`.
+What happens is in `run/loop.py`. From Python it is `pat_jax.train(...)`.
 """
 
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from pat_jax.common.devices import configure
-from pat_jax.config.command_line import parse, run_command
-from pat_jax.run.export import check_export_dir
-from pat_jax.run.folder import check_run_dir, options_of_run
+from pat_jax.common.callable_module import make_callable
+from pat_jax.common.devices import CACHE_DIR, configure
+from pat_jax.config.command_line import in_one_sentence, parse, run_command
+from pat_jax.config.from_python import Config, words
+from pat_jax.config.run import RunConfig
+from pat_jax.run.folder import options_of_run
+from pat_jax.run.in_program import in_program
 from pat_jax.run.loop import Run
+from pat_jax.run.meeting import check_places, meet
+from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
+from pat_jax.run.shipped_rewards import ship
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
-from pat_jax.run.trackers.asked_for import check_trackers
+
+Reward = str | Callable[..., Any]
+REWARDS = CACHE_DIR.parent / "rewards"
 
 
 def main() -> None:
     try:
         with StopSignals() as signals:
-            config = options_of_run(sys.argv[1:], parse)
-            check_run_dir(config)
-            check_trackers(config)
-            check_export_dir(config)
-            setup = build(config, configure(config.devices))
-            with open_scorer(config, setup.task.rewards) as scorer:
-                Run(config, setup, scorer, signals).run()
+            _run(options_of_run(sys.argv[1:], parse), signals)
     except Stopped as stop:
         leave(stop.exit_code)
 
+
+def train(
+    config: Config = None, *, reward: Reward | Sequence[Reward] | None = None, **options: Any
+) -> SavedRun:
+    """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
+
+        run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in completions])
+
+    Args:
+      config: the name of a preset, a YAML file, or a dictionary of options.
+      reward: what `--reward` names, functions of this program, or several of both. Functions are sent to
+        processes of their own, with what they refer to as it is now: there they have --reward_timeout,
+        --reward_memory and --reward_workers, and what they change there is not changed here.
+      options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections are
+        dictionaries: `steps=20, rollout={"top_p": 0.9}`.
+
+    Returns:
+      What the run has left in its folder.
+
+    Raises:
+      UserError: one sentence about what is wrong.
+      KeyboardInterrupt: the run was interrupted, and saved: `resume=True, run_dir=…` goes on.
+    """
+    with in_one_sentence(), in_program() as signals:
+        asked = dict(options)
+        if reward is not None:
+            several = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+            asked["reward"] = [ship(x, REWARDS) if callable(x) else x for x in several]
+        config_of_run = options_of_run(words(config, asked), parse)
+        run = _run(config_of_run, signals)
+    return SavedRun(run)
+
+
+def _run(config: RunConfig, signals: StopSignals) -> str:
+    """
+    Returns:
+      Its folder.
+    """
+    config = meet(config, signals)
+    check_places(config)
+    setup = build(config, configure(config.devices))
+    with open_scorer(config, setup.task.rewards) as scorer:
+        run = Run(config, setup, scorer, signals)
+        try:
+            run.run()
+        finally:
+            run.open.release()
+    return config.run_dir
+
+
+make_callable(__name__, train)
 
 if __name__ == "__main__":
     run_command(main)

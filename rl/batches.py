@@ -1,9 +1,10 @@
 """From responses to arrays of a few fixed shapes. Knows tokens, lengths and weights, no model.
 
 A row holds examples, prompt + response, one behind the other (`packing.py`), and token 0 behind the
-last. The per-token arrays have the shape of `tokens` and belong to its *targets*: position t
+last. Where examples share their prompt, it lies there once, and each has its own copy of the prompt's
+last token before its response: the one that predicts the first token of it. The per-token arrays have the shape of `tokens` and belong to its *targets*: position t
 describes the token at t + 1, the one that the hidden state at t predicts. Hence a response of n
-tokens after a prompt of p occupies positions p - 1 … p + n - 2 from where its example begins, and
+tokens after a prompt of p occupies the n positions from that of the prompt's last token on, and
 the last column is always empty. Everything here runs on the host.
 """
 
@@ -17,11 +18,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
+from pat_jax.rl.aggregation import Aggregation, token_weights
 from pat_jax.rl.logprobs import next_tokens
-from pat_jax.rl.packing import Shape, Spot, pack_rows
+from pat_jax.rl.packing import Prefix, Shape, Spot, pack_rows
 from pat_jax.rl.types import FinishReason, RolloutGroup
 
-Aggregation = Literal["token", "sequence", "constant"]
 AnyArray = Any  # a NumPy array from here, a JAX array inside a program
 
 # Of a batch. Others are computed from it, as a loss needs them (`losses.Loss.needs`).
@@ -33,7 +34,9 @@ class MicroBatch:
     """One forward-backward pass. Empty rows and positions are 0 everywhere."""
 
     tokens: Int[AnyArray, "rows length"]  # prompt + response, of one example after the other
-    positions: Int[AnyArray, "rows length"]  # of the token in its example, from 0
+    # Of the token in its example, from 0. Where they do not go on, another example begins: at 0, or with
+    # what it does not share, at as many tokens as it shares.
+    positions: Int[AnyArray, "rows length"]
     # Which of the row's responses the target is a token of, from 1; 0: it is a token of none.
     responses: Int[AnyArray, "rows length"]
     weights: Float[AnyArray, "rows length"]  # of the target in the mini-batch's loss; 0: not in it
@@ -52,8 +55,13 @@ class MicroBatch:
 @dataclass(frozen=True)
 class TrainBatch:
     mini_batches: Sequence[Sequence[MicroBatch]]  # one optimizer step each, in order
-    padding_efficiency: float  # tokens / (rows * length) over all micro-batches
+    padding_efficiency: float  # tokens that are there / (rows * length) over all micro-batches
     places: Sequence["Place"] = ()  # of each response, group by group
+
+    @property
+    def shared(self) -> Int[np.ndarray, " responses"]:
+        """Of each response, how many tokens of its prompt another one has put into the row."""
+        return np.array([at.shared for at in self.places], np.int64)
 
     def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
         """Of each response, group by group, a column's values at its tokens."""
@@ -85,6 +93,7 @@ class Place(NamedTuple):
     micro: int  # of the mini-batch's micro-batches
     row: int
     targets: slice  # positions
+    shared: int  # of its prompt's tokens, how many another one has put into the row
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,7 @@ def to_train_batch(
     aggregation: Aggregation,
     truncated: Literal["mask", "score"],
     max_completion_length: int = 0,
+    shares_prompts: bool = False,
 ) -> TrainBatch:
     """Mini-batches of whole groups, each cut into micro-batches.
 
@@ -149,17 +159,26 @@ def to_train_batch(
       aggregation: how tokens are weighted, see `token_weights`.
       truncated: "mask" gives weight 0 to the tokens of responses cut at the longest length.
       max_completion_length: tokens of the longest response, what "constant" divides by.
+      shares_prompts: whether the responses of a group may share their prompt in a row, where this
+        leaves fewer tokens to compute. The attention that runs must know branches
+        (`row_attention.knows_branches`).
     """
     examples_G = [
         _examples(group, row, truncated) for group, row in zip(groups, advantages, strict=True)
     ]
     mini_batches, places = [], []
     for i in range(0, len(groups), mini_batch_size):
-        examples = list(chain(*examples_G[i : i + mini_batch_size]))
-        micro_batches, placed = pack(examples, micro_shapes, aggregation, max_completion_length)
+        chosen = examples_G[i : i + mini_batch_size]
+        micro_batches, placed = pack(
+            list(chain(*chosen)),
+            micro_shapes,
+            aggregation,
+            max_completion_length,
+            prefixes=prompt_prefixes(chosen) if shares_prompts else None,
+        )
         places += [at._replace(mini=len(mini_batches)) for at in placed]
         mini_batches.append(micro_batches)
-    num_tokens = sum(len(example) for example in chain(*examples_G))
+    num_tokens = sum(map(len, chain(*examples_G))) - sum(at.shared for at in places)
     return TrainBatch(mini_batches, _padding_efficiency(num_tokens, mini_batches), places)
 
 
@@ -205,8 +224,12 @@ def pack(
     micro_shapes: Sequence[Shape],
     aggregation: Aggregation,
     max_completion_length: int = 0,
+    prefixes: Sequence[Prefix] | None = None,
 ) -> tuple[list[MicroBatch], list[Place]]:
     """One mini-batch, every example once.
+
+    Args:
+      prefixes: of each example, none of whose targets lies within it; None: nothing is shared.
 
     Returns:
       The micro-batches, and where each example lies, as in a batch of one mini-batch.
@@ -214,53 +237,26 @@ def pack(
     Raises:
       ValueError: an example is longer than every row.
     """
-    packing = pack_rows([len(example) for example in examples], micro_shapes)
-    weights = token_weights(examples, aggregation, max_completion_length)
-    micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
-    for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
-        _write(micro_batches[spot.micro], spot, example, weight)
-    targets = [
-        slice(spot.start + example.targets.start, spot.start + example.targets.stop)
-        for example, spot in zip(examples, packing.spots, strict=True)
-    ]
-    places = zip(packing.spots, targets, strict=True)
-    return micro_batches, [Place(0, spot.micro, spot.row, at) for spot, at in places]
-
-
-def token_weights(
-    examples: Sequence[Example], aggregation: Aggregation, max_completion_length: int
-) -> list[float]:
-    """The weight in the mini-batch's loss of each token of each example.
-
-        weight = 1 / (tokens in the loss)                             aggregation = "token"
-        weight = 1 / (tokens of its response * responses in the loss)               "sequence"
-        weight = 1 / (max_completion_length * responses)                            "constant"
-
-    What is not in the loss, as a truncated response that is masked, has weight 0, and the averages
-    of "token" and "sequence" are over the others alone. Their weights add up to 1. Those of
-    "constant" add up to less, but a token weighs the same in every mini-batch, however long the
-    responses are and however many of them are masked.
-
-    Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 ("token");
-    Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");
-    Liu et al. 2025, https://arxiv.org/abs/2503.20783, section 3.2 ("constant": Dr. GRPO).
-    """
+    packing = pack_rows([len(example) for example in examples], micro_shapes, prefixes)
     counts = [len(example.response) if example.in_loss else 0 for example in examples]
-    num_tokens, num_sequences = sum(counts), sum(count > 0 for count in counts)
-    match aggregation:
-        case "token":
-            return [1 / num_tokens if count else 0.0 for count in counts]
-        case "sequence":
-            return [1 / (count * num_sequences) if count else 0.0 for count in counts]
-        case "constant":
-            if max_completion_length < 1:
-                raise ValueError("aggregation 'constant' needs max_completion_length; got 0.")
-            each = 1 / (max_completion_length * len(examples))
-            return [each if count else 0.0 for count in counts]
-        case _:
-            raise ValueError(
-                f"aggregation is {aggregation!r}; expected 'token', 'sequence' or 'constant'."
-            )
+    weights = token_weights(counts, aggregation, max_completion_length)
+    micro_batches = [empty_micro_batch(shape, COLUMNS) for shape in packing.shapes]
+    places = []
+    for example, weight, spot in zip(examples, weights, packing.spots, strict=True):
+        begin = spot.start - spot.shared  # where it would begin with all of its prompt
+        targets = slice(begin + example.targets.start, begin + example.targets.stop)
+        places.append(Place(0, spot.micro, spot.row, targets, spot.shared))
+        _write(micro_batches[spot.micro], spot, targets, example, weight)
+    return micro_batches, places
+
+
+def prompt_prefixes(groups: Sequence[Sequence[Example]]) -> list[Prefix]:
+    """All but the last token of each one's prompt: that one predicts, and each has its own copy."""
+    return [
+        Prefix(number, len(example.prompt) - 1)
+        for number, examples in enumerate(groups)
+        for example in examples
+    ]
 
 
 def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
@@ -268,13 +264,11 @@ def empty_micro_batch(shape: Shape, columns: Iterable[str]) -> MicroBatch:
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract_micro_batch(*shape, columns))
 
 
-def _write(micro: MicroBatch, spot: Spot, example: Example, weight: float) -> None:
-    row, total, num_prompt = spot.row, len(example), len(example.prompt)
-    whole = slice(spot.start, spot.start + total)
-    targets = slice(spot.start + num_prompt - 1, spot.start + total - 1)
-    micro.tokens[row, whole][:num_prompt] = example.prompt
-    micro.tokens[row, whole][num_prompt:] = example.response
-    micro.positions[row, whole] = np.arange(total)
+def _write(micro: MicroBatch, spot: Spot, targets: slice, example: Example, weight: float) -> None:
+    row, whole = spot.row, np.concatenate([example.prompt, example.response])
+    own = slice(spot.start, spot.start + len(whole) - spot.shared)
+    micro.tokens[row, own] = whole[spot.shared :]
+    micro.positions[row, own] = np.arange(spot.shared, len(whole))
     micro.responses[row, targets] = spot.number
     micro.weights[row, targets] = weight
     micro.columns["advantages"][row, targets] = example.advantage

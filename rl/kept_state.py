@@ -1,4 +1,4 @@
-"""An optimizer whose state is kept in fewer bits than it is computed in.
+"""State and weights of an optimizer that are kept in fewer bits than they are computed in.
 
 Knows trees of arrays and optax. Does not know which optimizer it is.
 """
@@ -35,10 +35,10 @@ def kept_in_bfloat16(
         return KeptState(_cast(state, jnp.float32, jnp.bfloat16), jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, KeptState]:
-        before = _cast(state.inner, jnp.bfloat16, jnp.float32)
+        before = in_float32(state.inner)
         updates, after = exact.update(updates, before, params, **extra)
         key = jax.random.fold_in(jax.random.key(_SEED), state.count)
-        return updates, KeptState(_rounded(after, key), state.count + 1)
+        return updates, KeptState(rounded_like(state.inner, after, key), state.count + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -55,13 +55,19 @@ def round_stochastically(x: Float[Array, "*shape"], key: Key[Array, ""]) -> Floa
     return jnp.where(jnp.isfinite(x), rounded, x.astype(jnp.bfloat16))
 
 
-def _rounded(tree: Any, key: Key[Array, ""]) -> Any:
+def rounded_like(kept: Any, tree: Any, key: Key[Array, ""]) -> Any:
+    """`tree` as `kept` is: where that is bfloat16, rounded stochastically to it."""
     leaves, structure = jax.tree.flatten(tree)
     rounded = [
-        round_stochastically(x, jax.random.fold_in(key, i)) if x.dtype == jnp.float32 else x
-        for i, x in enumerate(leaves)
+        round_stochastically(x, jax.random.fold_in(key, i)) if like.dtype == jnp.bfloat16 else x
+        for i, (x, like) in enumerate(zip(leaves, jax.tree.leaves(kept), strict=True))
     ]
     return jax.tree.unflatten(structure, rounded)
+
+
+def in_float32(tree: Any) -> Any:
+    """With bfloat16 arrays as float32, which has all of their values."""
+    return _cast(tree, jnp.bfloat16, jnp.float32)
 
 
 def _cast(tree: Any, from_dtype: DTypeLike, to_dtype: DTypeLike) -> Any:

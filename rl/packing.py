@@ -1,9 +1,11 @@
 """Which rows of which micro-batches hold which examples. Knows lengths and shapes alone.
 
-A row holds several examples, one behind the other. Everything here runs on the host.
+A row holds several examples, one behind the other. Those that begin alike may share that beginning: it
+lies before the first of them once, and what each has of its own follows. Everything here runs on the host.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,13 +20,21 @@ MOST_SHAPES = 4  # each about half of the next: the smallest is an eighth of the
 MOST_OF_LONGER = 0.75  # of a bucket's length that a shorter one may have to be worth a program
 
 
+class Prefix(NamedTuple):
+    """The tokens that an example begins with, as others do."""
+
+    of: int  # equal for the examples that begin with the same
+    length: int  # tokens, fewer than each of them has
+
+
 class Spot(NamedTuple):
     """Where an example begins."""
 
     micro: int  # of the micro-batches
     row: int
-    start: int  # position
+    start: int  # position in the row of its first token that no other one has put there
     number: int  # of the row's examples, from 1
+    shared: int = 0  # of its first tokens, how many lie in the row already
 
 
 class Packing(NamedTuple):
@@ -32,10 +42,16 @@ class Packing(NamedTuple):
     spots: list[Spot]  # of each example
 
 
-def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[Shape]:
+def shapes(
+    buckets: Sequence[int],
+    budget: int,
+    row_multiple: int,
+    most_rows: int | None = None,
+    most_shapes: int = MOST_SHAPES,
+) -> list[Shape]:
     """Every (rows, length) a micro-batch can have, smallest first: compile these ahead of time.
 
-    The largest has the budget's tokens in rows of the longest bucket. Each other has about half of
+    The largest has the budget's tokens in rows of the longest bucket, but no more rows than needed. Each other has about half of
     the next larger one's: half of its rows, or as many rows of a shorter bucket where these cannot
     be halved. They hold what is left over when larger ones are full; less than an eighth of the
     largest is not worth a program.
@@ -46,15 +62,20 @@ def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[Shape
       budget: rows * length in tokens, all devices together; exceeded only where `row_multiple`
         rows are already more.
       row_multiple: the number of shards that the rows are split into.
+      most_rows: that are ever needed, as one for each example of a mini-batch; None: not known.
+      most_shapes: more than four there never are.
     """
     if not buckets or buckets[0] < 1 or any(a >= b for a, b in pairwise(buckets)):
         raise ValueError(f"buckets must be positive and strictly increasing; got {list(buckets)}.")
     if row_multiple < 1:
         raise ValueError(f"row_multiple must be at least 1; got {row_multiple}.")
     *shorter, longest = buckets
-    rows = max(row_multiple, budget // longest // row_multiple * row_multiple)
+    rows = budget // longest // row_multiple
+    if most_rows is not None:
+        rows = min(rows, -(-most_rows // row_multiple))
+    rows = row_multiple * max(1, rows)
     found = [(rows, longest)]
-    while len(found) < min(len(buckets), MOST_SHAPES):
+    while len(found) < min(len(buckets), most_shapes, MOST_SHAPES):
         half = rows // 2 // row_multiple * row_multiple
         below = [length for length in shorter if length <= MOST_OF_LONGER * longest]
         if half:
@@ -67,16 +88,26 @@ def shapes(buckets: Sequence[int], budget: int, row_multiple: int) -> list[Shape
     return found[::-1]
 
 
-def pack_rows(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> Packing:
+def pack_rows(
+    lengths: Sequence[int],
+    micro_shapes: Sequence[Shape],
+    prefixes: Sequence[Prefix] | None = None,
+) -> Packing:
     """Every example in one place, with little left empty.
 
-    Full micro-batches of the largest shape come first, with the longest examples that are left, each
-    row filled up with the longest that fit. What remains goes into the smallest shape that holds it,
-    or into a full smaller one and others, where these have together fewer tokens.
+    Full micro-batches of the largest shape come first, each row filled up with what fits. What remains
+    goes into the smallest shape that holds it, or into a full smaller one and others, where these have
+    together fewer tokens.
+
+    An example goes to the first row that has its prefix and room for the rest of it, else to the first
+    with room for all of it: a prefix that is too much for one row is in several. The order is tried by
+    lengths and by prefixes, longest first, and so are rows that share nothing: what has the fewest
+    tokens in all is taken.
 
     Args:
       lengths: tokens of each example.
       micro_shapes: from `shapes`.
+      prefixes: of each example; None: nothing is shared.
 
     Raises:
       ValueError: an example is longer than every row.
@@ -87,9 +118,8 @@ def pack_rows(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> Packing:
             f"an example of {longest} tokens does not fit the longest bucket, {micro_shapes[-1][1]}. "
             f"Usual cause: buckets made for another max_prompt_length + max_completion_length."
         )
-    rest = sorted(range(len(lengths)), key=lambda i: -lengths[i])  # equal ones in their order
     chosen, spots = [], {}
-    for shape, members in _micro_batches(rest, lengths, micro_shapes)[1]:
+    for shape, members in min(_ways(lengths, micro_shapes, prefixes), key=lambda way: way[0])[1]:
         spots |= {i: spot._replace(micro=len(chosen)) for i, spot in members.items()}
         chosen.append(shape)
     return Packing(chosen, [spots[i] for i in range(len(lengths))])
@@ -97,9 +127,10 @@ def pack_rows(lengths: Sequence[int], micro_shapes: Sequence[Shape]) -> Packing:
 
 def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) -> list[list[int]]:
     """Examples in their order, in batches of at most so many that go into one micro-batch each."""
+    apart = _apart(lengths)
     rest, batches = list(range(len(lengths))), []
     while rest:
-        placed = [*_fill(rest, lengths, shape)[0]][:max_examples]
+        placed = sorted(_fill(rest, apart, shape)[0])[:max_examples]
         batches.append(placed)
         rest = sorted(set(rest).difference(placed))
     return batches
@@ -108,15 +139,45 @@ def single_passes(lengths: Sequence[int], shape: Shape, *, max_examples: int) ->
 Filled = tuple[Shape, dict[int, Spot]]  # a micro-batch and what is in it
 
 
+class _Example(NamedTuple):
+    length: int
+    shared: int  # of its tokens, where its prefix lies in the row already
+    prefix: int
+
+
+def _apart(lengths: Sequence[int]) -> list[_Example]:
+    """Of examples that share nothing."""
+    return [_Example(length, 0, i) for i, length in enumerate(lengths)]
+
+
+def _ways(
+    lengths: Sequence[int], micro_shapes: Sequence[Shape], prefixes: Sequence[Prefix] | None
+) -> Iterator[tuple[float, list[Filled]]]:
+    """Each with its cost in tokens; that which shares nothing first."""
+    by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])  # equal ones in their order
+    yield _micro_batches(by_length, _apart(lengths), micro_shapes)
+    if prefixes is None:
+        return
+    sharing = [
+        _Example(length, shared, of) for length, (of, shared) in zip(lengths, prefixes, strict=True)
+    ]
+    totals = Counter()
+    for example in sharing:
+        totals[example.prefix] += example.length - example.shared
+    by_prefix = sorted(by_length, key=lambda i: (-totals[sharing[i].prefix], sharing[i].prefix))
+    for order in (by_length, by_prefix):
+        yield _micro_batches(order, sharing, micro_shapes)
+
+
 def _micro_batches(
-    rest: Sequence[int], lengths: Sequence[int], micro_shapes: Sequence[Shape]
+    rest: Sequence[int], examples: Sequence[_Example], micro_shapes: Sequence[Shape]
 ) -> tuple[float, list[Filled]]:
-    """For examples from the longest down: their cost in tokens, and the micro-batches."""
+    """For examples in this order: their cost in tokens, and the micro-batches."""
     full: list[Filled] = []
     each = PASS_COST * np.prod(micro_shapes[-1])
     cost = 0.0
     while rest:
-        tries = [(shape, *_fill(rest, lengths, shape)) for shape in micro_shapes]
+        tries = [(shape, *_fill(rest, examples, shape)) for shape in micro_shapes]
         whole = next(((shape, spots) for shape, spots, left in tries if not left), None)
         partial = [one for one in tries if one[2] and one[1]]
         if whole is None:
@@ -128,7 +189,7 @@ def _micro_batches(
         smaller = [one for one in partial if np.prod(one[0]) < np.prod(whole[0])]
         if smaller:
             shape, spots, left = smaller[-1]
-            later, others = _micro_batches(left, lengths, micro_shapes)
+            later, others = _micro_batches(left, examples, micro_shapes)
             best = min(
                 best, (np.prod(shape) + each + later, [(shape, spots), *others]), key=lambda x: x[0]
             )
@@ -137,18 +198,43 @@ def _micro_batches(
 
 
 def _fill(
-    rest: Sequence[int], lengths: Sequence[int], shape: Shape
+    rest: Sequence[int], examples: Sequence[_Example], shape: Shape
 ) -> tuple[dict[int, Spot], list[int]]:
-    """First fit: each example in the first row that has room for it, and those that found none."""
+    """First fit: where the examples are, and those that found no row with room."""
     rows, length = shape
-    used, counts = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    spots, left = {}, []
+    used = np.zeros(rows, np.int64)
+    # Of each row, by prefix; and the rows that have a prefix.
+    members: list[dict[int, list[int]]] = [{} for _ in range(rows)]
+    having: dict[int, list[int]] = {}
+    left = []
     for i in rest:
-        row = int(np.argmax(used + lengths[i] <= length))
-        if used[row] + lengths[i] > length:
-            left.append(i)
-            continue
-        counts[row] += 1
-        spots[i] = Spot(0, row, int(used[row]), int(counts[row]))
-        used[row] += lengths[i]
+        whole, shared, prefix = examples[i]
+        known = having.setdefault(prefix, [])
+        row = next((row for row in known if used[row] + whole - shared <= length), None)
+        if row is not None:
+            used[row] += whole - shared
+        else:
+            row = int(np.argmax(used + whole <= length))
+            if used[row] + whole > length:
+                left.append(i)
+                continue
+            used[row] += whole
+            known.append(row)
+        members[row].setdefault(prefix, []).append(i)
+    spots = {}
+    for row, by_prefix in enumerate(members):
+        spots |= _spots(row, by_prefix.values(), examples)
     return spots, left
+
+
+def _spots(
+    row: int, members: Iterable[Sequence[int]], examples: Sequence[_Example]
+) -> dict[int, Spot]:
+    """Of a row's examples, those that share a prefix together."""
+    spots, start = {}, 0
+    for alike in members:
+        for i in alike:
+            shared = examples[i].shared if i != alike[0] else 0
+            spots[i] = Spot(0, row, start, len(spots) + 1, shared)
+            start += examples[i].length - shared
+    return spots

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from urllib.parse import urlsplit
 
@@ -39,13 +41,15 @@ class RewardEndpoint:
     Args:
       num_calls: calls at a time.
       retries: further tries where it cannot be reached, answers 429 or 5xx, after longer and longer
-        waits; each try has the time of a call.
+        waits, or those that its `Retry-After` asks for; each try has the time of a call.
+      token: what `Authorization: Bearer` says; empty: nothing does. No message has it.
 
     Raises UserError if `url` is no address.
     """
 
-    def __init__(self, url: str, num_calls: int, retries: int):
-        self._address, self._retries = _Address.of(url), retries
+    def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):
+        self._address, self._retries, self._token = _Address.of(url), retries, token
+        self._headers = _HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
         self._is_closed, self._lock = threading.Event(), threading.Lock()
         self._open: set[socket.socket] = set()
@@ -67,7 +71,8 @@ class RewardEndpoint:
         outcome = self._try(body, len(responses), seconds)
         tries = 1
         while isinstance(outcome, _Passing) and tries <= self._retries:
-            if self._is_closed.wait(min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT)):
+            own = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT)
+            if self._is_closed.wait(max(own, min(outcome.asked_wait, seconds))):
                 break
             outcome, tries = self._try(body, len(responses), seconds), tries + 1
         if isinstance(outcome, _Passing):
@@ -97,11 +102,13 @@ class RewardEndpoint:
         return _read(answer, text, count)
 
     def _exchange(self, connection: HTTPConnection, body: bytes) -> tuple[HTTPResponse, bytes]:
-        connection.request("POST", self._address.path, body, _HEADERS)
+        connection.request("POST", self._address.path, body, self._headers)
         answer = connection.getresponse()
         text = answer.read(_LARGEST_ANSWER)
         if answer.length and len(text) < _LARGEST_ANSWER:
             raise IncompleteRead(text, answer.length)
+        if self._token:  # which an answer may quote, and a message the answer
+            text = text.replace(self._token.encode(), b"[token]")
         return answer, text
 
     @contextlib.contextmanager
@@ -143,6 +150,7 @@ class _Passing:
 
     text: str
     cause: Cause = Cause.ENDPOINT
+    asked_wait: float = 0.0  # seconds until then, at least, by the endpoint's own word
 
 
 @dataclass(frozen=True)
@@ -201,13 +209,31 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def _asked_wait(answer: HTTPResponse) -> float:
+    """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
+
+    Reference: RFC 9110, section 10.2.3.
+    """
+    text = (answer.getheader("Retry-After") or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return 0.0
+    if moment.tzinfo is None:  # dates of HTTP are in GMT
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, moment.timestamp() - time.time())
+
+
 def _read(answer: HTTPResponse, body: bytes, count: int) -> "Outcome | _Passing":
     text = body.decode(errors="replace")
     said = f"answered {answer.status} {answer.reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
-        return _Passing(f"{said} ({text!r:.{_EXCERPT_LENGTH}})", Cause.EXCEPTION)
+        excerpt = f"{said} ({text!r:.{_EXCERPT_LENGTH}})"
+        return _Passing(excerpt, Cause.EXCEPTION, _asked_wait(answer))
     if answer.status == _TOO_MANY or answer.status > _INTERNAL:
-        return _Passing(said)
+        return _Passing(said, asked_wait=_asked_wait(answer))
     if not 200 <= answer.status < 300:
         refusal = Failure(Cause.REFUSED, f"{said} ({text!r:.{_EXCERPT_LENGTH}})")
         return Outcome(failure=refusal)

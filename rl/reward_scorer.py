@@ -7,6 +7,7 @@ a function is called (`scored_function.py`), how scores add up (`reward_sum.py`)
 
 import contextlib
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -17,11 +18,13 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.responses import Response
 from pat_jax.rl.reward_outcome import Failure
 from pat_jax.rl.reward_report import log_failures, never_scored
-from pat_jax.rl.reward_sum import FunctionScores, weighted_sum
+from pat_jax.rl.reward_shares import Alone, Shares, own_rows, together
+from pat_jax.rl.reward_sum import FunctionScores, in_order, weighted_sum
 from pat_jax.rl.rewards import short_names
 from pat_jax.rl.scored_function import FunctionScoring, Limits, ScoredFunction
 
 Ended = TypeVar("Ended")
+T = TypeVar("T")
 
 
 class RewardScorer:
@@ -34,6 +37,7 @@ class RewardScorer:
       weights: one a function; empty: all are 1.
       timeout: seconds that a function has for a response (`scored_function.py`).
       num_workers, memory, retries: of each function, see `Limits`.
+      shares: of which this process scores one; every process is told of all responses.
 
     Raises UserError if a function cannot be imported or called, or nothing has ever had a reward.
     """
@@ -46,9 +50,12 @@ class RewardScorer:
         num_workers: int = 1,
         memory: float = 0.0,
         retries: int = 0,
+        token: str = "",
+        shares: Shares | None = None,
     ):
+        self.shares = shares or Alone()
         self._has_scored = False
-        limits = Limits(timeout, num_workers, memory, retries)
+        limits = Limits(timeout, num_workers, memory, retries, token)
         kinds = zip(specs, short_names(specs), weights or [1.0] * len(specs), strict=True)
         with contextlib.ExitStack() as functions:
             self.functions = [
@@ -108,7 +115,10 @@ class RewardScorer:
         scores: Sequence[FunctionScores],
         failures: Mapping[int, Failure],
     ) -> None:
-        """Logs what could not be scored, of all `responses` of one scoring.
+        """Logs what could not be scored.
+
+        Args:
+          responses: those that a function has failed at.
 
         Raises:
           UserError: none of them has a reward, nor had any before.
@@ -117,7 +127,7 @@ class RewardScorer:
         for function, one in zip(self.functions, scores, strict=True):
             for failure in one.failures:
                 function.log_traceback(failure)
-        self._has_scored |= len(failures) < len(responses)
+        self._has_scored |= len(failures) < len(scores[0].scores)
         if failures and not self._has_scored:
             raise UserError(never_scored(scores, failures))
 
@@ -132,15 +142,17 @@ class Scoring(Generic[Ended]):
         self, scorer: RewardScorer, prompts: Sequence[str], read: Callable[[Ended], Response]
     ):
         self._scorer, self._read = scorer, read
-        self._parts = [FunctionScoring(one, prompts, self._do) for one in scorer.functions]
+        self._own = own_rows(prompts, scorer.shares)
+        parts = (prompts, self._own, self._do)
+        self._parts = [FunctionScoring(one, *parts) for one in scorer.functions]
         self._num_expected = len(prompts)
-        self.responses: dict[int, Response] = {}  # as they were read; all, once rewards are there
+        self._responses: dict[int, Response] = {}  # of this process, as they were read
         self._seconds = 0.0  # of reading so far
         self.hidden_seconds = 0.0  # of reading and scoring, what was over when `rewards` was called
         self.scores: Sequence[FunctionScores] = ()  # function by function, once all are there
         self.failures: Mapping[int, Failure] = {}  # why responses have no reward
         self._end: Future[None] = Future()
-        if not prompts:
+        if not self._own:
             self._end.set_result(None)
 
     def add(self, row: int, ended: Ended) -> None:
@@ -152,7 +164,8 @@ class Scoring(Generic[Ended]):
         if self._end.done():
             self._end.result()
         self._num_expected -= 1
-        self._do(self._take, row, ended)
+        if row in self._own:
+            self._do(self._take, row, ended)
 
     def rewards(self) -> np.ndarray:
         """Rewards, float32[responses], as soon as the last one is there; all have been added.
@@ -166,10 +179,24 @@ class Scoring(Generic[Ended]):
         assert not self._num_expected, f"{self._num_expected} responses have not ended"
         self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
         self._end.result()
-        self.scores = [part.in_order() for part in self._parts]
+        own, functions = [part.by_response() for part in self._parts], self._scorer.functions
+        everyone = zip(*self._scorer.shares.gather("rewards", own), strict=True)
+        self.scores = [
+            in_order(one.spec, one.name, one.weight, dict(ChainMap(*parts)))
+            for one, parts in zip(functions, everyone, strict=True)
+        ]
         rewards, self.failures = weighted_sum(self.scores)
-        self._scorer.report(self.responses, self.scores, self.failures)
+        failed = {row for one in self.scores for row in one.failed} | self.failures.keys()
+        told = {row: self._responses[row] for row in failed & self._own}
+        told = together(self._scorer.shares, "responses without a reward", told)
+        self._scorer.report(told, self.scores, self.failures)
         return rewards
+
+    def each(self, make: Callable[[Response], T]) -> list[T]:
+        """What `make` gives for each response, in their order, once rewards are there."""
+        own = {row: make(response) for row, response in self._responses.items()}
+        everyone = together(self._scorer.shares, "responses", own)
+        return [everyone[row] for row in range(len(everyone))]
 
     def _do(self, step: Callable[..., None], *args: object) -> None:
         try:
@@ -191,10 +218,10 @@ class Scoring(Generic[Ended]):
 
     def _take(self, row: int, ended: Ended) -> None:
         start = time.perf_counter()
-        self.responses[row] = self._read(ended)
+        self._responses[row] = self._read(ended)
         self._seconds += time.perf_counter() - start
         for part in self._parts:
-            part.take(row, self.responses)
+            part.take(row, self._responses)
 
 
 def _as_it_is(response: Response) -> Response:

@@ -11,6 +11,7 @@ returned (`reward_results.py`), nor processes.
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ Function = Callable[..., Any]
 _MARK = "solution_str"  # no group's function has a parameter of this name
 
 
-def recognise(function: Function, spec: str) -> "PerGroup | PerResponse":
+def recognise(function: Function, spec: str) -> "Recognised":
     """The function as it is called for the responses of a group.
 
     Args:
@@ -78,13 +79,24 @@ class _Names:
 
 
 @dataclass(frozen=True)
-class PerGroup:
-    """One call for a group of responses, which the function may compare."""
+class Recognised(ABC):
+    """A function as it is called for the responses of a group."""
 
     function: Function
     names: _Names
-    spec: str
+    spec: str  # its name in messages
     loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    @abstractmethod
+    def __call__(self, responses: Sequence[Response]) -> Outcome:
+        """
+        Raises:
+          UserError: there is no such argument as the function needs.
+        """
+
+
+class PerGroup(Recognised):
+    """One call for a group of responses, which the function may compare."""
 
     def __call__(self, responses: Sequence[Response]) -> Outcome:
         """
@@ -107,20 +119,10 @@ class PerGroup:
         return read_scores(scores, len(responses))
 
 
-@dataclass(frozen=True)
-class PerResponse:
+class PerResponse(Recognised):
     """One call for each response; those of an `async` function wait beside each other."""
 
-    function: Function
-    names: _Names
-    spec: str
-    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
-
     def __call__(self, responses: Sequence[Response]) -> Outcome:
-        """
-        Raises:
-          UserError: there is no such argument as the function needs.
-        """
         calls = [self._arguments(response) for response in responses]
         results = [self._result(arguments) for arguments in calls]
         if any(map(inspect.isawaitable, results)):

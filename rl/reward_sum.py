@@ -34,6 +34,26 @@ class FunctionScores:
     def failures(self) -> list[Failure]:
         return [score for score in self.scores if isinstance(score, Failure)]
 
+    @property
+    def failed(self) -> list[int]:
+        """The responses that it failed at."""
+        return [row for row, score in enumerate(self.scores) if isinstance(score, Failure)]
+
+
+def in_order(
+    spec: str,
+    name: str,
+    weight: float,
+    by_response: Mapping[int, tuple[float | Failure, Mapping[str, float]]],
+) -> FunctionScores:
+    """
+    Args:
+      by_response: of each response its score, and what was measured beside it.
+    """
+    pairs = [by_response[row] for row in range(len(by_response))]
+    scores, numbers = zip(*pairs, strict=True) if pairs else ((), ())
+    return FunctionScores(spec, name, weight, list(scores), list(numbers))
+
 
 def joined(parts: Sequence[FunctionScores]) -> FunctionScores:
     """What one function has made of several batches of responses."""

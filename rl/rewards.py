@@ -7,6 +7,7 @@ or time limits (`reward_workers.py`), and imports no jax, because reward workers
 import importlib
 import importlib.util
 import inspect
+import pickle
 import re
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,14 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.built_in_rewards import BUILT_IN, MATH, RewardFunction
 from pat_jax.rl.math_value import same_value
 
+PICKLED = ".reward"  # the name of a file ends so that holds functions of a program's own, pickled
+
 
 def resolve_reward(spec: str) -> RewardFunction:
-    """The function that `exact`, `math`, `module:function` or `path/to/file.py:function` names."""
+    """The function that `exact`, `math`, `module:function` or `path/to/file.py:function` names.
+
+    A file may also be one that `run/shipped_rewards.py` wrote.
+    """
     if spec in BUILT_IN:
         if spec in MATH:
             same_value("1/2", "0.5")  # imports and builds its grammar now, not within a time limit
@@ -69,12 +75,14 @@ def metric_name(text: str) -> str:
 
 
 def _import_source(source: str, spec: str) -> ModuleType:
-    is_file = source.endswith(".py")
+    is_file = source.endswith((".py", PICKLED))
     if is_file and not Path(source).is_file():
         raise UserError(
             f"reward {spec!r}: file {source} does not exist: expected a Python file; check the path."
         )
     try:
+        if source.endswith(PICKLED):
+            return _unpickle(Path(source))
         return _import_file(Path(source)) if is_file else importlib.import_module(source)
     # Code of the user runs here and may raise anything.
     except (Exception, SystemExit) as error:
@@ -87,6 +95,13 @@ def _import_source(source: str, spec: str) -> ModuleType:
             f"reward {spec!r}: importing {source} raised {type(error).__name__} ({error}): expected "
             "a module that imports; correct it."
         ) from error
+
+
+def _unpickle(path: Path) -> ModuleType:
+    """A module of the functions that a program has sent here by value, by name."""
+    module = ModuleType(path.stem)
+    vars(module).update(pickle.loads(path.read_bytes()))
+    return module
 
 
 def _import_file(path: Path) -> ModuleType:

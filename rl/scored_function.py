@@ -4,12 +4,11 @@ A response that fails must not cost others their scores. Knows which responses o
 which are scored again. Does not know processes (`reward_workers.py`), nor other functions.
 """
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
@@ -17,8 +16,8 @@ from pat_jax.rl.built_in_rewards import BUILT_IN
 from pat_jax.rl.responses import Response
 from pat_jax.rl.reward_endpoint import RewardEndpoint
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
+from pat_jax.rl.reward_shares import groups_of
 from pat_jax.rl.reward_signatures import recognise
-from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.reward_workers import RewardWorkers
 from pat_jax.rl.rewards import is_endpoint
 
@@ -47,6 +46,7 @@ class Limits:
     num_workers: int = 1  # calls at a time
     memory: float = 0.0  # GiB of each process; 0: no limit
     retries: int = 0  # of a call to an endpoint
+    token: str = field(default="", repr=False)  # that endpoints are shown
 
 
 @runtime_checkable  # for the type checks of the tests
@@ -87,7 +87,7 @@ class ScoredFunction:
         """Which responses the function sees together; each is in one of them."""
         if self.spec in _ONE_BY_ONE:
             return [range(row, row + 1) for row in range(len(prompts))]
-        return list(_groups(prompts))
+        return list(groups_of(prompts))
 
     def try_out(self, responses: Sequence[Response], group_size: int, *, is_alone: bool) -> str:
         """Calls the function once, for made-up responses, with the time of a group.
@@ -137,13 +137,21 @@ class FunctionScoring:
     long, is made again for each of its responses alone, unless an endpoint is down. Everything here happens on one thread.
     """
 
-    def __init__(self, function: ScoredFunction, prompts: Sequence[str], do: Callable[..., None]):
+    def __init__(
+        self,
+        function: ScoredFunction,
+        prompts: Sequence[str],
+        own: Collection[int],
+        do: Callable[..., None],
+    ):
         """
         Args:
+          own: the responses to score, in whole groups.
           do: has a step done on that thread, with arguments.
         """
         self._function, self._do = function, do
-        self._calls = {row: rows for rows in function.calls(prompts) for row in rows}
+        calls = [rows for rows in function.calls(prompts) if rows.start in own]
+        self._calls = {row: rows for rows in calls for row in rows}
         self.scores: dict[int, float | Failure] = {}
         self.numbers: dict[int, Mapping[str, float]] = {}
         self.seconds = 0.0  # of scoring so far
@@ -152,16 +160,9 @@ class FunctionScoring:
     def is_over(self) -> bool:
         return len(self.scores) == len(self._calls)
 
-    def in_order(self) -> FunctionScores:
-        """All scores, once they are there."""
-        function, rows = self._function, range(len(self._calls))
-        return FunctionScores(
-            function.spec,
-            function.name,
-            function.weight,
-            [self.scores[row] for row in rows],
-            [self.numbers.get(row, {}) for row in rows],
-        )
+    def by_response(self) -> dict[int, tuple[float | Failure, Mapping[str, float]]]:
+        """Each score, and what was measured beside it, once they are there."""
+        return {row: (score, self.numbers.get(row, {})) for row, score in self.scores.items()}
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
         """Response `row` has ended.
@@ -215,14 +216,5 @@ def _open(spec: str, limits: Limits) -> Caller:
     if spec in _IN_PROCESS:
         return _InProcess(spec)
     if is_endpoint(spec):
-        return RewardEndpoint(spec, limits.num_workers, limits.retries)
+        return RewardEndpoint(spec, limits.num_workers, limits.retries, limits.token)
     return RewardWorkers(spec, limits.num_workers, limits.memory)
-
-
-def _groups(prompts: Sequence[str]) -> Iterator[range]:
-    """Runs of equal prompts: the responses that a function may compare."""
-    start = 0
-    for _, group in itertools.groupby(prompts):
-        stop = start + len(list(group))
-        yield range(start, stop)
-        start = stop

@@ -15,10 +15,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.rl.batches import MicroBatch
+from pat_jax.rl.kept_state import in_float32, rounded_like
 from pat_jax.rl.logprobs import next_tokens, token_logprobs
 from pat_jax.rl.losses import Loss, PerToken, Sums
 
-Params = Any  # a pytree of float32 arrays, the master weights
+Params = Any  # a pytree of float32 or bfloat16 arrays, the master weights
+
+_SEED = 0xB16  # of the rounding of weights: not that of moments, whose draws would be the same
 
 
 def _all_of_them(params: Params) -> Params:
@@ -72,7 +75,8 @@ class PolicyUpdate:
         return self == replace(other, optimizer=self.optimizer)
 
     def init(self, params: Params) -> TrainState:
-        return TrainState(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+        state = self.optimizer.init(in_float32(params))
+        return TrainState(params, state, jnp.zeros((), jnp.int32))
 
     def logprob_step(self, params: Params, micro: MicroBatch) -> tuple[PerToken, PerToken]:
         """Log-probabilities and entropies of the responses in nats, 0 outside `micro.mask`."""
@@ -89,7 +93,7 @@ class PolicyUpdate:
     def grad_step(
         self, params: Params, micro: MicroBatch, grads: Params, sums: Sums
     ) -> tuple[Params, Sums]:
-        """Adds the micro-batch's gradient to `grads` and its metrics to `sums`.
+        """Adds the micro-batch's gradient to `grads`, float32, and its metrics to `sums`.
 
         Raises:
           ValueError: it lacks a column that the loss needs.
@@ -106,7 +110,9 @@ class PolicyUpdate:
             )
             return self.loss(logprobs, entropy, micro.columns, micro.weights, micro.responses)
 
-        micro_grads, micro_sums = jax.grad(loss, has_aux=True)(params)
+        # By float32 weights, whatever they are kept in: else the tokens of an embedding, and chunks
+        # of logits, would add up in bfloat16.
+        micro_grads, micro_sums = jax.grad(loss, has_aux=True)(in_float32(params))
         return jax.tree.map(jnp.add, grads, micro_grads), self.loss.add(sums, micro_sums)
 
     def apply_step(
@@ -114,13 +120,20 @@ class PolicyUpdate:
     ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
         """One optimizer step, left out altogether when a gradient is not finite.
 
+        It is computed in float32. Weights that are kept in bfloat16 are rounded stochastically: a step
+        of AdamW is about the learning rate, mostly less than half of a weight's last bit, and to
+        nearest none of them would ever move (`kept_state.py`).
+
         Returns:
           The new state, the gradient's global norm before clipping, and whether it was applied.
         """
         grad_norm = optax.tree.norm(grads)
         is_applied = jnp.isfinite(grad_norm)
-        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
-        updated = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        params = in_float32(state.params)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, params)
+        key = jax.random.fold_in(jax.random.key(_SEED), state.step)
+        params = rounded_like(state.params, optax.apply_updates(params, updates), key)
+        updated = TrainState(params, opt_state, state.step + 1)
         # A select, not a cond: both states have the same buffers, so donation still works.
         state = jax.tree.map(lambda new, old: jnp.where(is_applied, new, old), updated, state)
         return state, grad_norm, is_applied
@@ -153,4 +166,5 @@ class PolicyUpdate:
 
 
 def zero_gradients(params: Params) -> Params:
-    return jax.tree.map(jnp.zeros_like, params)
+    """Float32, in whatever the parameters are kept."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)

@@ -84,7 +84,8 @@ def batch_of(
         assert estimator == "k1"
         return batch, [x.old - x.reference for x in everyone]
 
-    trainer: Any = SimpleNamespace(reference_kl=reference_kl)
+    layout = SimpleNamespace(platform="cpu")
+    trainer: Any = SimpleNamespace(reference_kl=reference_kl, layout=layout)
     rewards = np.array([[x.reward for x in group] for group in groups])
     state, reference = cast(Any, None), cast(Any, "the stand-in above knows it")
     batch, measured = training_batch(config, trainer, [(4, 16)], made, rewards, state, reference)

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import CACHE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pat_jax.config.command_line import parse
@@ -91,7 +90,8 @@ CHAT_TEMPLATE = (
 
 def start(*options: str, cwd: Path = ROOT, program: Sequence[str] = COMMAND) -> subprocess.Popen:
     """The command in a process of its own, sharing the compiled programs of the tests."""
-    ours = {"JAX_PLATFORMS": "cpu", "PAT_JAX_CACHE": str(CACHE), "PYTHONPATH": str(ROOT)}
+    cache = str(jax.config.jax_compilation_cache_dir)
+    ours = {"JAX_PLATFORMS": "cpu", "PAT_JAX_CACHE": cache, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, *program, *options],
         cwd=cwd,

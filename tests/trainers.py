@@ -24,6 +24,7 @@ POLICY = Policy.from_config(CONFIG)
 CHAIN = {str(k): v for k, v in layout_chain(factored_mesh(jax.devices()), CONFIG)[0].items()}
 ROWS, LENGTH = 8, 16
 ON_POLICY = PolicyLoss(is_on_policy=True)
+ADAM = optax.adam(1e-3)
 
 
 def make_trainer(
@@ -37,10 +38,14 @@ def make_trainer(
     lora: Lora | None = None,
     base_dtype: jnp.dtype = jnp.float32,
     targets: Sequence[Layout] = tuple(CHAIN.values()),
+    optimizer: optax.GradientTransformation = ADAM,
+    weight_dtype: jnp.dtype = jnp.float32,
+    is_offloaded: bool = False,
+    scan_layers: bool = False,
 ) -> Trainer:
     """With only the named programs compiled."""
-    model = model_functions(POLICY, layout, jnp.float32, remat=True)
-    update = PolicyUpdate(model, optax.adam(1e-3), CONFIG.vocab_size, loss)
+    model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
+    update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
     trainer = Trainer(
         POLICY,
         layout,
@@ -52,6 +57,8 @@ def make_trainer(
         rollout_policy=POLICY.with_weights(weights),
         lora=lora,
         base_dtype=base_dtype,
+        weight_dtype=weight_dtype,
+        is_offloaded=is_offloaded,
     )
     declared = trainer.programs._declared
     for key in [key for key in declared if key.name not in programs]:

@@ -1,11 +1,12 @@
 """Options of `python -m pat_jax.generate`, and how they become those of a run."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides
+from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     DEVICES,
@@ -44,6 +45,8 @@ class GenerateConfig:
     model: str = "demo"
     """A Hugging Face checkpoint directory, or the name of a built-in shape with random weights (and
     no tokenizer: token ids only)."""
+    adapter: str = ""
+    """A PEFT adapter directory; the adapters are merged into the weights of --model."""
     prompts: str = "prompts.jsonl"
     """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and if
     need be id, metadata, stop_token_ids and any of the sampling options."""
@@ -94,7 +97,8 @@ class GenerateConfig:
     profile: str = "auto"
     """What the planner plans by: see `python -m pat_jax.train --help`."""
     devices: int = 0
-    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
+    to min(cores, 8) in each process)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights and arithmetic."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
@@ -105,6 +109,7 @@ class GenerateConfig:
     set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):
         check(self, "model prompts out profile", GIVEN)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from pat_jax.batch_generation.answers import StopFinder, describe
 from pat_jax.batch_generation.prompt_lines import (
@@ -21,14 +20,13 @@ from pat_jax.batch_generation.prompt_lines import (
     read_lines,
 )
 from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.common.bars import bar
 from pat_jax.common.errors import UserError
-from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session, failed
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
 Show = Callable[[Sequence[int], Sequence[int]], None]
-BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
 
 
 @dataclass
@@ -78,7 +76,7 @@ class BatchJob:
         """
         start, self.show = time.perf_counter(), show
         total = sum(1 for _ in read_lines(self.path))
-        self.bar = tqdm(total=total, unit="prompt", disable=None, dynamic_ncols=True)
+        self.bar = bar(total=total, unit="prompt")
         with self.bar, ThreadPoolExecutor(1) as self.workers:
             stream = self.session.stream(self._requests(), watch=self._watch, name=self._name)
             for i, done in stream:
@@ -107,7 +105,7 @@ class BatchJob:
                         self._finish(place, failed(f"{self.path}, line {number}: {error}"))
                     else:
                         self.places.append(place)
-                        yield self._request(entry, entry.ask)
+                        yield entry.ask.request(self.seed, entry.line, entry.sample)
                 place += 1
         if place < len(self.results.done):
             raise UserError(
@@ -137,12 +135,6 @@ class BatchJob:
                 finder = StopFinder(self.tokenizer, ask.stops, min_tokens=least)
             is_last = sample == ask.num_samples - 1
             yield Entry(number, sample, _copied(given), is_last, ask, finder), ""
-
-    def _request(self, entry: Entry, ask: LineRequest) -> Request:
-        ids = (self.seed, BY_LINE, entry.line, entry.sample)
-        if ask.seed is not None:
-            ids = (ask.seed, BY_SEED, 0, entry.sample)
-        return Request(ask.tokens, sequence_key(*ids), ask.max_tokens, ask.sampling)
 
     def _name(self, i: int) -> str:
         entry = self.waiting[self.places[i]]

@@ -15,6 +15,8 @@ from typing import Any
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.common.options.names import meant
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
 from pat_jax.rl.tokenizer import (
     HuggingFaceTokenizer,
@@ -27,6 +29,7 @@ from pat_jax.rl.tokenizer import (
 PROMPT_FIELDS = ("prompt", "messages", "token_ids")
 VARIABLES = "chat_template_kwargs"
 MOST_SAMPLES = 2**16  # of one line
+BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,17 @@ class LineRequest:
     seed: int | None  # None: the run's, and the line's number
     stops: tuple[str, ...]
     wants_logprobs: bool
+
+    def request(self, seed: int, line: int, sample: int) -> Request:
+        """
+        Args:
+          seed: the run's.
+          line: its number, from 1.
+        """
+        ids = (seed, BY_LINE, line, sample)
+        if self.seed is not None:
+            ids = (self.seed, BY_SEED, 0, sample)
+        return Request(self.tokens, sequence_key(*ids), self.max_tokens, self.sampling)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:

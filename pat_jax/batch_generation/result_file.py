@@ -4,15 +4,20 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.files import whole_lines
+from pat_jax.common.hosts.together import company
 
 T = TypeVar("T")
 
 
 class ResultFile:
-    """Appends results; what a kill left half written is cut off when it goes on."""
+    """Appends results; what a kill left half written is cut off when it goes on.
+
+    Of several processes the first one writes.
+    """
 
     def __init__(self, path: Path, *, resume: bool):
         """
@@ -20,17 +25,23 @@ class ResultFile:
           UserError: the file cannot be written, or has results and is not to be resumed.
         """
         self.path = path
-        content = self._try(lambda: path.read_bytes() if path.exists() else b"")
-        whole = content[: content.rfind(b"\n") + 1]
-        if content and not resume:
+        self._file: IO[bytes] | None = None
+        self.done = company().agree("results before", lambda: self._open(resume=resume))
+
+    def _open(self, *, resume: bool) -> list[tuple[int, int]]:
+        """Line and sample of the results that are there."""
+        path = self.path
+        whole = self._try(lambda: whole_lines(path))
+        if not resume and self._try(lambda: path.exists() and path.stat().st_size):
             raise UserError(
                 f"option --out is {str(path)!r}: the file has {whole.count(10)} results; go on after "
                 "them with --resume, or choose another."
             )
-        self.done = [self._place(i, line) for i, line in enumerate(whole.splitlines(), start=1)]
+        done = [self._place(i, line) for i, line in enumerate(whole.splitlines(), start=1)]
         self._try(lambda: path.parent.mkdir(parents=True, exist_ok=True))
         self._file = self._try(lambda: path.open("ab"))
         self._file.truncate(len(whole))
+        return done
 
     def _try(self, use: Callable[[], T]) -> T:
         try:
@@ -62,6 +73,8 @@ class ResultFile:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One line, out of the process's hands when this returns."""
+        if self._file is None:
+            return
         self._file.write(
             json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         )
@@ -76,4 +89,5 @@ class ResultFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
-from pat_jax.common.pytree import with_sharding
+from pat_jax.common.pytree import on_host, with_sharding
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, ManualPartition, layout_chain
 from pat_jax.engine.memory import shard_bytes
@@ -118,7 +118,7 @@ class _Scorer:
         """Log-probabilities of every token of every response, one response after the other."""
         found: dict[int, np.ndarray] = {}
         for places, tokens in self.calls(sample):
-            rows = np.asarray(self._program(params, tokens))
+            rows = on_host(self._program(params, tokens))
             for place, row in zip(places, rows, strict=False):
                 sequence, prompt = sample.sequences[place]
                 found[place] = row[prompt - 1 : len(sequence) - 1]

@@ -1,5 +1,6 @@
 """Which devices a run uses, and what must be set before JAX looks for them."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -12,9 +13,11 @@ from typing import TypeAlias
 import jax
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib has no stubs
 
+HOST_MEMORY = "pinned_host"  # which devices read and write by themselves
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
 PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
 PLAN_DIR = CACHE_DIR.parent / "plans"  # what was compiled for others
@@ -31,36 +34,53 @@ _PLATFORMS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 
 def configure(num_devices: int) -> Sequence[Device]:
-    """The devices of this run; to be called before anything else asks JAX for devices.
+    """The devices of this run, all processes together; to be called before anything else asks JAX for
+    devices.
 
     A CPU is made to look like several devices with a pool of one compute thread for each: the
     largest power of two up to min(cores, 8), or `num_devices`. The pool is shared: where all devices
     work, each has a thread; one that works while the others idle takes theirs as well (JAX 0.10).
 
+    In a program that has used JAX before, a CPU has as many devices as it had then.
+
     Raises:
       UserError: fewer devices are there than asked for.
     """
-    num_cpu = num_devices or _cpu_devices()
+    processes = company().count
+    if num_devices % processes:
+        raise UserError(
+            f"option --devices is {num_devices}: expected a multiple of the {processes} processes of this "
+            "run, or 0 for all."
+        )
+    num_cpu = num_devices // processes or _cpu_devices()
     # XLA sizes its pool by this variable, but no smaller than the number of devices; the flags alone
     # leave a single device all cores.
     os.environ.setdefault("NPROC", str(num_cpu))
     # Flags only: XLA stops reading at the first word that is no flag.
     flags = "--xla_cpu_multi_thread_eigen=false"
-    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+    if flags not in (given := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{flags} {given}".strip()
     # Looking for a TPU's metadata server takes minutes where there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     asked_for = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if asked_for is None and (platforms := platforms_here()):
         jax.config.update("jax_platforms", platforms)
-    jax.config.update("jax_num_cpu_devices", num_cpu)
+    with contextlib.suppress(RuntimeError):  # a program has used JAX before: what there is stays
+        jax.config.update("jax_num_cpu_devices", num_cpu)
     jax.config.update("jax_compilation_cache_dir", str(CACHE_DIR))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     devices = jax.devices()
     if num_devices > len(devices):
+        here = "this machine has" if processes == 1 else "the machines of this run have"
         raise UserError(
-            f"option --devices is {num_devices}: this machine has {len(devices)} "
+            f"option --devices is {num_devices}: {here} {len(devices)} "
             f"{devices[0].platform} devices; choose at most that many, or 0 for all."
+        )
+    if processes > 1 and 0 < num_devices < len(devices):
+        raise UserError(
+            f"option --devices is {num_devices}: {processes} processes use all of their {len(devices)} "
+            "devices; leave the option out."
         )
     if devices[0].platform == "cpu":
         _keep_freed_memory()
@@ -101,3 +121,19 @@ def num_cores() -> int:
 
 def _cpu_devices() -> int:
     return 1 << (min(num_cores(), 8).bit_length() - 1)
+
+
+def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
+    """The same in the memory of the hosts; as it is where devices are on paper and know no kinds."""
+    devices = sharding.mesh.devices
+    assert devices is not None  # the mesh is one of devices, not of sizes alone
+    is_on_paper = not hasattr(devices.flat[0], "client")
+    return sharding if is_on_paper else sharding.with_memory_kind(HOST_MEMORY)
+
+
+def has_host_memory(devices: Sequence[Device]) -> bool:
+    """Whether arrays of these devices may lie in the memory of their hosts."""
+    return all(
+        HOST_MEMORY in [memory.kind for memory in device.addressable_memories()]
+        for device in devices
+    )

@@ -4,8 +4,12 @@
 class UserError(Exception):
     """A mistake in the input: one sentence saying what, where, what was expected, what to do.
 
-    Commands print it after `error:` and exit with code 2; nothing has been written by then.
+    Commands print it after `error:` and exit with code 2; nothing has been written by then. Under the cell
+    of a notebook it is that line too.
     """
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it
+        return [f"error: {self}"]
 
 
 def shown(value: object) -> str:

@@ -15,6 +15,13 @@ def replace_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def whole_lines(path: Path) -> bytes:
+    """A file up to its last line break, without the half line that a killed process may have left; of no
+    file nothing."""
+    content = path.read_bytes() if path.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
+
+
 def open_lines(path: Path) -> "PatientFile":
     """To append lines to: where a killed run has left half of one, ours is not glued to it."""
     file = PatientFile(path)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 Tree = TypeVar("Tree")
@@ -18,6 +20,13 @@ def with_sharding(shapes: Tree, shardings: Tree) -> Tree:
         shapes,
         shardings,
     )
+
+
+def on_host(x: jax.Array) -> np.ndarray:
+    """All of an array. Where other processes have parts of it, each must ask for it, in the same order."""
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 @typing.dataclass_transform(frozen_default=True)

@@ -3,6 +3,7 @@
 from dataclasses import Field
 from typing import Any, ClassVar, Protocol
 
+from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.config.run import CheckpointConfig
 from pat_jax.config.tracking import TrackingOptions
 
@@ -24,6 +25,9 @@ class AnyRun(TrackingOptions, Protocol):
 
     @property
     def compute_dtype(self) -> str: ...
+
+    @property
+    def distributed(self) -> DistributedConfig: ...
 
     @property
     def checkpoint(self) -> CheckpointConfig: ...

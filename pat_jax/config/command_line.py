@@ -9,7 +9,9 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -18,6 +20,7 @@ import yaml
 
 from pat_jax import __version__
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 from pat_jax.common.options.declared import Option, build, options_of
 from pat_jax.common.options.files import (
     Setting,
@@ -84,7 +87,12 @@ def parse(
 def dump(config: Any) -> str:
     """The resolved configuration as YAML; `--config` reads it back to an equal one."""
     options: Any = {"sort_keys": False, "allow_unicode": True, "explicit_end": True}
-    return yaml.dump(asdict(config), Dumper=_Dumper, **options)
+    return yaml.dump(asdict(config, dict_factory=_given), Dumper=_Dumper, **options)
+
+
+def _given(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Without options that are None: not given, they are that again."""
+    return {name: value for name, value in pairs if value is not None}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -102,6 +110,18 @@ _Dumper.add_representer(str, _text)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
+@contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """A disk without room is a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        raise UserError(f"{error.strerror}{where}: make room and start again.") from None
+
+
 def run_command(main: Callable[[], None]) -> None:
     """Run a command; a `UserError` becomes `error: …` on stderr and exit code 2.
 
@@ -110,18 +130,21 @@ def run_command(main: Callable[[], None]) -> None:
     """
     try:
         try:
-            main()
+            with in_one_sentence():
+                main()
+            company().leave()
         except UserError as error:
+            company().fail(str(error), 2)
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(2) from None
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            where = f" for {error.filename}" if error.filename else ""
-            print(f"error: {error.strerror}{where}: make room and start again.", file=sys.stderr)
-            raise SystemExit(2) from None
         except KeyboardInterrupt:
+            company().fail("it was interrupted", 128 + signal.SIGINT)
             raise SystemExit(128 + signal.SIGINT) from None
+        except Exception as error:
+            if not company().is_alone:  # its end would wait for the others
+                traceback.print_exc(file=sys.__stderr__)
+                company().fail(f"{type(error).__name__}: {error}", 1)
+            raise
         finally:
             sys.stdout.flush()  # the interpreter would complain if this failed at its end
     except BrokenPipeError:

@@ -95,6 +95,9 @@ class AlgorithmConfig:
     tokens_per_micro_batch: int = 8192
     """Token budget (rows x padded length, all devices together) of one forward-backward pass;
     gradients accumulate over the rest."""
+    share_prompts: bool = True
+    """Compute the prompt of several responses in a row once, where this leaves fewer tokens; off: each
+    response brings its own. The loss and its gradient are the same."""
     loss_aggregation: Literal["token", "sequence", "constant"] = "token"
     """Average the loss over all tokens of a mini-batch (DAPO), over the tokens of each response and
     then over responses (GRPO's paper), or add it up and divide by a constant, the responses times
@@ -183,6 +186,12 @@ class OptimizerConfig:
     """Global-norm gradient clipping."""
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of both moments; bfloat16, rounded stochastically, takes 4 bytes a parameter instead of 8."""
+    weight_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a parameter
+    instead of 4. Gradients add up in float32 all the same."""
+    offload: bool = False
+    """Keep both moments in the host's memory but for the optimizer's step: rollouts and gradients have
+    their room, and each step fetches them and sends them back."""
 
     def __post_init__(self):
         check(self, "learning_rate", LEARNING_RATE, "optimizer.")

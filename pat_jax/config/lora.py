@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pat_jax.common.rules import check, count, not_negative, require
+from pat_jax.config.learning import OptimizerConfig
 
 MOST_RANK = 4096
 
@@ -41,7 +42,9 @@ class LoraConfig:
         return self.rank > 0 or self.adapter != ""
 
 
-def check_lora(lora: LoraConfig, *, learns: bool, export_dir: str) -> None:
+def check_lora(
+    lora: LoraConfig, optimizer: OptimizerConfig, *, learns: bool, export_dir: str
+) -> None:
     """
     Args:
       learns: whether a run trains anything, its supervised stage included.
@@ -60,4 +63,10 @@ def check_lora(lora: LoraConfig, *, learns: bool, export_dir: str) -> None:
         "lora.export",
         lora.export,
         "with it a folder to write to, in --checkpoint.export_dir",
+    )
+    require(
+        not lora.is_on or optimizer.weight_dtype == "float32",
+        "optimizer.weight_dtype",
+        optimizer.weight_dtype,
+        "float32 with --lora.rank or --lora.adapter: adapters are small, and their base is not trained",
     )

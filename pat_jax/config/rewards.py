@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from pat_jax.common.rules import MEMORY_GIB, check, count, positive, require
+from pat_jax.common.rules import MEMORY_GIB, check, count, matches, positive, require
 
+_VARIABLE = matches(r"|[A-Za-z_]\w*", "the name of an environment variable, or nothing")
 _SMALLEST, _LARGEST = 1e-6, 1e6  # beyond them a weight is as good as none, or as all
 
 
@@ -25,6 +26,7 @@ def check_rewards(config: RewardOptions) -> None:
     check(config, "reward_workers", count(0, 1024))
     check(config, "reward_memory", MEMORY_GIB)
     check(config, "reward_retries", count(0, 100))
+    check(config, "reward_token_env", _VARIABLE)
     _check_weights(config.reward_weights, config.reward)
 
 

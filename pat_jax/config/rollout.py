@@ -63,7 +63,8 @@ class RolloutConfig:
     """Layouts compiled before the first iteration: all, or lazy: the one it starts in; others
     follow in the background once the planner finds that they would pay."""
     check_integrity: bool = False
-    """Check the accounts of rows and pages of the KV cache after each burst; for debugging."""
+    """Check the accounts of rows and pages of the KV cache after each burst, and before it that all
+    processes of the run are about to do the same; for debugging."""
     device_memory_gib: float = 0.0
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     DEVICES,
@@ -81,7 +82,10 @@ class RunConfig:
     """GiB that each of these processes may have, and each of its children; 0 is no limit."""
     reward_retries: int = 3
     """Further tries where an endpoint cannot be reached, is too busy (429) or fails (5xx), after 0.5,
-    1, 2 … seconds, at most 30."""
+    1, 2 … seconds, at most 30, or when their Retry-After says, within the time of a call."""
+    reward_token_env: str = ""
+    """Name of an environment variable whose value every endpoint of --reward is shown, as
+    `Authorization: Bearer VALUE`; no file and no log has the value. Empty shows none."""
     steps: int = 100
     """Iterations: rollout, reward, update."""
     train: bool = True
@@ -99,11 +103,17 @@ class RunConfig:
     """What the planner plans by: a file of `python -m pat_jax.profile`; auto takes the one that was
     measured for this model on these devices, if any; none measures a quick one while warming up."""
     devices: int = 0
-    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
+    to min(cores, 8) in each process)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; what is trained is kept in float32."""
-    remat: bool = True
-    """Recompute each layer in the backward pass: less memory, a quarter more arithmetic."""
+    """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype."""
+    remat: Literal["full", "attention", "dots", "none"] = "full"
+    """What the backward pass keeps of each layer, the rest being computed anew: its input alone (full),
+    the output of attention too, so that its kernel runs forward once (attention), the products with
+    weights as well (dots), or all (none). Least memory first, least arithmetic last."""
+    scan_layers: Literal["auto", "true", "false"] = "auto"
+    """Run the layers of an update as a loop, which compiles in the time of one layer but reads their
+    parameters from a copy in compute_dtype; auto does on TPUs, for models of at least 8 layers."""
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
     log_completions: bool = False
@@ -117,7 +127,8 @@ class RunConfig:
     tracker_project: str = "pat_jax"
     """Name of the project there; a run is called like its folder."""
     resume: bool = False
-    """Continue the run in run_dir from its last checkpoint."""
+    """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else begin
+    it: one command for the first start and every restart."""
     deterministic: bool = False
     """Frozen profile and simulated planner clock: a resumed run repeats bit for bit (CPU,
     float32)."""
@@ -129,6 +140,7 @@ class RunConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):
         self._check_given()
@@ -169,7 +181,7 @@ class RunConfig:
         )
         self._check_warmup()
         learns = self.train or self.warm_start.steps > 0
-        check_lora(self.lora, learns=learns, export_dir=self.checkpoint.export_dir)
+        check_lora(self.lora, self.optimizer, learns=learns, export_dir=self.checkpoint.export_dir)
         if self.train and self.steps:
             check_signal(self.rollout, self.algorithm)
 

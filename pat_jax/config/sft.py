@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.options.declared import SHORT_FORM
 from pat_jax.common.rules import (
     COUNT,
@@ -116,13 +117,19 @@ class SftConfig:
     seed: int = 0
     """Seed of the order of the examples."""
     devices: int = 0
-    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
+    to min(cores, 8) in each process)."""
     device_memory_gib: float = 0.0
     """Memory of one device in GiB; 0 asks the device."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; master weights are always float32."""
-    remat: bool = True
-    """Recompute each layer in the backward pass: less memory, a quarter more arithmetic."""
+    """Arithmetic of the forward pass; master weights are kept in --optimizer.weight_dtype."""
+    remat: Literal["full", "attention", "dots", "none"] = "full"
+    """What the backward pass keeps of each layer, the rest being computed anew: its input alone (full),
+    the output of attention too, so that its kernel runs forward once (attention), the products with
+    weights as well (dots), or all (none). Least memory first, least arithmetic last."""
+    scan_layers: Literal["auto", "true", "false"] = "auto"
+    """Run the layers of an update as a loop, which compiles in the time of one layer but reads their
+    parameters from a copy in compute_dtype; auto does on TPUs, for models of at least 8 layers."""
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
     trackers: tuple[str, ...] = ()
@@ -130,12 +137,14 @@ class SftConfig:
     tracker_project: str = "pat_jax"
     """Name of the project there; a run is called like its folder."""
     resume: bool = False
-    """Continue the run in run_dir from its last checkpoint."""
+    """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else begin
+    it: one command for the first start and every restart."""
     data: SftDataConfig = field(default_factory=SftDataConfig)
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(learning_rate=2e-5, schedule="cosine")
     )
     lora: LoraConfig = field(default_factory=LoraConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     eval: SftEvalConfig = field(default_factory=SftEvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
@@ -149,7 +158,7 @@ class SftConfig:
         check(self, "devices", DEVICES)
         check(self, "device_memory_gib", MEMORY_GIB)
         check_tracking(self)
-        check_lora(self.lora, learns=True, export_dir=self.checkpoint.export_dir)
+        check_lora(self.lora, self.optimizer, learns=True, export_dir=self.checkpoint.export_dir)
         require(
             not self.resume or self.run_dir != "",
             "run_dir",

@@ -3,12 +3,14 @@
 Follows the host's accounts with device arrays. Decides nothing: `controller.py` does.
 """
 
+import zlib
 from collections import deque
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.device.device_pool import DevicePool
@@ -45,8 +47,14 @@ class DeviceExecutor(Executor):
         responses: Responses,
         tables: BlockTables,
         clock: Stopwatch,
+        *,
+        checks: bool = False,
     ):
-        self.clock = clock
+        """
+        Args:
+          checks: compare every burst with those of the other processes.
+        """
+        self.clock, self._checks = clock, checks
         self.specs, self.programs, self.weights = specs, programs, weights
         self.responses, self.tables = responses, tables
         self.pool = DevicePool(specs, programs, weights.layout)
@@ -90,16 +98,17 @@ class DeviceExecutor(Executor):
         self.pool.copy(spoilt)
 
     def launch(self, burst: Burst) -> None:
-        by_rows = self.pool.layout.sharding("batch")
-        table = self.responses.table
+        layout, table = self.pool.layout, self.responses.table
+        if self._checks:
+            company().compare("burst", self._digest(burst))
         if not burst.is_ahead:
             if self._rows is None or self._seen is None or self._version != table.version:
-                self._rows = jax.device_put(self.responses.row_state(), by_rows)
+                self._rows = layout.put(self.responses.row_state(), "batch")
                 self._seen, self._version = self._put_seen(), table.version
             tables = self.tables.rows(table.occupants, self.specs.width(burst.shape[-1]))
-            none_drawn = np.zeros(self.pool.layout.split.dp, np.int32)
-            self._tables = jax.device_put((tables, none_drawn), by_rows)
-        elif self.pool.layout.backend.waits:
+            none_drawn = np.zeros(layout.split.dp, np.int32)
+            self._tables = layout.put((tables, none_drawn), "batch")
+        elif layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
         assert self._rows is not None and self._seen is not None and self._tables is not None
         state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables)
@@ -110,18 +119,26 @@ class DeviceExecutor(Executor):
         self._tables = state.tables, state.drawn
         self._running.append(_Running(burst, output))
 
+    def _digest(self, burst: Burst) -> tuple[object, ...]:
+        """A burst, and all that the host tells the devices of its rows."""
+        table, reserved = self.responses.table, burst.reserved
+        known = table.occupants, table.length, table.end, self.tables.rows(table.occupants, 1)
+        told = [np.asarray(x) for x in (*known, reserved.pages, reserved.filled)]
+        crc = zlib.crc32(b"".join(x.tobytes() for x in told))
+        return (*burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, crc)
+
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""
-        responses, by_rows = self.responses, self.pool.layout.sharding("batch")
+        responses, layout = self.responses, self.pool.layout
         rows = responses.table.num_groups * responses.table.rows_per_group
         shape, old = seen_shape(self.specs.functions.policy.config, rows), self._seen
         if (
             old is not None
             and not responses.has_penalties
-            and (old.shape, old.sharding) == (shape, by_rows)
+            and (old.shape, old.sharding) == (shape, layout.sharding("batch"))
         ):
             return old
-        return jax.device_put(responses.seen(shape), by_rows)
+        return layout.put(responses.seen(shape), "batch")
 
     def collect(self) -> tuple[RowsOutput, bool]:
         burst, output = self._running.popleft()

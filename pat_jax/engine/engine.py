@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from pat_jax.common.devices import Device
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.program_specs import (
@@ -176,11 +177,13 @@ class RolloutEngine:
             first. In their order where not given.
         """
         clock, report.expected = Stopwatch(), expected
+        if self.weights.layout.spans_processes:
+            planner = AgreedPlanner(planner)
         with clock("schedule"):
             controller, responses = self._begin(requests, expected)
             tables = controller.scheduler.tables
             device = self.specs, self.programs, self.weights
-            executor = DeviceExecutor(*device, responses, tables, clock)
+            executor = DeviceExecutor(*device, responses, tables, clock, checks=self.checks)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
         loop = rollout(controller, executor, planner, report, enough, log.info)
         with closing(loop):

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.common.devices import Device
+from pat_jax.common.devices import HOST_MEMORY, Device
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 from pat_jax.common.pytree import with_sharding
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.pages import Exchange
@@ -44,8 +45,8 @@ def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
     """Bytes that every one of `devices` has; infinite where neither they nor the options say."""
     if config.device_memory_gib:
         return config.device_memory_gib * GIB
-    limits = [(device.memory_stats() or {}).get("bytes_limit", math.inf) for device in devices]
-    return min(limits)
+    limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
+    return min(company().gather("memory", min(limits)))
 
 
 def kv_bytes(
@@ -162,9 +163,12 @@ def engine_memory(engine: RolloutEngine, config: RolloutConfig) -> MemoryModel:
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes that one device holds of a tree of shapes with shardings, copies counted."""
+    """Bytes that one device holds of a tree of shapes with shardings, copies counted, but not what
+    rests in its host's memory."""
     return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+        if x.sharding.memory_kind != HOST_MEMORY
     )
 
 
@@ -240,8 +244,14 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
 
 def peak_bytes(devices: Iterable[Device]) -> int | None:
     """The most of any device that was in use since the process began; None: no device says."""
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    peaks = [stats.get("peak_bytes_in_use") for stats in _memory_stats(devices)]
     return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _memory_stats(devices: Iterable[Device]) -> list[Mapping[str, int]]:
+    """Of the devices of this process, which alone tell it."""
+    own = jax.process_index()
+    return [device.memory_stats() or {} for device in devices if device.process_index == own]
 
 
 def describe_peak(memory: MemoryModel, devices: Iterable[Device], update: str) -> str:

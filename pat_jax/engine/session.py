@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pat_jax.common.hosts.together import company
 from pat_jax.engine.device.nan_search import where_nans_start
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -47,6 +48,7 @@ class Session:
         most = min(engine.specs.buckets.lengths[-1], engine.policy.config.max_position)
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
+        self.report = RolloutReport()  # of the newest batch of requests
         # What is known of responses so far.
         self.lengths = planner.expects or LengthModel.empty(engine.specs.buckets.lengths[-1])
 
@@ -147,6 +149,7 @@ class Session:
         index, requests = list(batch), list(batch.values())
         self._to_first_layout(requests)
         seen = StreamedLengths(self.lengths, len(requests))
+        self.report = RolloutReport()
 
         def learn() -> None:
             self.lengths = seen.model()
@@ -159,7 +162,7 @@ class Session:
             seen.note(i, len(tokens), has_ended=has_ended)
             return has_ended
 
-        for i, done in self.engine.stream(requests, self.planner, RolloutReport(), has_enough):
+        for i, done in self.engine.stream(requests, self.planner, self.report, has_enough):
             seen.note(i, len(done.tokens), has_ended=not done.is_truncated)
             if done.error:
                 done = replace(
@@ -174,7 +177,8 @@ class Session:
         lengths = np.array([len(request.tokens) for request in begin])
         budgets = np.array([request.max_new_tokens for request in begin])
         load = Load(none, none, lengths, budgets, waiting=len(requests) - len(begin))
-        first = self.engine.layouts[self.planner.start(load)]
+        start = company().agree("first layout", lambda: self.planner.start(load))
+        first = self.engine.layouts[start]
         if first is not self.engine.layout:
             self.engine.reslice(first)
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     DEVICES,
@@ -14,6 +15,7 @@ from pat_jax.common.rules import (
     MOST_RESPONSES,
     RESPONSES,
     SEED,
+    STEPS,
     TEMPERATURE,
     TOKENS,
     Rule,
@@ -41,9 +43,20 @@ class EvaluateConfig:
     """
 
     model: str = ""
-    """A Hugging Face checkpoint directory, such as a run's export."""
+    """A Hugging Face checkpoint directory, such as a run's export; with --run_dir, unless given, the one
+    that the run began with."""
+    run_dir: str = ""
+    """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft` whose policy is evaluated, from its
+    checkpoint; nothing there is changed, and the run may be going on."""
+    checkpoint: int | None = None
+    """Step of the run's checkpoint. Unless given the newest that is whole."""
+    adapter: str = ""
+    """A PEFT adapter directory; the adapters are merged into the weights of --model."""
     out: str = ""
     """Folder for results.json and completions.jsonl; empty makes evaluations/<date-time>."""
+    resume: bool = False
+    """Go on with the evaluation in --out that was killed, by the options that it was begun with: behind
+    the responses that are there. The rewards are asked anew."""
     num_prompts: int = 0
     """Problems of each file, always the same ones; 0 takes all."""
     num_generations: int = 1
@@ -76,6 +89,8 @@ class EvaluateConfig:
     """GiB that each of these processes may have; 0 is no limit."""
     reward_retries: int = 3
     """Further tries where an endpoint cannot be reached, is too busy or fails."""
+    reward_token_env: str = ""
+    """Name of an environment variable whose value endpoints are shown as a bearer token."""
     seed: int = 0
     """Seed of sampling."""
     batch: int = 64
@@ -85,7 +100,8 @@ class EvaluateConfig:
     profile: str = "auto"
     """What the planner plans by: see `python -m pat_jax.train --help`."""
     devices: int = 0
-    """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
+    """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
+    to min(cores, 8) in each process)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights and arithmetic."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
@@ -93,6 +109,7 @@ class EvaluateConfig:
     num_completions_to_print: int = 0
     """Responses shown at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, ()))
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):
         check(self, "profile", GIVEN)
@@ -104,6 +121,13 @@ class EvaluateConfig:
         check(self, "top_p", TOP_P)
         check(self, "pass_threshold", REWARD)
         check(self, "seed", SEED)
+        self._check_policy()
+        require(
+            not self.resume or self.out != "",
+            "out",
+            self.out,
+            "with --resume the folder to go on in",
+        )
         check(self, "devices", DEVICES)
         check(self, "layout", matches(f"auto|{LAYOUT}", "auto or a layout such as dp4tp2"))
         for name in ("max_prompt_length", "max_completion_length"):
@@ -112,6 +136,14 @@ class EvaluateConfig:
         check_rewards(self)
         check_samples_differ(self.num_generations, self.temperature)
         self._check_pass_at()
+
+    def _check_policy(self) -> None:
+        has_run, step = self.run_dir != "", self.checkpoint
+        if step is not None:
+            check(self, "checkpoint", STEPS)
+            require(has_run, "checkpoint", step, "with it the run that it is of, in --run_dir")
+        alone = "none with --run_dir, whose checkpoint says which adapters it has"
+        require(not has_run or not self.adapter, "adapter", self.adapter, alone)
 
     def _check_pass_at(self) -> None:
         n = self.num_generations
@@ -138,17 +170,19 @@ class EvaluateConfig:
     def check_given(self) -> None:
         """Raises UserError where there is nothing to evaluate, or nothing to evaluate on."""
         for name, value, what in (
-            ("model", self.model, "a Hugging Face checkpoint directory"),
+            ("model", self.model or self.run_dir, "a Hugging Face checkpoint directory"),
             ("data", self.data.files, "files of problems"),
         ):
             if not value:
-                raise UserError(f"option --{name} is not given: expected {what}; add it.")
+                other = ", or --run_dir with the folder of a run" if name == "model" else ""
+                raise UserError(f"option --{name} is not given: expected {what}; add it{other}.")
 
     @property
     def model_options(self) -> RunConfig:
         """The options that say which model this is."""
         return RunConfig(
             model=self.model,
+            run_dir=self.run_dir,
             train=False,
             data=self.data,
             seed=self.seed,
@@ -180,6 +214,7 @@ class EvaluateConfig:
             reward_workers=self.reward_workers,
             reward_memory=self.reward_memory,
             reward_retries=self.reward_retries,
+            reward_token_env=self.reward_token_env,
             layout=self.layout,
             profile=self.profile,
             rollout=RolloutConfig(

@@ -14,7 +14,7 @@ from pat_jax.config.any_run import AnyRun
 from pat_jax.config.lora import LoraConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.peft_adapter import load_adapter
-from pat_jax.models.policy import Params
+from pat_jax.models.policy import Params, Policy
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
@@ -32,6 +32,14 @@ def identity(lora: Lora | None) -> dict[str, object]:
     if lora is None:
         return {}
     return {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.modules": lora.modules}
+
+
+def lora_of(fingerprint: Mapping[str, Any], policy: Policy) -> Lora | None:
+    """The adapters that a checkpoint of `policy` has, from its fingerprint; None: all is trained."""
+    if "lora.rank" not in fingerprint:
+        return None
+    rank, alpha, modules = (fingerprint[f"lora.{name}"] for name in ("rank", "alpha", "modules"))
+    return Lora(policy, rank, alpha, tuple(modules))
 
 
 def freeze_base(trainer: Trainer, base: Callable[[jnp.dtype], Params]) -> int | None:
@@ -57,8 +65,9 @@ def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) ->
       UserError: its adapters are of another base.
     """
     if meta.get("base_checksum") != checksum:
+        made = "" if Path(config.model).is_dir() else f" with --seed {config.seed}"
         raise UserError(
             f"the adapters in {Path(config.run_dir) / CHECKPOINTS} are of another base, whose weights "
-            f"differ from those of --model {config.model!r} with --seed {config.seed}: give those that "
-            "they were trained with, or another --run_dir."
+            f"differ from those of --model {config.model!r}{made}: give those that they were trained "
+            "with, or another --run_dir."
         )

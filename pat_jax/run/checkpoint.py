@@ -4,12 +4,12 @@ Knows pytrees, their shardings and JSON, and which checkpoint is to be used. Doe
 state or the metadata mean, nor how damage shows in files (`checkpoint_files.py`).
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed, move_aside, seal
+from pat_jax.run.checkpoint_meta import as_json, check_same, read_meta
 
 DAMAGED = "damaged_checkpoints"  # beside the folder of the checkpoints
 # Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
@@ -31,27 +33,6 @@ log = logging.getLogger(__name__)
 
 class SaveError(Exception):
     """A checkpoint could not be written; those before it are as they were."""
-
-
-def newest_meta(directory: str | Path) -> dict[str, Any] | None:
-    """Fingerprint and metadata of the newest checkpoint whose files have their sizes, if any.
-
-    Reads a small file, starts no backend and writes nothing.
-    """
-    for path in reversed(checkpoints_in(Path(directory).absolute())):
-        if is_sealed(path) and damage(path, by_checksum=False):
-            continue
-        try:
-            return _meta(path)
-        except (OSError, ValueError):  # it is not there, or no JSON
-            continue
-    return None
-
-
-def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> None:
-    """Refuses a newest checkpoint with another fingerprint."""
-    if (meta := newest_meta(directory)) is not None:
-        _compare(meta["fingerprint"], _as_json(fingerprint), Path(directory).absolute())
 
 
 class Checkpointer:
@@ -76,7 +57,7 @@ class Checkpointer:
     ):
         _silence_orbax()
         self._directory = Path(directory).absolute()
-        self._fingerprint = _as_json(fingerprint or {})
+        self._fingerprint = as_json(fingerprint or {})
         self.stepped_over: list[str] = []  # a sentence about each that `restore` moved aside
         self._max_to_keep = max_to_keep
         self._open: ocp.CheckpointManager | None = None
@@ -115,7 +96,9 @@ class Checkpointer:
         if step == latest:
             return
         content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
-        self._check_room(step, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if short := company().agree("room on disk", lambda: self._lacking(num_bytes)):
+            raise self._failure(step, short)
         try:
             self._manager.save(
                 step,
@@ -125,8 +108,11 @@ class Checkpointer:
             )
         except (OSError, ValueError, RuntimeError) as error:
             self._clear(step)
-            raise self._failed(step, error) from error
+            log.error("the checkpoint of step %d was not written: %s", step, error)
+            raise self._failure(step, _first_line(error)) from error
         self._pending = step, self._writer.submit(self._finish, step)
+        if not company().is_alone:
+            self.wait()  # what one process finds out in the background the others would not know
 
     def check(self) -> None:
         """Raises SaveError where the one being written has failed; does not wait."""
@@ -140,17 +126,23 @@ class Checkpointer:
         step, writing = self._pending
         futures.wait([writing])  # when this is interrupted, the save is still pending
         self._pending = None
-        try:
-            writing.result()
+        error = writing.exception()
         # Orbax's writers raise ValueError for a full disk.
-        except (OSError, ValueError, RuntimeError) as error:
+        if error is not None and not isinstance(error, OSError | ValueError | RuntimeError):
+            raise error
+        found = company().gather("checkpoint", error and _first_line(error))
+        if why := next(filter(None, found), None):
             self._clear(step)
-            raise self._failed(step, error) from error
+            log.error("the checkpoint of step %d was not written: %s", step, error or why)
+            raise self._failure(step, why) from error
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or the one being written; None when there is none."""
         if self._pending is not None:
             return self._pending[0]
+        return company().agree("newest checkpoint", self._newest)
+
+    def _newest(self) -> int | None:
         steps = checkpoints_in(self._directory)
         return int(steps[-1].name) if steps else None
 
@@ -169,12 +161,16 @@ class Checkpointer:
         """
         self.wait()
         self._close_manager()
-        self._move_strays()
-        for path in reversed(checkpoints_in(self._directory)):
-            if is_sealed(path):
-                if (reason := damage(path)) is None:
-                    return self._read(path, abstract_state)
-            else:
+        us = company()
+        us.agree("what is no checkpoint", self._move_strays)
+        for path in reversed(us.agree("checkpoints", lambda: checkpoints_in(self._directory))):
+            is_whole, reason = us.agree(
+                "a checkpoint's files",
+                lambda path=path: (is_sealed(path), damage(path) if is_sealed(path) else None),
+            )
+            if is_whole and reason is None:
+                return self._read(path, abstract_state)
+            if not is_whole:
                 try:
                     return self._read(path, abstract_state)
                 except UserError:
@@ -182,7 +178,8 @@ class Checkpointer:
                 except Exception as error:  # what Orbax raises has no common class, seen: bare ones
                     log.info("%s cannot be read", path, exc_info=error)
                     reason = f"it cannot be read ({_first_line(error)})"
-            self._set_aside(path, f"the checkpoint of step {path.name} is damaged: {reason}")
+            sentence = f"the checkpoint of step {path.name} is damaged: {reason}"
+            us.agree("a damaged checkpoint", partial(self._set_aside, path, sentence))
         damaged = f": damaged ones are in {folder}" if (folder := self._damaged).is_dir() else ""
         raise UserError(f"there is no checkpoint to resume from in {self._directory}{damaged}.")
 
@@ -198,8 +195,8 @@ class Checkpointer:
         self.close()
 
     def _read(self, path: Path, abstract_state: Any) -> tuple[int, Any, dict[str, Any]]:
-        read = _meta(path)
-        _compare(read["fingerprint"], self._fingerprint, self._directory)
+        read = read_meta(path)
+        check_same(read["fingerprint"], self._fingerprint, self._directory)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
             wanted = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state))
             state = reader.restore(path, args=wanted)["state"]
@@ -211,22 +208,21 @@ class Checkpointer:
 
     def _finish(self, step: int) -> None:
         self._manager.wait_until_finished()
+        if not company().is_first:
+            return
         try:
             seal(self._directory / str(step))
         except OSError as error:  # complete and usable all the same
             log.warning("the checkpoint of step %d has no checksums: %s", step, error)
 
-    def _check_room(self, step: int, num_bytes: int) -> None:
-        """A disk that is full only while it is written to costs hundreds of lines of tracebacks."""
+    def _lacking(self, num_bytes: int) -> str:
+        """That there is no room, in words. A disk that is full only while it is written to costs hundreds
+        of lines of tracebacks."""
         self._directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._directory).free
-        if free < COMPRESSED * num_bytes:
-            short = f"it takes {num_bytes / 2**20:,.1f} MiB, of which {free / 2**20:,.1f} are free"
-            raise self._failure(step, short)
-
-    def _failed(self, step: int, error: Exception) -> SaveError:
-        log.error("the checkpoint of step %d was not written: %s", step, error)
-        return self._failure(step, _first_line(error))
+        if free >= COMPRESSED * num_bytes:
+            return ""
+        return f"it takes {num_bytes / 2**20:,.1f} MiB, of which {free / 2**20:,.1f} are free"
 
     def _failure(self, step: int, why: str) -> SaveError:
         kept = self.latest_step()
@@ -238,6 +234,8 @@ class Checkpointer:
     def _clear(self, step: int) -> None:
         """What a failed save has left: its room may be what the next one needs."""
         self._close_manager()  # which would wait for the failed one again
+        if not company().is_first:
+            return
         for path in self._directory.glob(f"{step}{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -260,31 +258,28 @@ class Checkpointer:
                 log.debug("closed after %s", error)
 
 
-def _meta(path: Path) -> dict[str, Any]:
-    """What `JsonSave` has written: the fingerprint, and the metadata under `meta`."""
-    meta = json.loads((path / "meta" / "metadata").read_bytes())
-    if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
-        raise ValueError("it has no fingerprint or no metadata")
-    return meta
+def read_part(path: Path, abstract: Any) -> Any:
+    """A part of the state of a complete checkpoint.
 
+    Args:
+      abstract: the structure of that part, as in `Checkpointer.restore`; where a shape is larger than
+        what was saved, zeros are added.
 
-def _compare(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
-    missing = "nothing"
-    differences = [
-        f"{name} ({saved.get(name, missing)} there, {wanted.get(name, missing)} here)"
-        for name in dict.fromkeys([*wanted, *saved])
-        if saved.get(name, missing) != wanted.get(name, missing)
-    ]
-    if differences:
+    Raises:
+      UserError: it cannot be read.
+    """
+    _silence_orbax()
+    args = ocp.checkpoint_utils.construct_restore_args(abstract, strict=False)
+    wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+            return reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
+    except Exception as error:  # what Orbax raises has no common class
+        log.info("%s cannot be read", path, exc_info=error)
         raise UserError(
-            f"the checkpoint in {directory} is of another model, which differs in"
-            f" {', '.join(differences)}: give the --model and options it was saved with, or another"
-            " --run_dir."
-        )
-
-
-def _as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(dict(fingerprint)))
+            f"the checkpoint {path} cannot be read ({_first_line(error)}): expected a whole one; choose "
+            "another."
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

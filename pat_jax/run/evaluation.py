@@ -112,8 +112,7 @@ class Evaluator:
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, scoring: Scoring[Rollout]
     ) -> Evaluated:
         shape = (-1, self._config.eval.num_generations)
-        said = [scoring.responses[i] for i in range(len(rollouts))]
-        answers = [final_answer(one.completion, one.prompt) for one in said]
+        answers = scoring.each(lambda said: final_answer(said.completion, said.prompt))
         lengths = np.array([len(one.tokens) for one in rollouts])
         is_cut = np.array([one.finish is FinishReason.LENGTH for one in rollouts])
         return Evaluated(

@@ -9,10 +9,14 @@ import json
 from pathlib import Path
 from typing import Literal
 
+import jax
+
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.common.hosts.together import company
+from pat_jax.common.pytree import on_host
 from pat_jax.config.any_run import AnyRun
-from pat_jax.models.hf_export import check_export, export
+from pat_jax.models.hf_export import attend, check_export, export
 from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.training.build import DTYPES
 from pat_jax.training.trained import Leaves, Trained
@@ -50,9 +54,19 @@ def export_policy(
       UserError: it cannot be written, such as on a full disk.
     """
     folder, directory = Path(config.run_dir), Path(config.checkpoint.export_dir)
-    if (earlier := _written(folder, directory)) == step:
+    earlier = company().agree("export before", lambda: _written(folder, directory))
+    if earlier == step:
         return
     source = config.model if Path(config.model).is_dir() else None
+    dtype = DTYPES[config.compute_dtype]
+    if form == "adapter":
+        params = jax.tree.map(on_host, params)
+    else:
+        params = trained.whole(trained.frozen, params)
+    if not company().is_first:
+        if form == "merged":
+            attend(trained.policy, params, dtype)
+        return
     try:
         if earlier is not None:
             directory.rename(f"{directory}.step-{earlier}")
@@ -60,8 +74,7 @@ def export_policy(
             assert trained.lora  # as the options say
             export_adapter(directory, trained.lora, params, base=config.model)
         else:
-            whole, dtype = trained.whole(trained.frozen, params), DTYPES[config.compute_dtype]
-            export(directory, trained.policy, whole, dtype, tokenizer_dir=source)
+            export(directory, trained.policy, params, dtype, tokenizer_dir=source)
         content = {"path": str(directory.absolute()), "step": step}
         replace_text(folder / _NOTE, json.dumps(content))
     except OSError as error:

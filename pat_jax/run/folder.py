@@ -5,6 +5,7 @@ Knows files and the options that they were written with. Does not know what a ru
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -17,7 +18,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
-from pat_jax.run.checkpoint import newest_meta
+from pat_jax.run.checkpoint_meta import newest_meta
 from pat_jax.run.metrics import METRICS_FILE
 from pat_jax.run.samples_page import SAMPLES_FILE
 
@@ -36,6 +37,7 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     Raises:
       UserError: they are wrong, or there is no run to resume.
     """
+    argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
         return parse(["--config", str(saved_config(check_run_dir(resumed))), *argv])
@@ -43,6 +45,35 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
     return config
+
+
+def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[str]:
+    """With `--resume auto` made true where the folder has a run, and false where it has none."""
+    words = [word for text in argv for word in _resume_words(text)]
+    places = [i for i, word in enumerate(words) if word == "--resume"]
+    auto = [i + 1 for i in places if words[i + 1 : i + 2] == ["auto"]]
+    if not auto:
+        return list(argv)
+    for i in auto:
+        words[i] = "false"
+    config = parse(words, only=("run_dir",))
+    if not config.run_dir:
+        raise UserError(
+            "option --resume is 'auto': expected --run_dir with it, the folder of the run to begin or to "
+            "continue; give it."
+        )
+    for i in auto:
+        words[i] = "true" if _is_run(Path(config.run_dir)) else "false"
+    return words
+
+
+def _resume_words(text: str) -> list[str]:
+    """`--resume=X` in two words."""
+    return text.split("=", 1) if text.startswith("--resume=") else [text]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).exists() or (folder / CHECKPOINTS).is_dir()
 
 
 def check_run_dir(config: AnyRun) -> Path:
@@ -57,10 +88,9 @@ def check_run_dir(config: AnyRun) -> Path:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(f"{option}: expected a folder that can be written, but {existing} is none.")
-    is_run = (folder / CONFIG_FILE).exists() or (folder / CHECKPOINTS).is_dir()
-    if config.resume and not is_run:
+    if config.resume and not _is_run(folder):
         raise UserError(f"{option}: expected the folder of a run to resume, with {CONFIG_FILE}.")
-    if not config.resume and _is_used(folder):
+    if not config.resume and is_used(folder):
         raise UserError(
             f"{option}: expected a new or empty folder; choose another, or --resume the run in it."
         )
@@ -68,8 +98,9 @@ def check_run_dir(config: AnyRun) -> Path:
     return folder
 
 
-def _is_used(folder: Path) -> bool:
-    return folder.is_dir() and any(path.name != LOCK_FILE for path in folder.iterdir())
+def is_used(folder: Path) -> bool:
+    """By more than what a run has there before it has begun: its lock, a file that is just written."""
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _check_kinds(folder: Path, option: str) -> None:
@@ -117,13 +148,21 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
     if not config.resume:
         return []
     before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
-    old, new = _flat(asdict(before)), _flat(asdict(config))
-    kept = ("run_dir", "resume")
+    changes = differences(asdict(before), asdict(config))
+    each_start = re.compile(r"run_dir|resume|distributed\..*")
     return [
-        f"{name} {old[name]} -> {new[name]}"
-        for name in new
-        if name not in kept and old[name] != new[name]
+        f"{name} {old} -> {new}"
+        for name, (old, new) in changes.items()
+        if not each_start.fullmatch(name)
     ]
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, tuple[object, object]]:
+    """Options by their names, sections included, that two nested dictionaries have not alike."""
+    old, new = _flat(before), _flat(after)
+    return {name: (old[name], new[name]) for name in new if old[name] != new[name]}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -143,7 +182,23 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
     Raises:
       UserError: the folder cannot be made, or another run writes there.
     """
-    option, lock = f"option --run_dir is {config.run_dir!r}", FileLock(folder / LOCK_FILE)
+    option = f"option --run_dir is {config.run_dir!r}"
+    lock = lock_folder(folder, option)
+    if not config.resume and is_used(folder):
+        raise UserError(f"{option}: another process has begun a run there; choose another folder.")
+    return lock
+
+
+def lock_folder(folder: Path, option: str) -> BaseFileLock:
+    """Made when missing, and kept from other processes.
+
+    Args:
+      option: that names it, and how, in words.
+
+    Raises:
+      UserError: it cannot be made, or another process holds it.
+    """
+    lock = FileLock(folder / LOCK_FILE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
@@ -155,8 +210,6 @@ def make_run_dir(config: AnyRun, folder: Path) -> BaseFileLock:
         raise UserError(
             f"{option}: expected a folder that can be written ({error.strerror})."
         ) from None
-    if not config.resume and _is_used(folder):
-        raise UserError(f"{option}: another process has begun a run there; choose another folder.")
     return lock
 
 

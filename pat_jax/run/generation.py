@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -52,7 +53,8 @@ class Generator:
 
     def _first_layout(self) -> Layout:
         """Where a full rollout begins."""
-        start = self.planner.start(full_load(self.config, self.engine.capacity))
+        load = full_load(self.config, self.engine.capacity)
+        start = company().agree("first layout", lambda: self.planner.start(load))
         return self.engine.layouts[start]
 
     def release(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
+from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.background import BackgroundCompiler
 from pat_jax.engine.engine import RolloutEngine
@@ -81,7 +82,8 @@ class LazyLayouts:
         self.uncompiled.compile_s.update(self._missing_s())
         if not iterations_left:
             return
-        for split in sorted(self.uncompiled.wanted - set(self.requested)):
+        wanted = company().agree("wanted layouts", lambda: self.uncompiled.wanted)
+        for split in sorted(wanted - set(self.requested)):
             log.info(
                 "wanted: %s, %.1f s to compile, %d iterations left",
                 split,
@@ -91,18 +93,19 @@ class LazyLayouts:
             self.compiler.start(split, [*self.ready, *self.requested])
             self.requested.append(split)
 
-    @property
-    def is_due(self) -> bool:
-        return self.compiler.is_any_finished
+    def due(self) -> list[Split]:
+        """What has been compiled meanwhile, by every process."""
+        return sorted(set.intersection(*company().gather("compiled", self.compiler.finished)))
 
-    def bring_in(self, load_weights: Callable[[Layout], Params]) -> list[str]:
-        """Warms up and measures what has been compiled; the engine holds no weights meanwhile.
+    def bring_in(self, due: Sequence[Split], load_weights: Callable[[Layout], Params]) -> list[str]:
+        """Warms up and measures layouts that are `due`; the engine holds no weights meanwhile.
 
         Returns:
           A line for each layout that plans may lead to from now on.
         """
         lines = []
-        for split, seconds in self.compiler.finished().items():
+        for split in due:
+            seconds = self.compiler.take(split)
             measured = self.warmup.measure(load_weights, [split], beside=self.ready)
             self.ready.append(split)
             self.requested.remove(split)

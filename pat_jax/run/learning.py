@@ -14,6 +14,7 @@ from pat_jax.rl.advantages import AdvantageEstimator, overlong_penalty
 from pat_jax.rl.batches import TrainBatch, to_train_batch
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.rl.update import TrainState
+from pat_jax.training.build import shares_prompts
 from pat_jax.training.trainer import Trainer
 
 
@@ -50,6 +51,7 @@ def training_batch(
         aggregation=algorithm.loss_aggregation,
         truncated=algorithm.truncated,
         max_completion_length=cap,
+        shares_prompts=shares_prompts(config, trainer.layout.platform),
     )
     kl, beta = None, 0.0
     if algorithm.kl_in == "reward" and reference is not None:

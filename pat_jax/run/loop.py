@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
@@ -20,6 +22,7 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.measure.regret import planned_regret
+from pat_jax.rl.batches import TrainBatch
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import RolloutGroup
@@ -111,24 +114,26 @@ class Run:
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= learned | result.metrics
                 measured |= {"train/padding_efficiency": batch.padding_efficiency}
-                measured |= self.describe_update(groups, result)
+                measured |= self.describe_update(groups, batch, result)
             measured |= describe_memory(self.devices) | clock.metrics
             self.end_step(step + 1, last, measured | {"timing/step": clock.elapsed})
 
     def describe_update(
-        self, groups: Sequence[RolloutGroup], result: UpdateResult
+        self, groups: Sequence[RolloutGroup], batch: TrainBatch, result: UpdateResult
     ) -> dict[str, float]:
         rate = self.learning_rates(max(0, result.updates_applied - 1))
         model, seconds = self.setup.policy.config, self.stopwatch.seconds["update"]
-        lora = self.trainer.trained.lora
+        lora, lengths = self.trainer.trained.lora, sequence_lengths(groups)
         speed = describe_update(
             model,
             self.devices,
-            sequence_lengths(groups),
+            lengths,
+            batch.shared,
             passes=self.config.algorithm.num_iterations,
             seconds=seconds,
             adapter_weights=lora.num_weights if lora else None,
         )
+        speed["train/shared_tokens"] = float(batch.shared.sum() / lengths.sum())
         return speed | {"train/learning_rate": float(rate)}
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
@@ -144,13 +149,15 @@ class Run:
 
     def compile(self) -> None:
         announce(self.config, self.setup, self.progress)
-        self.first_layouts = first_layouts(self.config, self.setup)
+        first = partial(first_layouts, self.config, self.setup)
+        self.first_layouts = company().agree("layouts to compile", first)
         self.compiled = compile_run(self.config, self.setup, self.first_layouts, self.progress)
 
     def begin(self) -> None:
         """Parameters, optimizer and history: from the checkpoint, or from the start."""
         self.open.tell_changes()
-        self.shapes = micro_shapes(self.config, self.trainer.layout.split.dp)
+        layout = self.trainer.layout
+        self.shapes = micro_shapes(self.config, layout.split.dp, layout.platform)
         began = begin(self.config, self.setup, self.open)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
         self.totals, self.base_checksum = began.totals, began.base_checksum
@@ -166,7 +173,10 @@ class Run:
         self.progress.stage("warming up")
         start = time.perf_counter()
         warmup = warm_up(setup, self.first_layouts, self.weights_in)
-        latency = frozen(config, setup, self.folder, warmup.measured, self.progress.print)
+        say = self.progress.print
+        latency = company().agree(
+            "profile", lambda: frozen(config, setup, self.folder, warmup.measured, say)
+        )
         planner = setup.scripted or cost_planner(config, setup, latency, lengths)
         if len(self.first_layouts) < len(setup.layouts) and isinstance(planner, CostModelPlanner):
             left = config.steps - self.first_step
@@ -183,11 +193,11 @@ class Run:
 
     def bring_in_layouts(self) -> None:
         """What has been compiled meanwhile is warmed up: from now on plans may lead there."""
-        if not (self.lazy and self.lazy.is_due):
+        if not (self.lazy and (due := self.lazy.due())):
             return
         with self.stopwatch("warm_up"):
             self.generator.release()
-            for line in self.lazy.bring_in(self.weights_in):
+            for line in self.lazy.bring_in(due, self.weights_in):
                 self.progress.print(line)
             self.generator.load(self.state.params)
 
@@ -198,7 +208,8 @@ class Run:
             return {}
         rollouts = [one for group in groups for one in group.rollouts]
         sequences = [(len(x.prompt.tokens), len(x.tokens), x.prompt.id) for x in rollouts]
-        regret = planned_regret(
+        regret = partial(
+            planned_regret,
             planner,
             self.config.rollout,
             np.array(sequences).T,
@@ -206,7 +217,7 @@ class Run:
             capacity=self.setup.engine.capacity,
             expected=report.expected,
         )
-        return {"rollout/regret": regret}
+        return {"rollout/regret": company().agree("regret", regret)}
 
     def evaluate(self, step: int) -> None:
         """Held-out reward of the current policy."""

@@ -11,7 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import BaseFileLock
+
 from pat_jax.common.files import replace_text
+from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.hosts.together import company
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import dump
 from pat_jax.run.checkpoint import Checkpointer
@@ -50,19 +54,25 @@ class OpenRun:
         self, config: AnyRun, command: str, *, steps: int, fingerprint: Mapping[str, object]
     ):
         self._config, self._command, self._started = config, command, time.perf_counter()
-        self.folder = folder = Path(config.run_dir)
-        self._lock = make_run_dir(config, folder)
-        self._changed = changed_options(config, folder)
-        self._config_text = dump(replace(config, resume=False))
+        shared, us = Path(config.run_dir), company()
+        self._lock: BaseFileLock | None = None  # of the first process, which writes there
+        self._changed = us.agree("the run's folder", lambda: self._hold(shared))
+        self.folder = folder = us.folder(shared)
+        self._config_text = dump(self._as_begun(config))
         replace_text(folder / CONFIG_FILE, self._config_text)
         self.checkpoints = Checkpointer(
-            folder / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=fingerprint
+            shared / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=fingerprint
         )
         log_to(folder / LOG_FILE)
-        self._trackers = begin_trackers(config, folder)
+        self._trackers = begin_trackers(config, folder) if us.is_first else {}
         self.progress = Progress(steps)
         every = config.checkpoint.every
         self.saves = Saves(self.checkpoints, every, steps, self.progress.print)
+
+    def _hold(self, folder: Path) -> list[str]:
+        """Keeps others out of the folder; returns which options are others than before."""
+        self._lock = make_run_dir(self._config, folder)
+        return changed_options(self._config, folder)
 
     def tell_changes(self) -> None:
         """Which options of a resumed run are others than before."""
@@ -136,6 +146,12 @@ class OpenRun:
         self.checkpoints.close()
         self.progress.close()
 
+    def release(self) -> None:
+        """Others may write there, though this process goes on."""
+        self.checkpoints.close()
+        if self._lock is not None:
+            self._lock.release()
+
     def tell_end(self, compile_s: float) -> None:
         """What came of the run, where its time went, and what is where.
 
@@ -145,6 +161,11 @@ class OpenRun:
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
         total_s = time.perf_counter() - self._started
         print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
+
+    @staticmethod
+    def _as_begun(config: AnyRun) -> AnyRun:
+        """Without what belongs to one start alone."""
+        return replace(config, resume=False, distributed=DistributedConfig())
 
     def _with_options(self, kept: Kept) -> Kept:
         """A config.yaml that was cut is recovered from them."""

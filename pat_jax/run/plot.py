@@ -39,14 +39,11 @@ def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") 
     path.with_suffix(".json").write_text(trace.to_json() + "\n", encoding="utf-8")
 
 
-def draw_rollout(trace: RolloutTrace, axis: Axis) -> "Figure":
-    # A figure without pyplot leaves the backend and the open figures of a notebook alone.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
+    from pat_jax.common.picture import Picture
 
     told_in = 0.16 * min(len(trace.switches), MOST_TOLD + 1)
-    figure = Figure(figsize=(9.0, 3.8 + told_in), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Picture(9.0, 3.8 + told_in)
     axes = figure.add_subplot()
     edges = _edges(trace, axis)
     at, live = _live_curve(trace, edges)

@@ -1,4 +1,5 @@
-"""What a person sees of a run: a progress bar, or one line a step where output is not a terminal.
+"""What a person sees of a run: a progress bar on a terminal or under a notebook's cell, elsewhere one line a
+step.
 
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """
@@ -9,44 +10,51 @@ from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
-from tqdm import tqdm
+from pat_jax.common.bars import bar, is_cell
 
 
 class Progress:
     """One bar for a run of `total` steps, `done` of which lie behind it."""
 
     def __init__(self, total: int, *, done: int = 0, stream: TextIO | None = None):
-        self._stream = stream or sys.stderr
+        # What goes to stderr looks like a failure in a notebook.
+        self._stream = stream or (sys.stdout if is_cell(sys.stdout) else sys.stderr)
         self._total = total
-        self._bar = tqdm(
+        self._is_cell = is_cell(self._stream)
+        width = "" if self._is_cell else ":16"
+        self._bar = bar(
             total=total,
             initial=done,
             file=self._stream,
-            disable=not self._stream.isatty(),
-            dynamic_ncols=True,
-            bar_format="{n_fmt}/{total_fmt} |{bar:16}| {elapsed}<{remaining} {desc}",
+            disable=not (self._is_cell or self._stream.isatty()),
+            bar_format=f"{{n_fmt}}/{{total_fmt}} |{{bar{width}}}| {{elapsed}}<{{remaining}} {{desc}}",
         )
 
     def stage(self, text: str) -> None:
-        """Show what is going on within a step, such as `rollout dp2tp1 live 12` (terminals only)."""
+        """Show what is going on within a step, such as `rollout dp2tp1 live 12` (bars only)."""
         self._bar.set_description_str(text)
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show that `step` (counted from 1) is done, and its metrics."""
         line = f"step {step:>{len(str(self._total))}}/{self._total}  {describe(metrics)}"
+        if self._is_cell:  # the newest alone: the notebook keeps what is printed
+            self._bar.set_description_str(describe(metrics), refresh=False)
+            self._bar.update(step - self._bar.n)
+            return
         self.print(line if self._bar.disable else wrapped(line, get_terminal_size().columns))
         self._bar.set_description_str("", refresh=False)
         self._bar.update(step - self._bar.n)
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._bar.disable:
+        if self._bar.disable or self._is_cell:
             print(text, file=self._stream, flush=True)
         else:
             self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
-        self._bar.set_description_str("", refresh=False)
+        if not self._is_cell:  # there the bar stays, and says how the last step went
+            self._bar.set_description_str("", refresh=False)
         self._bar.close()
 
 

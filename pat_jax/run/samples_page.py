@@ -1,7 +1,9 @@
 """Sample responses as one HTML file that needs nothing else: newest first, of the latest steps."""
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +18,7 @@ MOST_CHARACTERS = 4000  # of a text: of a longer one its begin and its end
 
 # Nothing that was escaped looks like the end of one.
 _STEP = re.compile(r'<section id="step-(\d+)">.*?</section>\n', re.DOTALL)
+_DATA = re.compile(r'<template data-step="(\d+)">(.*?)</template>')
 
 
 class SamplesPage:
@@ -43,8 +46,24 @@ class SamplesPage:
         replace_text(self._path, web_page(f"samples of {self._title}", content))
 
 
+def read_samples(folder: Path) -> dict[int, list[Sample]]:
+    """The samples on the page of a run, by step, the newest first; of no page none.
+
+    Long texts are cut as they are there.
+    """
+    path = folder / SAMPLES_FILE
+    if not path.is_file():
+        return {}
+    found = _DATA.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    return {int(match[1]): [Sample(**each) for each in json.loads(match[2])] for match in found}
+
+
 def _section(step: int, samples: Sequence[Sample]) -> str:
     parts = [f'<section id="step-{step}"><h2>step {step}</h2>']
+    # For programs. Nothing in it can end the template, which no browser shows.
+    cut = [replace(x, prompt=_cut(x.prompt), completion=_cut(x.completion)) for x in samples]
+    data = json.dumps([asdict(each) for each in cut]).replace("<", "\\u003c")
+    parts.append(f'<template data-step="{step}">{data}</template>')
     for prompt, group in groupby(samples, key=lambda sample: sample.prompt):
         parts.append(
             f"<details open><summary>prompt</summary><pre>{_shown(prompt)}</pre></details>"
@@ -56,8 +75,12 @@ def _section(step: int, samples: Sequence[Sample]) -> str:
 
 
 def _shown(text: str) -> str:
+    return escape(_cut(text))
+
+
+def _cut(text: str) -> str:
     if len(text) <= MOST_CHARACTERS:
-        return escape(text)
+        return text
     half = MOST_CHARACTERS // 2
     left_out = f"\n[… {len(text) - 2 * half:,} characters …]\n"
-    return escape(f"{text[:half]}{left_out}{text[-half:]}")
+    return f"{text[:half]}{left_out}{text[-half:]}"

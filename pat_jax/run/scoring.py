@@ -1,5 +1,6 @@
 """The rewards of a run: the scorer that its options ask for, and what a person is told of failures."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from pat_jax.common.devices import num_cores
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.responses import trial_responses
 from pat_jax.rl.reward_outcome import describe_causes
@@ -21,7 +24,7 @@ def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
       rewards: those of the task.
 
     Raises:
-      UserError: the reward cannot be imported.
+      UserError: the reward cannot be imported, or there is no token where one is asked for.
     """
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
@@ -31,7 +34,21 @@ def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
         num_workers=num_workers,
         memory=config.reward_memory,
         retries=config.reward_retries,
+        token=_token(config.reward_token_env),
+        shares=company(),
     )
+
+
+def _token(name: str) -> str:
+    """What the environment variable `name` holds; of no name nothing."""
+    token = os.environ.get(name, "") if name else ""
+    is_sendable = token.isascii() and token.isprintable() and " " not in token
+    if name and not (token and is_sendable):
+        raise UserError(
+            f"option --reward_token_env is {name!r}: expected the name of an environment variable that holds "
+            "a token, of ASCII characters without spaces; set it, or leave the option out."
+        )
+    return token
 
 
 def try_out(

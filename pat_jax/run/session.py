@@ -1,21 +1,17 @@
 """An engine that only generates, from its options to a session: compiled, warmed up, its weights in.
 
-Knows checkpoint directories and built-in shapes. Does not know what is asked of the session.
+Knows options and engines. Does not know where weights come from, nor what is asked of the session.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
-import jax.numpy as jnp
-from tqdm import tqdm
-
+from pat_jax.common.bars import bar as progress_bar
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import engine_memory
 from pat_jax.engine.session import Session
-from pat_jax.models.hf_load import load_params
-from pat_jax.models.policy import Params, Policy
+from pat_jax.models.policy import Params
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -23,14 +19,6 @@ from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.warm_up import Warmup
 
 LoadWeights = Callable[[Layout], Params]
-
-
-def load_weights(config: RunConfig, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
-    """Weights as `policy` keeps them: from the checkpoint directory, or random ones."""
-    shardings = layout.param_shardings(policy)
-    if Path(config.model).is_dir():
-        return load_params(config.model, policy, shardings, dtype)
-    return policy.init(config.seed, shardings, dtype)
 
 
 def open_session(
@@ -48,7 +36,7 @@ def open_session(
       weights_in: gives the weights in a layout.
       max_length, debug_nans: see `Session`.
     """
-    with tqdm(total=0, unit="program", desc="compiling", disable=None, dynamic_ncols=True) as bar:
+    with progress_bar(total=0, unit="program", desc="compiling") as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

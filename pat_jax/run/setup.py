@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import PROFILE_DIR, Device
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
@@ -43,10 +44,11 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
 from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.adapters import first_adapters, identity
-from pat_jax.run.checkpoint import check_fingerprint
+from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import DTYPES, build_lora, build_trainer
+from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import check_state
@@ -74,7 +76,7 @@ class Setup:
         """Of what is trained."""
         if lora := self.trainer.trained.lora:
             return first_adapters(self.trainer, lora, config.lora, config.seed)
-        return self.initial_policy(config, jnp.float32)
+        return self.initial_policy(config, self.trainer.trained.weight_dtype)
 
     def initial_policy(self, config: RunConfig, dtype: jnp.dtype) -> Params:
         """What training begins with, or the adapters are added to."""
@@ -106,6 +108,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     fingerprint = _fingerprint(config, policy)
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    check_offload(config.optimizer, devices)
     mesh = factored_mesh(devices)
     chain, dropped = layout_chain(mesh, model)
     layouts = wanted_layouts(config, chain, mesh, model)
@@ -248,7 +251,12 @@ def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
     if config.profile == "none":
         return None
     if config.profile != "auto":
-        return load_profile(Path(config.profile), subject)
+        return company().agree("profile", lambda: load_profile(Path(config.profile), subject))
+    return company().agree("profile", lambda: _profile_of(subject))
+
+
+def _profile_of(subject: Subject) -> Profile | None:
+    """That of this machine, if it was measured."""
     path = PROFILE_DIR / subject.file_name
     if not path.exists():
         return None

@@ -18,6 +18,7 @@ def describe_update(
     model: ModelConfig,
     devices: Sequence[Device],
     lengths: Int[np.ndarray, " sequences"],
+    shared: Int[np.ndarray, " sequences"] | int = 0,
     *,
     passes: int,
     seconds: float,
@@ -27,14 +28,15 @@ def describe_update(
 
     Args:
       lengths: tokens of each sequence.
+      shared: of its first tokens, how many are computed with another one.
       passes: over the sequences, forward and backward.
       seconds: of the whole update.
       adapter_weights: of the adapters that are trained; None: all of the model is.
     """
-    measured = {"train/tokens_per_s": float(lengths.sum()) / seconds}
+    measured = {"train/tokens_per_s": float(np.sum(lengths - shared)) / seconds}
     if chip := chip_of(devices[0].device_kind):
         peak = chip.flops_s * len(devices)
-        flops = training_flops(model, lengths, adapter_weights=adapter_weights)
+        flops = training_flops(model, lengths, shared, adapter_weights=adapter_weights)
         measured["train/mfu"] = passes * flops / seconds / peak
     return measured
 

@@ -30,7 +30,7 @@ def warm_start(
     if not (steps := config.warm_start.steps):
         return state
     start, trainer = time.perf_counter(), setup.trainer
-    shapes = micro_shapes(config, trainer.layout.split.dp)
+    shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
     for step, shown in zip(range(steps), _batches(config, setup.task, shapes), strict=False):
         state, result = trainer.supervised_step(state, shown)
         loss = result.metrics["train/cross_entropy"]

@@ -5,9 +5,11 @@ Knows options. Does not know data, checkpoints or which devices there are.
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
@@ -20,14 +22,20 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.lora import ALL_LINEAR, Lora
 from pat_jax.models.peft_adapter import read_adapter
 from pat_jax.models.policy import Policy
+from pat_jax.models.row_attention import knows_branches
 from pat_jax.planning.types import Split
 from pat_jax.rl.optimizer import make_optimizer, make_schedule
-from pat_jax.rl.packing import shapes
+from pat_jax.rl.packing import MOST_SHAPES, shapes
 from pat_jax.rl.policy_loss import PolicyLoss
-from pat_jax.rl.update import PolicyUpdate
+from pat_jax.rl.update import ModelFunctions, PolicyUpdate
 from pat_jax.training.trainer import Trainer, model_functions
 
 LOGIT_BYTES = 2**28  # of float32 logits on a device at a time; its gradient's pass has a few such
+# Where a loop over layers is worth its copy of their parameters (docs/targets.md): where compilers take
+# longest for each layer, and from how many on it shows.
+SCANNED_ON, SCANNED_FROM = ("tpu",), 8
+ROW_UNIT = 32  # tokens, of which the length of a row is a multiple
+GROUP_UNIT = 8  # the same of a row as long as a group: there is one for each
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -50,7 +58,9 @@ def build_trainer(
         layout,
         update,
         # A rollout-only run compiles no forward and backward passes.
-        micro_shapes=micro_shapes(config, layout.split.dp) if config.train or is_warm else (),
+        micro_shapes=micro_shapes(config, layout.split.dp, layout.platform)
+        if config.train or is_warm
+        else (),
         rollout_layouts=rollout_layouts,
         rollout_dtype=dtype,
         num_iterations=algorithm.num_iterations,
@@ -60,6 +70,8 @@ def build_trainer(
         lora=build_lora(config.lora, policy),
         # The forward pass rounds to it anyway, so that nothing is lost and half the memory won.
         base_dtype=dtype,
+        weight_dtype=DTYPES[config.optimizer.weight_dtype],
+        is_offloaded=config.optimizer.offload,
     )
 
 
@@ -92,11 +104,10 @@ def _updates(
 ) -> tuple[PolicyUpdate, PolicyUpdate]:
     """Of the reinforcement stage, and of the supervised stage before."""
     algorithm, warm_start = config.algorithm, config.warm_start
-    dtype = DTYPES[config.compute_dtype]
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
-        model_functions(policy, layout, dtype, remat=config.remat),
-        make_optimizer(total_steps=_num_updates(config), **asdict(config.optimizer)),
+        functions_of(config, policy, layout),
+        optimizer_of(config.optimizer, _num_updates(config)),
         policy.config.vocab_size,
         loss,
         temperature=config.rollout.temperature,
@@ -124,6 +135,48 @@ def _updates(
     return update, replace(update, optimizer=supervised, loss=cross_entropy, temperature=1.0)
 
 
+class ModelOptions(Protocol):
+    """How a policy is computed where it is trained."""
+
+    @property
+    def compute_dtype(self) -> str: ...
+
+    @property
+    def remat(self) -> str: ...
+
+    @property
+    def scan_layers(self) -> str: ...
+
+
+def functions_of(options: ModelOptions, policy: Policy, layout: Layout) -> ModelFunctions:
+    """The policy as an update wants it, computed as the options say.
+
+    Raises:
+      OptionError: these devices cannot.
+    """
+    is_scanned = scans_layers(options.scan_layers, policy.config.num_layers, layout.platform)
+    require(
+        not (is_scanned and layout.platform == "cpu" and options.compute_dtype == "bfloat16"),
+        "scan_layers",
+        options.scan_layers,
+        "false with --compute_dtype bfloat16 on a CPU, where XLA runs no such products in a loop",
+    )
+    dtype = DTYPES[options.compute_dtype]
+    return model_functions(policy, layout, dtype, remat=options.remat, scan_layers=is_scanned)
+
+
+def scans_layers(option: str, num_layers: int, platform: str) -> bool:
+    """Whether training runs the layers of a model as a loop.
+
+    Args:
+      option: `--scan_layers`.
+      platform: of its devices, as `jax.Device.platform` has it.
+    """
+    if option != "auto":
+        return option == "true"
+    return platform in SCANNED_ON and num_layers >= SCANNED_FROM
+
+
 def logit_tokens(policy: Policy, layout: Layout) -> int:
     """Tokens of one shard of rows whose logits exist at a time, split over its tensor parallelism."""
     return max(1, LOGIT_BYTES * layout.split.tp // (4 * policy.config.padded_vocab_size))
@@ -132,6 +185,13 @@ def logit_tokens(policy: Policy, layout: Layout) -> int:
 def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
     """The learning rate of each optimizer step of a run, counted from 0."""
     return schedule_of(config.optimizer, _num_updates(config))
+
+
+def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """AdamW for `total_steps` optimizer steps."""
+    # How weights are kept, and where moments rest, is the trainer's business.
+    own = {k: v for k, v in asdict(options).items() if k not in ("weight_dtype", "offload")}
+    return make_optimizer(total_steps=total_steps, **own)
 
 
 def schedule_of(
@@ -167,10 +227,40 @@ def policy_loss(algorithm: AlgorithmConfig, *, is_on_policy: bool) -> PolicyLoss
     )
 
 
-def micro_shapes(config: RunConfig, num_shards: int) -> list[tuple[int, int]]:
-    rollout = config.rollout
-    longest = rollout.max_length
-    whole = largest_length(longest, rollout.min_length)
-    return shapes(
-        ladder(rollout.min_length, whole), config.algorithm.tokens_per_micro_batch, num_shards
-    )
+def shares_prompts(config: RunConfig, platform: str) -> bool:
+    """Whether the responses of a group may share their prompt in the rows of an update.
+
+    Args:
+      platform: of the devices, as `jax.Device.platform` has it.
+    """
+    return config.algorithm.share_prompts and knows_branches(platform)
+
+
+def micro_shapes(config: RunConfig, num_shards: int, platform: str) -> list[tuple[int, int]]:
+    """Rows and length of each micro-batch that an update of this run may have, smallest first.
+
+    Where responses share prompts, a row is as long as a whole group, if the budget has room for such rows.
+
+    Args:
+      num_shards: that the rows are split into.
+      platform: of the devices, as `jax.Device.platform` has it.
+    """
+    rollout, algorithm = config.rollout, config.algorithm
+    budget, responses = algorithm.tokens_per_micro_batch, rollout.num_generations
+    whole = largest_length(rollout.max_length, min(rollout.min_length, ROW_UNIT))
+
+    def of(length: int, most_of_group: int, most: int = MOST_SHAPES) -> list[tuple[int, int]]:
+        """Shapes with rows of this length, which hold so many of a group's longest responses."""
+        rows = algorithm.mini_batch_size * -(-responses // most_of_group)
+        if config.warm_start.steps:
+            rows = max(rows, -(-config.warm_start.batch_size // (length // whole)))
+        return shapes(ladder(rollout.min_length, length), budget, num_shards, rows, most)
+
+    apart = of(whole, 1)
+    if not shares_prompts(config, platform):
+        return apart
+    # Beside the prompt, of which each response has its own copy of the last token.
+    prompt, response = rollout.max_prompt_length - 1, rollout.max_completion_length + 1
+    group = largest_length(prompt + responses * response, GROUP_UNIT)
+    length = max(whole, min(group, budget // num_shards // GROUP_UNIT * GROUP_UNIT))
+    return of(length, (length - prompt) // response, len(apart))

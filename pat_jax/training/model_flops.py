@@ -9,29 +9,36 @@ from pat_jax.models.config import ModelConfig
 def training_flops(
     model: ModelConfig,
     lengths: Int[np.ndarray, " sequences"],
+    shared: Int[np.ndarray, " sequences"] | int = 0,
     *,
     adapter_weights: int | None = None,
 ) -> float:
-    """Floating-point operations of one forward and backward pass over sequences of these lengths.
+    """Floating-point operations of one forward and backward pass over sequences of n tokens each, of
+    which the first s are computed with another sequence.
 
-        6 · (weights of matrix products) · Σ n  +  6 · layers · heads · head_dim · Σ n²
+        6 · (weights of matrix products) · Σ (n - s)  +  6 · layers · heads · head_dim · Σ (n² - s²)
 
     Where adapters are trained, a frozen weight has no gradient of its own:
 
-        (4 · (weights of matrix products) + 6 · adapter_weights) · Σ n  +  …
+        (4 · (weights of matrix products) + 6 · adapter_weights) · Σ (n - s)  +  …
 
     The second is causal attention: a token sees those before it, on average half of them. Looking up
     an embedding, padding, recomputed layers and passes that only give log-probabilities are no part.
 
+    Args:
+      lengths: n, of each sequence.
+      shared: s, of each sequence.
+      adapter_weights: None where all of the model is trained.
+
     Reference: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B, which counts
     attention as if each token saw all others.
     """
-    tokens = lengths.astype(np.float64)
+    tokens, known = lengths.astype(np.float64), np.asarray(shared, np.float64)
     attention = model.num_layers * model.num_heads * model.head_dim
     of_a_token = 6 * matrix_weights(model)
     if adapter_weights is not None:
         of_a_token = 4 * matrix_weights(model) + 6 * adapter_weights
-    return of_a_token * tokens.sum() + 6 * attention * (tokens**2).sum()
+    return of_a_token * np.sum(tokens - known) + 6 * attention * np.sum(tokens**2 - known**2)
 
 
 def matrix_weights(model: ModelConfig) -> int:

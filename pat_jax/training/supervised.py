@@ -1,7 +1,5 @@
 """The trainer of supervised fine-tuning. Knows options. Does not know data, checkpoints or devices."""
 
-from dataclasses import asdict
-
 import numpy as np
 
 from pat_jax.config.sft import SftConfig
@@ -9,12 +7,11 @@ from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params, Policy
 from pat_jax.rl.batches import TrainBatch
-from pat_jax.rl.optimizer import make_optimizer
 from pat_jax.rl.packing import Shape, shapes
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import PolicyUpdate
-from pat_jax.training.build import DTYPES, build_lora, logit_tokens
-from pat_jax.training.trainer import OLD, Trainer, model_functions
+from pat_jax.training.build import DTYPES, build_lora, functions_of, logit_tokens, optimizer_of
+from pat_jax.training.trainer import OLD, Trainer
 
 SHORTEST_ROW = 64  # tokens
 
@@ -29,8 +26,8 @@ def build_supervised_trainer(
     """
     dtype = DTYPES[config.compute_dtype]
     update = PolicyUpdate(
-        model_functions(policy, layout, dtype, remat=config.remat),
-        make_optimizer(total_steps=total_steps, **asdict(config.optimizer)),
+        functions_of(config, policy, layout),
+        optimizer_of(config.optimizer, total_steps),
         policy.config.vocab_size,
         CrossEntropy(),
         logit_tokens=logit_tokens(policy, layout),
@@ -45,6 +42,8 @@ def build_supervised_trainer(
         has_logprobs=config.eval.every > 0,
         lora=build_lora(config.lora, policy),
         base_dtype=dtype,
+        weight_dtype=DTYPES[config.optimizer.weight_dtype],
+        is_offloaded=config.optimizer.offload,
     )
 
 

@@ -28,6 +28,8 @@ class Trained:
     lora: Lora | None = None  # None: all of the policy is trained
     base_dtype: jnp.dtype = jnp.float32
     """Of the policy under the adapters."""
+    weight_dtype: jnp.dtype = jnp.float32
+    """In which what is trained is kept; adapters always in float32."""
     frozen: Leaves = field(default_factory=dict)
     """The base, once there is one; nothing where all is trained."""
 
@@ -37,8 +39,10 @@ class Trained:
 
     @property
     def abstract(self) -> Leaves:
-        """Shapes with shardings of what is trained, float32."""
-        return with_sharding((self.lora or self.policy).abstract_params, self.shardings)
+        """Shapes with shardings of what is trained."""
+        if self.lora:
+            return with_sharding(self.lora.abstract_params, self.shardings)
+        return with_sharding(self.policy.abstract(self.weight_dtype), self.shardings)
 
     @cached_property
     def abstract_frozen(self) -> Leaves:
@@ -56,7 +60,9 @@ class Trained:
 
     def init(self, seed: int) -> Leaves:
         """What is trained, before it has learned anything: random where it is all of the policy."""
-        return (self.lora or self.policy).init(seed, self.shardings)
+        if self.lora:
+            return self.lora.init(seed, self.shardings)
+        return self.policy.init(seed, self.shardings, self.weight_dtype)
 
     def whole(self, frozen: Leaves, params: Leaves) -> Leaves:
         """The policy, with adapters beside the weights that have one."""

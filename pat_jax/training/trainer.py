@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.kl import Estimator, estimate_kl
 from pat_jax.rl.losses import Loss, Sums
 from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.training.state_placement import StatePlacement
 from pat_jax.training.trained import Trained
 from pat_jax.training.transfer import declare_transfer
 
@@ -40,14 +42,19 @@ Record = tuple[Sums, Array, Array]  # of an optimizer step: metrics, norm, wheth
 
 
 def model_functions(
-    policy: Policy, layout: Layout, dtype: jnp.dtype, *, remat: bool = True
+    policy: Policy,
+    layout: Layout,
+    dtype: jnp.dtype,
+    *,
+    remat: str = "full",
+    scan_layers: bool = False,
 ) -> ModelFunctions:
     """The policy in this layout, computed in `dtype`."""
     partition = AutoPartition(layout)
 
     def forward(params: Params, tokens: Array, positions: Array) -> Array:
-        model = policy.bind(params)
-        return model(tokens, positions, partition=partition, dtype=dtype, remat=remat)[0]
+        model, how = policy.bind(params), {"remat": remat, "scan_layers": scan_layers}
+        return model(tokens, positions, partition=partition, dtype=dtype, **how)[0]
 
     def head(params: Params) -> Array:
         return policy.bind(params).head
@@ -81,6 +88,8 @@ class Trainer:
         has_logprobs: bool = False,
         lora: Lora | None = None,
         base_dtype: jnp.dtype = jnp.float32,
+        weight_dtype: jnp.dtype = jnp.float32,
+        is_offloaded: bool = False,
     ):
         """
         Args:
@@ -88,9 +97,11 @@ class Trainer:
           has_logprobs: whether log-probabilities are asked for that the loss does not look at.
           has_reference: whether a frozen reference policy is kept; if not given, whether the loss
             looks at it.
+          is_offloaded: whether the optimizer's moments rest in the host's memory between two steps.
           lora: the adapters that are trained; where not given, all of `policy` is.
           rollout_policy: as the rollout keeps it; `policy` where not given.
           supervised: the update of a supervised stage before, with its own optimizer.
+          weight_dtype: in which the policy is kept, where all of it is trained.
         """
         self.policy, self.layout, self.num_iterations = policy, layout, num_iterations
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
@@ -103,8 +114,9 @@ class Trainer:
         self.has_reference = looks_at_it if has_reference is None else has_reference
         self._has_logprobs = has_logprobs or self.has_reference
         self.programs = ProgramTable()
-        self.trained = Trained(policy, layout, lora, base_dtype)
+        self.trained = Trained(policy, layout, lora, base_dtype, weight_dtype)
         self.shardings = self.trained.shardings
+        self._placement = StatePlacement(self.shardings, layout.sharding(), is_offloaded)
         self._declare(micro_shapes)
         self.abstract_merged = declare_transfer(
             self.programs,
@@ -123,34 +135,32 @@ class Trainer:
         return self.trained.abstract
 
     @property
-    def abstract_state(self) -> TrainState:
-        return with_sharding(
-            jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params),
-            self._state_shardings(),
-        )
+    def abstract_gradients(self) -> Params:
+        return with_sharding(jax.eval_shape(zero_gradients, self.abstract_params), self.shardings)
 
     @property
-    def resident(self) -> list[TrainState | Params]:
+    def abstract_state(self) -> TrainState:
+        """Between two optimizer steps."""
+        shapes = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
+        return with_sharding(shapes, self._placement.at_rest(shapes))
+
+    @property
+    def state_in_a_step(self) -> TrainState:
+        """The same during one, on the devices."""
+        state = self.abstract_state
+        return with_sharding(state, self._placement.in_a_step(state))
+
+    @property
+    def resident(self) -> list[Any]:
         """Shapes with shardings of what stays on the devices during a rollout."""
         reference = [self.abstract_params] * self.has_reference
-        return [self.abstract_state, self.trained.abstract_frozen, *reference]
+        state = self._placement.on_devices(self.abstract_state)
+        return [state, self.trained.abstract_frozen, *reference]
 
-    def _state_shardings(self) -> TrainState:
-        """Optimizer moments are split like the parameters they belong to; counters are everywhere."""
-        state = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
-        everywhere = self.layout.sharding()
-        params_tree = jax.tree.structure(self.abstract_params)
-
-        def is_params(node: object) -> bool:
-            return jax.tree.structure(node) == params_tree
-
-        return jax.tree.map(
-            lambda node: (
-                self.shardings if is_params(node) else jax.tree.map(lambda _: everywhere, node)
-            ),
-            state,
-            is_leaf=is_params,
-        )
+    @property
+    def offloaded(self) -> list[Params]:
+        """Shapes with shardings of what a step fetches from the host's memory and sends back."""
+        return self._placement.offloaded(self.state_in_a_step)
 
     def _declare(self, micro_shapes: Sequence[tuple[int, int]]) -> None:
         split, everywhere, declare = (
@@ -158,18 +168,16 @@ class Trainer:
             self.layout.sharding(),
             self.programs.declare,
         )
-        params, state, shardings = (
-            self.abstract_params,
-            self.abstract_state,
-            self._state_shardings(),
-        )
-        init = {"out_shardings": shardings, "donate_argnums": 0}
+        params, grads = self.abstract_params, self.abstract_gradients
+        state, shardings = self.state_in_a_step, self._placement.in_a_step(self.abstract_state)
+        at_rest = self._placement.at_rest(state)
+        init = {"out_shardings": at_rest, "donate_argnums": 0}
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
-            declare(Key(f"{stage}apply", split), update.apply_step, state, params, **applied)
+            declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
             if self._passes[stage] == stage:
                 self._declare_passes(stage, micro_shapes)
 
@@ -192,8 +200,9 @@ class Trainer:
             return self.trained.over(frozen, update).logprob_step(params, micro)[0]
 
         held = self.trained.abstract_frozen, params
+        by_rows = self.layout.sharding("batch", role="train")
         for shape in micro_shapes:
-            args = *held, self._abstract_micro(shape, needs), params, sums
+            args = *held, self._abstract_micro(shape, needs), self.abstract_gradients, sums
             declare(Key(f"{stage}grad", split, *shape), grad_step, *args, **accumulated)
             if OLD in needs or (self._has_logprobs and stage == REINFORCED):
                 declare(
@@ -201,7 +210,7 @@ class Trainer:
                     logprob_step,
                     *held,
                     self._abstract_micro(shape, ()),
-                    out_shardings=self.layout.sharding("batch", role="train"),
+                    out_shardings=everywhere if self.layout.spans_processes else by_rows,
                 )
 
     def _abstract_micro(self, shape: tuple[int, int], columns: Sequence[str]) -> MicroBatch:
@@ -306,6 +315,8 @@ class Trainer:
             for name, params in policies.items()
             if name not in micro.columns
         }
+        if self.layout.spans_processes:  # each has all of it, to read and to hand to its devices
+            computed = {name: np.asarray(column) for name, column in computed.items()}
         return replace(micro, columns=micro.columns | computed)
 
     def _policies(
@@ -327,8 +338,9 @@ class Trainer:
         for micro in micro_batches:
             grad_step = self._pass(stage, "grad", micro)
             grads, sums = grad_step(self.trained.frozen, state.params, micro, grads, sums)
-        state, grad_norm, is_applied = self[f"{stage}apply"](state, grads)
-        return state, (sums, grad_norm, is_applied)
+        apply = self[f"{stage}apply"]
+        state, grad_norm, is_applied = apply(self._placement.fetched(state), grads)
+        return self._placement.rested(state), (sums, grad_norm, is_applied)
 
 
 def _copy(params: Params) -> Params:

@@ -84,7 +84,9 @@ def declare_transfer(
     table.declare(Key("checksum", source.split), sent, params)
     by_rows = source.sharding("batch", role="train")
     probes = jax.ShapeDtypeStruct((source.split.dp, PROBE_LENGTH + 1), jnp.int32, sharding=by_rows)
-    table.declare(Key("score", source.split), scored, *held, probes, out_shardings=by_rows)
+    table.declare(
+        Key("score", source.split), scored, *held, probes, out_shardings=source.sharding()
+    )
     for split, target in targets.items():
         shardings = target.param_shardings(policy)
         key = Key("transfer", source.split, target=split)

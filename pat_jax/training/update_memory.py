@@ -5,7 +5,7 @@ weights and its KV cache are gone while these run (`engine/memory.py`).
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,19 +16,22 @@ from pat_jax.planning.memory import USABLE
 from pat_jax.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
+STEP = "the optimizer's step"
 
 
 class UpdateOptions(Protocol):
     """What a run can change where its update does not fit."""
 
     @property
-    def remat(self) -> bool: ...
+    def remat(self) -> str: ...
 
     @property
     def compute_dtype(self) -> str: ...
 
     @property
-    def micro_batch_option(self) -> str: ...
+    def micro_batch_option(self) -> str:
+        """What sets the size of a micro-batch, and to what; empty where it is the least."""
+        ...
 
     @property
     def learned_from(self) -> str: ...
@@ -53,19 +56,31 @@ class Stage:
 
 
 def update_stages(trainer: Trainer) -> list[Stage]:
-    """Those of a step, each micro-batch shape by itself; none where the backend does not tell.
+    """Those of a step, each micro-batch shape by itself; none where the backend does not tell."""
+    taken = {key: trainer.programs.bytes_taken(key) for key in trainer.programs}
+    return stages_of(trainer, {key: size for key, size in taken.items() if size is not None})
 
-    The gradients of a micro-batch are there beside those that they are added to.
+
+def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     """
-    state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_params)
-    merged = shard_bytes(trainer.abstract_merged)
+    Args:
+      taken: bytes of a device that each program takes beside what it is given. The gradients of a
+        micro-batch are among them, beside those that they are added to.
+    """
+    state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_gradients)
+    merged, fetched = shard_bytes(trainer.abstract_merged), fetched_bytes(trainer)
     held = {"logprobs": state, "merge": state, "transfer": state + merged}
-    stages = []
-    for key in trainer.programs:
-        taken = trainer.programs.bytes_taken(key)
-        if taken is not None and (name := _name(key)):
-            stages.append(Stage(name, held.get(key.name, state + gradients), taken))
-    return stages
+    held |= dict.fromkeys(("apply", "supervised_apply"), state + gradients + fetched)
+    return [
+        Stage(name, held.get(key.name, state + gradients), size)
+        for key, size in taken.items()
+        if (name := _name(key))
+    ]
+
+
+def fetched_bytes(trainer: Trainer) -> int:
+    """Of a device during an optimizer's step, beside what is resident."""
+    return shard_bytes(trainer.offloaded)
 
 
 def _name(key: Key) -> str | None:
@@ -75,7 +90,7 @@ def _name(key: Key) -> str | None:
         "grad": f"gradients of {shape}",
         "supervised_grad": f"supervised gradients of {shape}",
         "logprobs": f"log-probabilities of {shape}",
-        "apply": "the optimizer's step",
+        "apply": STEP,
         "supervised_apply": "the optimizer's supervised step",
         "merge": "the merge of adapters and base",
         "transfer": f"the transfer to {key.target}",
@@ -88,13 +103,16 @@ def check_state(trainer: Trainer, limit: float) -> None:
     Raises:
       UserError: a device has not as much.
     """
-    state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_params)
-    if state + 2 * gradients > limit:
+    state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_gradients)
+    fetched = fetched_bytes(trainer)
+    passes = 2 * gradients, f"gradients twice {gib(gradients)}, activations not counted"
+    step = gradients + fetched, f"gradients {gib(gradients)}, moments in a step {gib(fetched)}"
+    more, of_what = max(passes, step)
+    if state + more > limit:
         raise UserError(
-            f"the update needs more than {gib(state + 2 * gradients)} of a device (training state "
-            f"{gib(state)}, gradients twice {gib(gradients)}, activations not counted), but it has "
-            f"{gib(limit)}; use more devices, which divide all of these"
-            f"{', or --algorithm.beta 0, which keeps no reference' * trainer.has_reference}."
+            f"the update needs more than {gib(state + more)} of a device (training state "
+            f"{gib(state)}, {of_what}), but it has {gib(limit)}; use more devices, which divide all of "
+            f"these{', or --algorithm.beta 0, which keeps no reference' * trainer.has_reference}."
         )
 
 
@@ -106,29 +124,50 @@ def check_update(stages: Sequence[Stage], limit: float, config: UpdateOptions) -
     """
     if not stages:
         return "the update no figure: this backend does not say what its programs take"
-    most = max(stages, key=lambda stage: stage.total)
+    most = largest(stages)
     log.info("memory of the update, its largest program: %s", most)
-    if most.total > limit:
-        raise UserError(
-            f"the update needs {gib(most.total)} of a device for {most.name} (training state and "
-            f"gradients {gib(most.held)}, activations and other temporaries {gib(most.taken)}), but "
-            f"it has {gib(limit)}; {', or '.join(_advice(config))}."
-        )
-    if most.total > USABLE * limit:
-        log.warning(
-            "the update takes %s of a device's %s: it may find no room where memory is in pieces; %s",
-            gib(most.total),
-            gib(limit),
-            ", or ".join(_advice(config)),
-        )
+    if lacking := shortage(most, limit, config):
+        raise UserError(lacking)
+    if said := tightness(most, limit, config):
+        log.warning("%s", said)
     return str(most)
 
 
+def largest(stages: Sequence[Stage]) -> Stage:
+    return max(stages, key=lambda stage: stage.total)
+
+
+def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: bool = False) -> str:
+    """Why a device has no room for it, and what would help; empty where it has.
+
+    Args:
+      is_least: the program takes more than `stage` says.
+    """
+    if stage.total <= limit:
+        return ""
+    return (
+        f"the update needs {'at least ' * is_least}{gib(stage.total)} of a device for {stage.name} (training state and "
+        f"gradients {gib(stage.held)}, activations and other temporaries {gib(stage.taken)}), but "
+        f"it has {gib(limit)}; {', or '.join(_advice(config))}."
+    )
+
+
+def tightness(stage: Stage, limit: float, config: UpdateOptions) -> str:
+    """What is to be said where a device has hardly more; empty where it has."""
+    if stage.total <= USABLE * limit:
+        return ""
+    return (
+        f"the update takes {gib(stage.total)} of a device's {gib(limit)}: it may find no room where "
+        f"memory is in pieces; {', or '.join(_advice(config))}"
+    )
+
+
 def _advice(config: UpdateOptions) -> Iterator[str]:
-    if not config.remat:
-        yield "take --remat true"
+    if config.remat != "full":
+        yield f"take --remat full, which keeps less of a layer than {config.remat}"
     if config.compute_dtype == "float32":
         yield "take --compute_dtype bfloat16"
-    yield f"lower {config.micro_batch_option}, down to one row for each device"
+    if config.micro_batch_option:
+        yield f"lower {config.micro_batch_option}, down to one row for each device"
     yield f"allow shorter {config.learned_from}"
     yield "use more devices"

@@ -1,6 +1,7 @@
 """The charts and tables of a plan's page, one function for each."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from html import escape
 from itertools import groupby
 
@@ -17,8 +18,11 @@ from pat_jax.profiling.capacity.page_charts import (
     legend,
     plot,
 )
-from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.report import Iteration, PlanReport
 from pat_jax.profiling.capacity.tables import Table
+from pat_jax.profiling.capacity.update_report import Update, UpdateMemory
+from pat_jax.profiling.capacity.update_tables import memory_parts, stages
+from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import System
 
 
@@ -31,6 +35,28 @@ def time_bar(system: System) -> Bar:
     )
     segments = [Segment(name, seconds / count, c) for name, seconds, c in parts]
     return Bar(system.name, segments, f"{shown(system.mean_s)} s")
+
+
+def iteration_bar(iteration: Iteration, update: Update) -> Bar:
+    parts = [("rollout", iteration.rollout_s), *((n, s.total) for n, s in stages(update))]
+    segments = [Segment(name, seconds, colour(i)) for i, (name, seconds) in enumerate(parts)]
+    return Bar(iteration.name, segments, f"{shown(iteration.total_s)} s")
+
+
+def update_bar(update: Update) -> Bar:
+    """Where the seconds of the update go."""
+    every = sum((seconds for _, seconds in stages(update)), Seconds())
+    parts = [(field.name, getattr(every, field.name)) for field in fields(every)]
+    segments = [Segment(name, seconds, colour(i)) for i, (name, seconds) in enumerate(parts)]
+    return Bar("update", segments, f"{shown(every.total)} s")
+
+
+def update_memory_bar(memory: UpdateMemory) -> str:
+    parts = [(name, size / GIB) for name, size in memory_parts(memory)]
+    segments = [Segment(name, size, colour(i)) for i, (name, size) in enumerate(parts) if size]
+    bar = Bar("update", segments, f"{memory.total / GIB:.3g}")
+    limit = memory.limit / GIB
+    return bars([bar], limit=limit, limit_words=f"a device has {limit:.3g}")
 
 
 def trace_plot(report: PlanReport) -> str:

@@ -10,6 +10,7 @@ from pat_jax.common.web_page import web_page
 from pat_jax.profiling.capacity.charts import (
     details,
     html_table,
+    iteration_bar,
     length_plot,
     listed,
     memory_bars,
@@ -18,6 +19,8 @@ from pat_jax.profiling.capacity.charts import (
     step_table,
     time_bar,
     trace_plot,
+    update_bar,
+    update_memory_bar,
 )
 from pat_jax.profiling.capacity.limits import NAMES, shares
 from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars, colour
@@ -32,6 +35,17 @@ from pat_jax.profiling.capacity.tables import (
     switch_table,
     systems,
     uncompiled_words,
+)
+from pat_jax.profiling.capacity.update_report import Update
+from pat_jax.profiling.capacity.update_tables import (
+    UNVERIFIED,
+    iteration_table,
+    iteration_words,
+    stage_table,
+    update_memory_table,
+    update_memory_words,
+    update_source,
+    update_words,
 )
 
 STYLE = Path(__file__).with_name("page.css")
@@ -90,6 +104,10 @@ def _answer(report: PlanReport) -> str:
         _saved(found.gain(best), f"{best.name}, the best static layout"),
         _saved(max(map(found.gain, found.static)), "the worst static layout"),
         (f"{len(used)} of {len(memory.layouts)}", "layouts fit"),
+        *[
+            (f"{shown(iteration.total_s)} s", f"an iteration, adapting; its update {UNVERIFIED}")
+            for iteration in report.iterations[:1]
+        ],
     ]
     cells = "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in tiles)
     return f'<ul class="tiles">{cells}</ul>'
@@ -110,6 +128,8 @@ def _sections(report: PlanReport) -> Iterator[str]:
     )
     switches = html_table(switch_table(report)) if report.comparison.traces[0].switches else ""
     yield _section("The first rollout", trace_plot(report), switches)
+    if report.update:
+        yield from _update(report, report.update)
     programs = f" Programs: {SOURCES['compiler']}." if report.programs else ""
     yield _section(
         "Memory of a device, GiB",
@@ -139,6 +159,28 @@ def _sections(report: PlanReport) -> Iterator[str]:
             source=f"Compiler: {SOURCES['compiler']}. {depth_words(report)}",
         )
     yield _section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
+
+
+def _update(report: PlanReport, update: Update) -> Iterator[str]:
+    yield _section(
+        "Time of an iteration",
+        bars([iteration_bar(each, update) for each in report.iterations]),
+        html_table(iteration_table(report)),
+        source=iteration_words(report),
+    )
+    yield _section(
+        "Time of the update",
+        bars([update_bar(update)]),
+        html_table(stage_table(update)),
+        listed(update_words(update)),
+        source=update_source(update),
+    )
+    yield _section(
+        "Memory of a device during the update, GiB",
+        update_memory_bar(update.memory),
+        html_table(update_memory_table(update.memory)),
+        source=update_memory_words(update.memory),
+    )
 
 
 def _limits(report: PlanReport) -> str:

@@ -1,9 +1,10 @@
 """Options of `python -m pat_jax.plan`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 from pat_jax.common.rules import (
+    COUNT_OR_ZERO,
     GIVEN,
     MEMORY_GIB,
     MOST_REPLAYED,
@@ -13,13 +14,28 @@ from pat_jax.common.rules import (
     TOKENS,
     check,
     count,
+    not_negative,
     positive,
     require,
 )
+from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
+
+
+@dataclass(frozen=True)
+class PlannedOptimizerConfig:
+    """How the optimizer's state is kept."""
+
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of both moments. See --optimizer.moment_dtype of train."""
+    weight_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the master weights. See --optimizer.weight_dtype of train."""
+    offload: bool = False
+    """Keep both moments in the host's memory but for the optimizer's step. See --optimizer.offload of
+    train."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,19 @@ class PlanConfig:
     lora_rank: int = 0
     """Adapters of this rank are trained, of all linear layers, and the policy under them is frozen; 0
     trains all of it. See --lora.rank of train."""
+    beta: float = 0.0
+    """Weight of the KL penalty to a frozen reference policy, which is kept in memory and scores every
+    response; 0 keeps none. See --algorithm.beta of train."""
+    mini_batch_size: int = 0
+    """Prompts in one optimizer step; 0 takes all of a rollout. Before the first of several steps the
+    policy scores every response. See --algorithm.mini_batch_size of train."""
+    tokens_per_micro_batch: int = 0
+    """Tokens of one forward and backward pass, all devices together; 0 is one row of full length on each.
+    See --algorithm.tokens_per_micro_batch of train."""
+    remat: Literal["full", "attention", "dots", "none"] = "full"
+    """What the backward pass keeps of each layer, least first. See --remat of train."""
+    scan_layers: Literal["auto", "true", "false"] = "auto"
+    """Run the layers of an update as a loop. See --scan_layers of train."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """How the rollout keeps its copy of the weights; see --rollout.weights of train."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -92,6 +121,7 @@ class PlanConfig:
     """Seed of the rollouts drawn."""
     run_dir: str = ""
     """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
+    optimizer: PlannedOptimizerConfig = field(default_factory=PlannedOptimizerConfig)
 
     def __post_init__(self):
         check(self, "model target lengths", GIVEN)
@@ -111,11 +141,27 @@ class PlanConfig:
             f"a multiple of --num_generations ({self.num_generations})",
         )
         check(self, "lora_rank", count(0, MOST_RANK))
+        check(self, "beta", not_negative(1000))
+        check(self, "mini_batch_size tokens_per_micro_batch", COUNT_OR_ZERO)
+        for name in ("lora_rank", "beta", "mini_batch_size", "tokens_per_micro_batch"):
+            value = getattr(self, name)
+            require(
+                self.train or not value, name, value, "0 with --train false, which trains nothing"
+            )
+        for each in fields(self.optimizer):
+            value = getattr(self.optimizer, each.name)
+            require(
+                self.train or value == each.default,
+                f"optimizer.{each.name}",
+                value,
+                f"{str(each.default).lower()} with --train false, which trains nothing",
+            )
+        prompts = self.responses // self.num_generations
         require(
-            self.train or not self.lora_rank,
-            "lora_rank",
-            self.lora_rank,
-            "0 with --train false, which trains nothing",
+            prompts % (self.mini_batch_size or prompts) == 0,
+            "mini_batch_size",
+            self.mini_batch_size,
+            f"0 or a divisor of the prompts of a rollout ({prompts})",
         )
         require(
             self.compile or self.layers == "few",
@@ -136,6 +182,16 @@ class PlanConfig:
             f"at most --max_prompt_length ({self.max_prompt_length})",
         )
 
+    @property
+    def micro_batch_option(self) -> str:
+        """What sets the size of a micro-batch, and to what; empty where it is the least."""
+        tokens = self.tokens_per_micro_batch
+        return f"--tokens_per_micro_batch ({tokens})" if tokens else ""
+
+    @property
+    def learned_from(self) -> str:
+        return "prompts and responses"
+
     def run(self, target: Target) -> RunConfig:
         """The run that is planned."""
         prompts = self.responses // self.num_generations
@@ -144,7 +200,10 @@ class PlanConfig:
         return RunConfig(
             model=self.model,
             train=self.train,
+            remat=self.remat,
+            scan_layers=self.scan_layers,
             lora=LoraConfig(rank=self.lora_rank),
+            optimizer=OptimizerConfig(**asdict(self.optimizer)),
             compute_dtype=self.compute_dtype,
             run_dir=self.run_dir,
             rollout=RolloutConfig(
@@ -161,8 +220,9 @@ class PlanConfig:
                 min_length=self.min_length,
                 device_memory_gib=self.device_memory_gib,
             ),
-            # One row of full length on each device.
             algorithm=AlgorithmConfig(
-                mini_batch_size=prompts, tokens_per_micro_batch=whole * target.num_devices
+                beta=self.beta,
+                mini_batch_size=self.mini_batch_size or prompts,
+                tokens_per_micro_batch=self.tokens_per_micro_batch or whole * target.num_devices,
             ),
         )

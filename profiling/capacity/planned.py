@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -22,12 +23,15 @@ from pat_jax.profiling.capacity.report import (
     PlanSubject,
     StepTimes,
 )
+from pat_jax.profiling.capacity.update import PlannedUpdate
+from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
-from pat_jax.profiling.simulate.comparison import Series, compare
-from pat_jax.profiling.simulate.machine import Machine
+from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.training.update_memory import UpdateOptions
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
 WHILE_DECODING = ("decode", "prefill")  # programs that run beside weights, optimizer and KV cache
@@ -43,6 +47,8 @@ class Question:
     series: Series
     lengths: ResponseLengths
     costs: SourcedLatency
+    data: Path  # a folder that may hold kernel tables
+    options: UpdateOptions
 
     @property
     def run(self) -> RunConfig:
@@ -78,6 +84,10 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
     )
     comparison = compare(machine, question.lengths, question.series, costs.sum_seconds)
     programs = compilation.programs if compilation else ()
+    updating = (
+        PlannedUpdate(plant, question.data, programs, question.options) if run.train else None
+    )
+    update = updating.of(*_learned(question, comparison)) if updating else None
     return PlanReport(
         question.command,
         _subject(question),
@@ -87,10 +97,18 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         _steps(machine, costs, question.series.draw.sequences),
         _lengths(question),
         comparison,
+        update,
         limits(comparison, machine),
-        (*costs.notes, *_notes(question)),
-        tuple(_warnings(question)),
+        (*costs.notes, *(updating.notes if updating else ()), *_notes(question)),
+        tuple(_warnings(question, update)),
     )
+
+
+def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:
+    """The rollouts that were replayed, and the layout that the adaptive ones begin in."""
+    series, first = question.series, comparison.traces[0].layout[0]
+    workloads = [series.workload(question.lengths, number) for number in range(series.rollouts)]
+    return workloads, next(split for split in question.plant.layouts if str(split) == first)
 
 
 def _refused(
@@ -154,8 +172,7 @@ def _memory(
     beside = dict.fromkeys(plant.layouts, 0)
     for program in programs:
         if program.name in WHILE_DECODING and not program.error:
-            more = program.peak_bytes - program.argument_bytes
-            beside[program.split] = max(beside[program.split], more)
+            beside[program.split] = max(beside[program.split], program.taken_bytes)
     longest = np.array(rollout.max_length - 1)
     sequences = rollout.prompts_per_step * rollout.num_generations
     layouts = []
@@ -170,16 +187,7 @@ def _memory(
         int(memory.usable),
         tuple(layouts),
         tuple(plant.chain[1]),
-        _training(plant, programs),
     )
-
-
-def _training(plant: Plant, programs: tuple[CompiledProgram, ...]) -> int:
-    """Bytes during an update: of the forward and backward pass, and what lies beside them."""
-    passes = ("grad", "apply")
-    beside = {p.name: plant.beside(p.name) for p in programs if p.name in passes and not p.error}
-    peaks = (p.peak_bytes + beside[p.name] for p in programs if p.name in beside and not p.error)
-    return max(peaks, default=0)
 
 
 def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes:
@@ -221,7 +229,9 @@ def _lengths(question: Question) -> LengthSummary:
     )
 
 
-def _warnings(question: Question) -> Iterator[str]:
+def _warnings(question: Question, update: Update | None) -> Iterator[str]:
+    if update and (said := update.memory.shortage or update.memory.tightness):
+        yield said
     lengths, draw = question.lengths, question.series.draw
     cut_at = lengths.cut_at
     if cut_at is not None and draw.scale * cut_at < draw.cap:

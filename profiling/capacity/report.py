@@ -9,17 +9,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.simulate.comparison import Comparison
 
-VERSION = 2  # of the JSON
+VERSION = 3  # of the JSON
 KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),
     "re-slice": ("reslice",),
     "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
     "weights from training": ("transfer",),
-    "training": ("grad", "apply"),  # in one layout, whatever the rollout is in
+    "training": ("logprobs", "grad", "apply", "merge"),  # in one layout, whatever the rollout is in
 }
 SOURCES = {
     "compiler": "counted in programs that the target's own compiler made; GPU autotuning is off",
@@ -71,7 +72,6 @@ class Memory:
     usable: int
     layouts: tuple[LayoutMemory, ...]
     undivided: tuple[str, ...]  # why other layouts do not divide the model
-    training: int = 0  # bytes of a device at most during an update; 0 where nothing was compiled
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,23 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
+class Iteration:
+    """Seconds of one iteration, in the mean of those replayed; rewards and the host's work are left out."""
+
+    name: str  # of a system
+    rollout_s: float
+    update_s: float  # transfer of weights included, to where the adaptive rollout begins
+
+    @property
+    def total_s(self) -> float:
+        return self.rollout_s + self.update_s
+
+    @property
+    def rollout_share(self) -> float:
+        return self.rollout_s / self.total_s
+
+
+@dataclass(frozen=True)
 class PlanReport:
     command: str
     subject: PlanSubject
@@ -123,6 +140,7 @@ class PlanReport:
     steps: StepTimes
     lengths: LengthSummary
     comparison: Comparison  # with at least one system
+    update: Update | None  # None: nothing is trained
     limits: tuple[str, ...]  # what keeps it from being faster, in sentences
     notes: tuple[str, ...] = ()  # assumptions, in sentences
     warnings: tuple[str, ...] = ()  # what makes it a plan of something else, in sentences
@@ -146,6 +164,15 @@ class PlanReport:
     def failed(self) -> list[CompiledProgram]:
         return [program for program in self.programs if program.error]
 
+    @property
+    def iterations(self) -> list[Iteration]:
+        """Rollout and update of every system, the adaptive one first; none where nothing is trained."""
+        if self.update is None:
+            return []
+        update_s = self.update.total_s
+        systems = self.comparison.adaptive, *self.comparison.static
+        return [Iteration(system.name, system.mean_s, update_s) for system in systems]
+
     def to_json(self) -> str:
         content = {
             "version": self.version,
@@ -162,6 +189,8 @@ class PlanReport:
             "steps": asdict(self.steps),
             "lengths": asdict(self.lengths),
             "comparison": self.comparison.to_json(),
+            "update": asdict(self.update) if self.update else None,
+            "iterations": [asdict(each) for each in self.iterations],
             "limits": self.limits,
             "notes": self.notes,
             "warnings": self.warnings,
@@ -189,6 +218,7 @@ class PlanReport:
             StepTimes(**steps),
             LengthSummary(**lengths),
             Comparison.from_json(content["comparison"]),
+            Update.from_json(content["update"]) if content["update"] else None,
             tuple(content["limits"]),
             tuple(content["notes"]),
             tuple(content["warnings"]),

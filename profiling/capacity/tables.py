@@ -38,9 +38,6 @@ def memory_words(memory: Memory) -> Iterator[str]:
     """What stands below the table: a long reason in a cell would make its line a tower."""
     yield from (f"{layout.split}: {layout.refusal}" for layout in memory.layouts if layout.refusal)
     yield from memory.undivided
-    if memory.training:
-        fits = "fits" if memory.training <= memory.limit else "does NOT fit"
-        yield f"The training step takes {memory.training / GIB:.3g} GiB of a device at most: it {fits}."
 
 
 def compile_table(report: PlanReport) -> Table:

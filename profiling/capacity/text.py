@@ -16,14 +16,27 @@ from pat_jax.profiling.capacity.tables import (
     switch_table,
     uncompiled_words,
 )
+from pat_jax.profiling.capacity.update_report import Update
+from pat_jax.profiling.capacity.update_tables import (
+    UNVERIFIED,
+    iteration_table,
+    iteration_words,
+    stage_table,
+    update_memory_table,
+    update_memory_words,
+    update_source,
+    update_words,
+)
 
 
 def plan_text(report: PlanReport) -> str:
-    """What fits, what is sent, how long steps take, what adapting gains, what limits it."""
+    """What fits, what is sent, how long steps take, what adapting gains, what the update adds, what
+    limits it."""
     parts = [_title(report), *(f"Warning: {line}" for line in report.warnings)]
     parts.append(_memory(report.memory))
     parts += [_compiles(report), _sent(report)] if report.programs else []
     parts += [_steps(report.steps), _gains(report), *_switches(report)]
+    parts += [_update(report.update), _iterations(report)] if report.update else []
     parts.append("What limits it:\n" + "\n".join(f"- {line}" for line in report.limits))
     if report.notes:
         parts.append("Taken for granted:\n" + "\n".join(f"- {line}" for line in report.notes))
@@ -109,3 +122,23 @@ def _gains(report: PlanReport) -> str:
 def _switches(report: PlanReport) -> Iterator[str]:
     if report.comparison.traces[0].switches:
         yield "The switches of the first rollout\n" + text_table(*switch_table(report))
+
+
+def _update(update: Update) -> str:
+    return "\n".join(
+        [
+            f"The update, seconds, {UNVERIFIED} (mean of the same rollouts; computed: nothing ran)",
+            text_table(*stage_table(update)),
+            *update_words(update),
+            update_source(update),
+            "",
+            "Memory of a device during the update, GiB",
+            text_table(*update_memory_table(update.memory)),
+            update_memory_words(update.memory),
+        ]
+    )
+
+
+def _iterations(report: PlanReport) -> str:
+    table = text_table(*iteration_table(report))
+    return "\n".join(["A whole iteration", table, iteration_words(report)])

@@ -209,7 +209,8 @@ def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
     """The plant of as many devices as were measured, each with the memory that was asked for."""
     subject = profile.subject
     limit = int(what_if.device_memory_gib * GIB)
-    unknown = dict.fromkeys(("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s"), 0.0)
+    rates = ("memory_bytes_s", "flops_s", "link_bytes_s", "host_link_bytes_s", "pcie_bytes_s")
+    unknown = dict.fromkeys(rates, 0.0)
     chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
     count = subject.num_devices
     target = Target(subject.device_kind, chip, (1, count), count, 1)

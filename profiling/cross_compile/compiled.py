@@ -18,7 +18,7 @@ class Sent(NamedTuple):
     num_bytes: int  # of its result, on one device
     group: int  # devices that take part together; of a permutation, the pairs that talk
     depth: int  # of the loops around it; those of a decode step are 2
-    count: int  # in the program's text: of one trip of each loop
+    count: int  # of one run; of `decode`, of one trip of each loop
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class CompiledProgram:
     alias_bytes: int = 0  # of results that lie in the memory of arguments
     flops: float = 0.0
     bytes_accessed: float = 0.0
+    product_bytes: float = 0.0  # of these, by matrix products and what is fused with them
     collectives: tuple[Sent, ...] = ()
     kernels: tuple[tuple[str, int], ...] = ()  # calls of what is not XLA's own, and how many
     compile_s: float = 0.0
@@ -55,6 +56,11 @@ class CompiledProgram:
     def peak_bytes(self) -> int:
         """All that a run of it needs: arguments, results beside them, temporaries."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What a run of it needs beside its arguments."""
+        return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
 
     @property
     def identity(self) -> tuple[str, Split, Split | None, int, int]:
@@ -98,6 +104,7 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
         temp_bytes=max(part.temp_bytes for part in parts),
         flops=sum(part.flops for part in parts),
         bytes_accessed=sum(part.bytes_accessed for part in parts),
+        product_bytes=sum(part.product_bytes for part in parts),
         collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
         kernels=tuple(sorted(kernels.items())),
         compile_s=sum(part.compile_s for part in parts),
@@ -138,6 +145,7 @@ def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgra
         compiled_layers=(a.layers, b.layers),
         flops=line(a.flops, b.flops),
         bytes_accessed=line(a.bytes_accessed, b.bytes_accessed),
+        product_bytes=line(a.product_bytes, b.product_bytes),
         collectives=tuple(_collectives(a.collectives, b.collectives, line)),
         kernels=tuple((name, round(line(*counts))) for name, counts in kernels.items()),
         compile_s=a.compile_s + b.compile_s,

@@ -29,6 +29,7 @@ class Collective:
     num_bytes: int  # of its result, on one device
     depth: int  # of the loops around it
     group: int  # devices that take part together; of a permutation, the pairs that talk
+    times: int = 1  # that one run of the module does it, where trips of loops are given
 
     @property
     def received(self) -> float:
@@ -64,23 +65,49 @@ def called(line: str) -> list[tuple[str, str]]:
     return [*_CALLED.findall(line), *branches]
 
 
-def collectives(text: str, computation: str = "") -> list[Collective]:
-    """Collectives of an HLO module, in the order of a walk from its entry, or from another computation."""
+def collectives(
+    text: str, computation: str = "", *, trips: Mapping[str, int] | None = None
+) -> list[Collective]:
+    """Collectives of an HLO module, in the order of a walk from its entry, or from another computation.
+
+    Args:
+      trips: how often the bodies of loops run, by name (`hlo_loops.loop_trips`); once where not given.
+    """
     entry, bodies = computations(text)
-    return list(_walk(bodies, computation or entry, 0))
+    return list(_walk(bodies, computation or entry, trips or {}, 0, 1))
 
 
-def _walk(bodies: Bodies, name: str, depth: int) -> Iterator[Collective]:
+def _walk(
+    bodies: Bodies, name: str, trips: Mapping[str, int], depth: int, times: int
+) -> Iterator[Collective]:
+    # A TPU's fusions that multiply while a collective goes on, and those that wait for it, have it inside
+    # again.
+    goes_on = name.startswith("async_collective_fusion") or any(
+        '"AsyncCollectiveDone' in line for line in bodies[name]
+    )
     for line in bodies[name]:
         found = _COLLECTIVE.search(line)
-        if found:
-            size = shape_bytes(found["shape"])
-            if found["started"] and found["name"] == "all-gather":
-                size -= size // (_group(line) + 1)  # its operand is part of the result's type
-            yield Collective(found["name"], size, depth, _group(line))
-            continue
-        for role, callee in called(line):
-            yield from _walk(bodies, callee, depth + (role in ("body", "condition")))
+        if found is None:
+            for role, callee in called(line):
+                inside = depth + (role in ("body", "condition"))
+                yield from _walk(bodies, callee, trips, inside, times * trips.get(callee, 1))
+        elif not goes_on:
+            # What starts one has its operands in its type, the results second; but for sums.
+            is_second = found["started"] and found["name"] != "all-reduce"
+            shape = _second(found["shape"]) if is_second else found["shape"]
+            yield Collective(found["name"], shape_bytes(shape), depth, _group(line), times)
+
+
+def _second(shape: str) -> str:
+    """The second part of a tuple's shape."""
+    parts, depth = [""], 0
+    for char in shape[1:-1]:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts[1]
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:

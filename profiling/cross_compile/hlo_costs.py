@@ -11,36 +11,26 @@ the sequences are long, which no text says).
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from pat_jax.profiling.cross_compile import hlo
-from pat_jax.profiling.cross_compile.hlo import Bodies, arrays, called, computations
+from pat_jax.profiling.cross_compile.hlo import arrays, called, computations
+from pat_jax.profiling.cross_compile.hlo_loops import Code, Instruction
 
-_INSTRUCTION = re.compile(
-    r"\s*(?P<root>ROOT )?%(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)$"
-)
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 KERNELS = re.compile(
     r'custom_call_target="(tpu_custom_call|mosaic_gpu\w*|__gpu\$xla\.gpu\.triton|triton_kernel_call)'
 )
-# What moves nothing: names for what is there, and waiting.
+# What moves nothing: names for what is there, room, and waiting.
 _FREE = re.compile(
     "parameter|constant|tuple|get-tuple-element|bitcast|after-all|domain|partition-id|replica-id|"
     "opt-barrier|async-update|.*-done"
 )
-
-
-@dataclass(frozen=True)
-class Instruction:
-    name: str
-    shape: str
-    opcode: str
-    operands: Sequence[str]
-    line: str
-    is_root: bool
+_FREE_CALLS = re.compile(
+    'custom_call_target="(AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound|AsyncCollective)'
+)
 
 
 @dataclass(frozen=True)
@@ -49,12 +39,22 @@ class Counts:
 
     flops: int  # of matrix products, two a multiplication
     num_bytes: int  # read and written
+    product_bytes: int = 0  # of these, by matrix products and what is fused with them
+
+    @classmethod
+    def of(cls, flops: int, num_bytes: int) -> "Counts":
+        """Of one instruction."""
+        return cls(flops, num_bytes, num_bytes if flops else 0)
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(self.flops + other.flops, self.num_bytes + other.num_bytes)
+        return Counts(
+            self.flops + other.flops,
+            self.num_bytes + other.num_bytes,
+            self.product_bytes + other.product_bytes,
+        )
 
     def times(self, n: int) -> "Counts":
-        return Counts(self.flops * n, self.num_bytes * n)
+        return Counts(self.flops * n, self.num_bytes * n, self.product_bytes * n)
 
 
 NOTHING = Counts(0, 0)
@@ -68,27 +68,20 @@ def count(text: str, *, inside: int = 0) -> Counts:
         decode burst, whose steps are in two, `inside=2` counts one step.
     """
     entry, bodies = computations(text)
-    return _Module(bodies, inside).of(entry, 0)
+    return _Module(Code(bodies), inside).of(entry, 0)
 
 
 @dataclass(frozen=True)
 class _Module:
-    bodies: Bodies
+    code: Code
     inside: int
-    _parsed: dict[str, Mapping[str, Instruction]] = field(default_factory=dict)
-
-    def instructions(self, name: str) -> Mapping[str, Instruction]:
-        if name not in self._parsed:
-            found = (_parse(line) for line in self.bodies[name])
-            self._parsed[name] = {x.name: x for x in found if x is not None}
-        return self._parsed[name]
 
     def of(self, name: str, depth: int) -> Counts:
-        instructions, total = self.instructions(name), NOTHING
+        instructions, total = self.code.instructions(name), NOTHING
         for x in instructions.values():
             if x.opcode == "while":
                 parts = dict(called(x.line))
-                n = self._trips(x, parts, instructions) if depth >= self.inside else 1
+                n = self.code.trips(x, parts, instructions) if depth >= self.inside else 1
                 total += self.of(parts["body"], depth + 1).times(n)
             elif x.opcode == "conditional":
                 branches = [self.of(callee, depth) for _, callee in called(x.line)]
@@ -100,38 +93,17 @@ class _Module:
                 total += self._own(x, instructions)
         return total
 
-    def _trips(
-        self, loop: Instruction, parts: Mapping[str, str], around: Mapping[str, Instruction]
-    ) -> int:
-        """Trips of a loop, as the compiler says; else as its counter shows; else 1."""
-        said = _TRIPS.search(loop.line)
-        if said:
-            return int(said[1])
-        condition, body = (self.instructions(parts[name]) for name in ("condition", "body"))
-        test, after = (next(x for x in found.values() if x.is_root) for found in (condition, body))
-        if test.opcode != "compare" or "direction=LT" not in test.line or after.opcode != "tuple":
-            return 1
-        counter, limit = (_copied(name, condition) for name in test.operands)
-        place = re.search(r"index=(\d+)", counter.line)
-        before = around[loop.operands[0]]
-        if place is None or counter.opcode != "get-tuple-element" or before.opcode != "tuple":
-            return 1
-        first = _constant(before.operands[int(place[1])], around)
-        last = _constant(limit.name, condition)
-        step = _step(body[after.operands[int(place[1])]], place[0], body)
-        if first is None or last is None or step is None:
-            return 1
-        return -(-(last - first) // step)
-
     def _own(self, x: Instruction, around: Mapping[str, Instruction]) -> Counts:
-        if _FREE.fullmatch(x.opcode) or KERNELS.search(x.line):
+        if _FREE.fullmatch(x.opcode) or KERNELS.search(x.line) or _FREE_CALLS.search(x.line):
             return NOTHING
         if x.opcode != "fusion":
-            return Counts(_flops(x, around), _moved(x, around))
-        return Counts(self._fused_flops(x), _fusion_bytes(self._fused(x)))
+            return Counts.of(_flops(x, around), _moved(x, around))
+        return Counts.of(self._fused_flops(x), _fusion_bytes(self._fused(x)))
 
     def _fused(self, x: Instruction) -> Mapping[str, Instruction]:
-        return self.instructions(next(callee for role, callee in called(x.line) if role == "calls"))
+        return self.code.instructions(
+            next(callee for role, callee in called(x.line) if role == "calls")
+        )
 
     def _fused_flops(self, x: Instruction) -> int:
         """Operations of a fusion, and of those inside it."""
@@ -139,43 +111,6 @@ class _Module:
         return sum(
             self._fused_flops(y) if y.opcode == "fusion" else _flops(y, body) for y in body.values()
         )
-
-
-def _parse(line: str) -> Instruction | None:
-    found = _INSTRUCTION.match(line)
-    if found is None:
-        return None
-    depth, end = 1, 0
-    for end, char in enumerate(found["rest"]):  # noqa: B007
-        depth += (char == "(") - (char == ")")
-        if not depth:
-            break
-    operands = re.findall(r"%([\w.-]+)", found["rest"][:end])
-    is_root = found["root"] is not None
-    return Instruction(found["name"], found["shape"], found["opcode"], operands, line, is_root)
-
-
-def _constant(name: str, around: Mapping[str, Instruction]) -> int | None:
-    """The whole number that `name` stands for; None where it is another thing."""
-    found = re.search(r" constant\((-?\d+)\)", _copied(name, around).line)
-    return int(found[1]) if found else None
-
-
-def _copied(name: str, around: Mapping[str, Instruction]) -> Instruction:
-    """The instruction that `name` copies, itself where it copies none."""
-    x = around[name]
-    while x.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
-        x = around[x.operands[0]]
-    return x
-
-
-def _step(x: Instruction, place: str, body: Mapping[str, Instruction]) -> int | None:
-    """What a loop's body adds to its counter, which is at `place` in what it carries."""
-    if x.opcode != "add":
-        return None
-    terms = [_copied(name, body) for name in x.operands]
-    is_counter = [y.opcode == "get-tuple-element" and y.line.count(place) == 1 for y in terms]
-    return _constant(x.operands[is_counter.index(False)], body) if sum(is_counter) == 1 else None
 
 
 def _flops(x: Instruction, around: Mapping[str, Instruction]) -> int:

@@ -27,7 +27,6 @@ from pat_jax.engine.memory import (
     layouts_without_memory,
     memory_alone,
     memory_model,
-    shard_bytes,
 )
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig, RopeScaling
@@ -36,7 +35,7 @@ from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.training.build import DTYPES, build_trainer, micro_shapes
+from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, scans_layers
 from pat_jax.training.trainer import Trainer
 
 EOS = (0,)  # as good as any: no text is made
@@ -60,6 +59,9 @@ class Order:
             name: getattr(config, name) for name in ("rollout", "algorithm", "optimizer", "lora")
         }
         kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
+        # As the whole model has it, for shallow ones too.
+        is_scanned = scans_layers(config.scan_layers, model.num_layers, target.chip.platform)
+        kept["scan_layers"] = str(is_scanned).lower()
         multiple = math.lcm(model.vocab_multiple, target.num_devices)
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         model = replace(model, vocab_multiple=multiple)
@@ -148,18 +150,20 @@ class Plant:
         return Buckets.of(tuple(self.layouts), self.capacity, self.order.config.rollout)
 
     @cached_property
+    def whole_trainer(self) -> Trainer:
+        """That of the whole model."""
+        return self.trainer(self.order.model)
+
+    @cached_property
     def resident(self) -> Sequence[Any]:
         """Shapes with shardings of what training keeps on the devices during a rollout."""
-        return self.trainer(self.order.model).resident if self.order.config.train else ()
+        return self.whole_trainer.resident if self.order.config.train else ()
 
-    def beside(self, name: str) -> int:
-        """Bytes of a device that training keeps and the program `grad` or `apply` is not given."""
-        if not self.order.config.train:
-            return 0
-        trainer = self.trainer(self.order.model)
-        held = trainer.abstract_params, trainer.trained.abstract_frozen
-        given = {"grad": held, "apply": trainer.abstract_state}
-        return shard_bytes(self.resident) - shard_bytes(given[name])
+    @property
+    def micro_shapes(self) -> list[tuple[int, int]]:
+        """Of the update's micro-batches, smallest first."""
+        layout = next(iter(self.layouts.values()))
+        return micro_shapes(self.order.config, layout.split.dp, layout.platform)
 
     @cached_property
     def alone(self) -> MemoryModel:
@@ -234,15 +238,17 @@ class Plant:
         return [_job(table, keys, model.num_layers) for keys in found if keys]
 
     def _training_jobs(self, model: ModelConfig) -> list[CompileJob]:
-        """Forward and backward of the longest rows, the optimizer's step, the transfer to the layouts
-        with the least and the most TP."""
+        """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the merge
+        of adapters, the transfer to the layouts with the least and the most TP."""
         trainer = self.trainer(model)
-        split = trainer.layout.split
-        longest = micro_shapes(self.order.config, split.dp)[-1]
-        keys = [Key("grad", split, *longest), Key("apply", split)]
+        split, longest = trainer.layout.split, self.micro_shapes[-1]
+        passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
         ends = dict.fromkeys((split, list(self.layouts)[-1]))
+        keys = [*passes, Key("apply", split), Key("merge", split)]
         keys += [Key("transfer", split, target=target) for target in ends]
-        return [_job(trainer.programs, [key], model.num_layers) for key in keys]
+        # Not every algorithm scores, and without adapters nothing is merged.
+        declared = set(trainer.programs.missing())
+        return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
 
 
 def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:

@@ -23,9 +23,10 @@ from jax.experimental import topologies
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
-from pat_jax.profiling.cross_compile import hlo, hlo_costs
+from pat_jax.profiling.cross_compile import hlo, hlo_costs, hlo_loops
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, together
 from pat_jax.profiling.cross_compile.hlo import collectives
+from pat_jax.profiling.cross_compile.hlo_loops import loop_trips
 from pat_jax.profiling.cross_compile.plant import CompileJob, Order, Plant, check
 from pat_jax.profiling.predict.targets import Target
 
@@ -104,12 +105,11 @@ class Compiler:
 def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
     text, memory = program.as_text() or "", program.memory_analysis()
     assert memory is not None  # both compilers report it
-    sent = Counter(
-        (c.name, c.num_bytes, c.group, c.depth)
-        for c in collectives(text)
-        if c.group > 1 or c.name == "collective-permute"  # whose group is its pairs
-    )
-    counted = hlo_costs.count(text, inside=STEP_LOOPS if record.name == "decode" else 0)
+    is_burst, sent = record.name == "decode", Counter[tuple[str, int, int, int]]()
+    for c in collectives(text, trips=None if is_burst else loop_trips(text)):
+        if c.group > 1 or c.name == "collective-permute":  # whose group is its pairs
+            sent[c.name, c.num_bytes, c.group, c.depth] += c.times
+    counted = hlo_costs.count(text, inside=STEP_LOOPS if is_burst else 0)
     called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
     return replace(
         record,
@@ -119,6 +119,7 @@ def _described(record: CompiledProgram, program: jax.stages.Compiled) -> Compile
         alias_bytes=memory.alias_size_in_bytes,
         flops=counted.flops,
         bytes_accessed=counted.num_bytes,
+        product_bytes=counted.product_bytes,
         collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
         kernels=tuple(sorted(called.items())),
     )
@@ -165,7 +166,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
 
 def _reading() -> str:
     """A hash of the code that reads programs: records that other code read are not found again."""
-    files = (Path(module.__file__ or "") for module in (hlo, hlo_costs))
+    files = (Path(module.__file__ or "") for module in (hlo, hlo_costs, hlo_loops))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

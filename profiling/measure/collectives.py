@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pat_jax.engine.layout.layout import Layout
 
@@ -34,8 +35,8 @@ def _time(layout: Layout, dtype: jnp.dtype, size: int) -> float:
     several = jax.jit(
         jax.shard_map(several, mesh=layout.mesh, in_specs=spec, out_specs=spec, check_vma=False)
     )
-    ones = jnp.ones(size // jnp.dtype(dtype).itemsize, dtype)
-    x = jax.block_until_ready(several(jax.device_put(ones, layout.sharding())))
+    ones = np.ones(size // jnp.dtype(dtype).itemsize, dtype)
+    x = jax.block_until_ready(several(layout.put(ones)))
     fastest = float("inf")
     for _ in range(RUNS):
         start = time.perf_counter()

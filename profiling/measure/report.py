@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.types import Split
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def tables(profile: Profile) -> str:
@@ -81,14 +85,17 @@ def _collective(key: tuple[str, int, int]) -> str:
 
 
 def plot_profile(profile: Profile, path: Path) -> None:
-    """Writes the decode step by live sequences, a panel for each cache length (PNG)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Writes what `draw_profile` draws (PNG)."""
+    draw_profile(profile).savefig(path)
+
+
+def draw_profile(profile: Profile) -> "Figure":
+    """The decode step by live sequences, a panel for each cache length."""
+    from pat_jax.common.picture import Picture
 
     table = profile.latency.decode_table
     lengths = sorted({length for _, _, length in table})
-    figure = Figure(figsize=(4.2 * len(lengths) + 0.6, 3.6), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Picture(4.2 * len(lengths) + 0.6, 3.6)
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=True):
         for split in dict.fromkeys(split for split, _, _ in table):
@@ -103,7 +110,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
     panels[-1].legend(frameon=False)
     subject = profile.subject
     figure.suptitle(f"{subject.num_devices} x {subject.device_kind}, {subject.dtype}", fontsize=10)
-    figure.savefig(path)
+    return figure
 
 
 def _line(table: Mapping, split: Split, length: int) -> tuple[Sequence[int], Sequence[float]]:

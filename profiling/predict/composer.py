@@ -83,19 +83,11 @@ class Composer:
         is_held = reads_what_rows_hold(platform, self.page_size, self.model.head_dim)
         return "held" if is_held else "bucket"
 
-    def _heads(self, tp: int) -> tuple[int, int]:
-        """Query and KV heads of one device; KV heads are replicated where there are fewer."""
-        return self.model.num_heads // tp, max(1, self.model.num_kv_heads // tp)
-
-    def _query_and_kv(self, tp: int) -> int:
-        heads, kv_heads = self._heads(tp)
-        return (heads + 2 * kv_heads) * self.model.head_dim
-
-    def _products_ms(self, tokens: int, tp: int) -> float:
+    def products_ms(self, tokens: int, tp: int) -> float:
         """Milliseconds of one layer's matrix products on one device."""
         model, gemm = self.model, self.kernels.gemm
         return (
-            gemm(tokens, self._query_and_kv(tp), model.embed_dim)
+            gemm(tokens, _query_and_kv(model, tp), model.embed_dim)
             + gemm(tokens, model.embed_dim, model.num_heads * model.head_dim // tp)
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
@@ -103,29 +95,19 @@ class Composer:
 
     def _layer_ms(self, tokens: int, tp: int) -> float:
         """One layer's products, and what is done number by number; on one device."""
-        passes = sum(self.kernels.elementwise(num_bytes) for num_bytes in self._passes(tokens, tp))
-        return self._products_ms(tokens, tp) + passes
+        moved = passes(self.model, tokens, tp)
+        return self.products_ms(tokens, tp) + sum(map(self.kernels.elementwise, moved))
 
     def _sum_ms(self, tokens: int, tp: int) -> float:
         waiting_ms = 1e3 * waiting_s(self.kernels.chip, tp)
         return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
-
-    def _passes(self, tokens: int, tp: int) -> Iterator[int]:
-        """Bytes of each kernel of a layer that is no product: read and written once."""
-        model, heads = self.model, self._heads(tp)
-        for _ in range(2):  # norms: the residual and the input, both read and written
-            yield BYTES * 4 * tokens * model.embed_dim
-        yield BYTES * 2 * tokens * self._query_and_kv(tp)  # rotation, and into the cache
-        if model.qk_norm:
-            yield BYTES * 2 * tokens * sum(heads) * model.head_dim
-        yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
 
     def decode_links_s(self, rows: int, tp: int) -> float:
         """What its links add to a step: two sums a layer, one embedding, the logits."""
         if tp == 1:
             return 0.0
         one, logits = self._sum_ms(rows, tp), rows * self.model.padded_vocab_size
-        layer = added(self.kernels.chip, 2 * one, self._products_ms(rows, tp))
+        layer = added(self.kernels.chip, 2 * one, self.products_ms(rows, tp))
         gather = self.kernels.all_gather(tp, logits * LOGIT_BYTES // BYTES)
         return (self.model.num_layers * layer + one + gather) / 1e3
 
@@ -142,7 +124,7 @@ class Composer:
         model, tp = self.model, split.tp
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         layer = self._layer_ms(rows, tp)
-        layer += self.kernels.decode_attention(rows, attended, *self._heads(tp))
+        layer += self.kernels.decode_attention(rows, attended, *_heads(model, tp))
         layer += 1e3 * self.unlisted.layer
         vocab = model.padded_vocab_size
         head = self.kernels.gemm(rows, vocab // tp, model.embed_dim)
@@ -155,7 +137,7 @@ class Composer:
         A bucket holds the upper half of its positions: they see half as much again as the mean.
         """
         model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
-        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *self._heads(tp))
+        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *_heads(model, tp))
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
         layer = self._layer_ms(tokens, tp) + attention * share
         return model.num_layers * layer / 1e3 + self.prefill_links_s(tp)
@@ -213,10 +195,38 @@ class Composer:
         )
 
 
+def passes(model: ModelConfig, tokens: int, tp: int) -> Iterator[int]:
+    """Bytes of each kernel of a layer that is no product: read and written once."""
+    for _ in range(2):  # norms: the residual and the input, both read and written
+        yield BYTES * 4 * tokens * model.embed_dim
+    yield BYTES * 2 * tokens * _query_and_kv(model, tp)  # rotation, and into the cache
+    if model.qk_norm:
+        yield BYTES * 2 * tokens * sum(_heads(model, tp)) * model.head_dim
+    yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
+
+
+def _heads(model: ModelConfig, tp: int) -> tuple[int, int]:
+    """Query and KV heads of one device; KV heads are replicated where there are fewer."""
+    return model.num_heads // tp, max(1, model.num_kv_heads // tp)
+
+
+def _query_and_kv(model: ModelConfig, tp: int) -> int:
+    heads, kv_heads = _heads(model, tp)
+    return (heads + 2 * kv_heads) * model.head_dim
+
+
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
     """Bytes of the matrices; norms are too small to count."""
-    query_and_kv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    attention = (query_and_kv + model.num_heads * model.head_dim) * model.embed_dim
-    layer = attention + 3 * model.mlp_dim * model.embed_dim
+    return per_number * num_weights(model)
+
+
+def num_weights(model: ModelConfig) -> int:
+    """Of the matrices, the embedding's and the head's padding included."""
     ends = (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
-    return per_number * (model.num_layers * layer + ends)
+    return model.num_layers * layer_weights(model) + ends
+
+
+def layer_weights(model: ModelConfig) -> int:
+    """Of the matrices of one layer."""
+    attention = _query_and_kv(model, 1) + model.num_heads * model.head_dim
+    return (attention + 3 * model.mlp_dim) * model.embed_dim

@@ -34,6 +34,7 @@ class Chip:
     links: int  # of a device
     link_bytes_s: float  # one way, all links of a device together
     host_link_bytes_s: float  # one way, a device's share of its host's network
+    pcie_bytes_s: float  # one way, between a device and its host's memory
     largest_host: int = 0  # devices; 0: no limit
     dimensions: int = 0  # of a TPU's torus
     description: str = ""  # a GPU, for XLA's compiler: a GpuTargetConfig in text form

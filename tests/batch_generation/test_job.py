@@ -13,6 +13,8 @@ from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides
 from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.batch_generation.text_session import TextSession
+from pat_jax.common.errors import UserError
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
@@ -43,6 +45,9 @@ class MadeUpSession:
                     said = live.pop(i)[:length]
                     self.num_said[i] = len(said)
                     yield i, Completion(said, np.zeros(len(said), np.float32), not is_over)
+
+    def complaint(self, request) -> str:
+        return "too much." if request.max_new_tokens >= self.max_length else ""
 
     def response(self, key: np.ndarray) -> np.ndarray:
         rng = np.random.default_rng(key)
@@ -82,3 +87,40 @@ def test_a_response_runs_a_burst_on_and_its_result_does_not_show_it(tokenizer, t
             assert eager.num_said[i] <= (burst_of_stop + 1) * BURST
     assert 10 < num_cut < LINES
     assert sum(eager.num_said.values()) < sum(never.num_said.values())
+
+
+def test_texts_from_python_are_those_of_lines(tokenizer, tmp_path: Path):
+    session = MadeUpSession(tokenizer, asks=True)
+    lines = [json.loads(line) for line in generate(tmp_path, session).splitlines()]
+    said = sum(session.num_said.values())
+    ours = TextSession(
+        cast(Any, session), tokenizer, SamplingOverrides(stop="9"), SamplingOverrides(n=1), seed=3
+    )
+    found = ours.generate([{"prompt": "a", "stop": STOPS[i % 4]} for i in range(LINES)])
+    names = ("text", "token_ids", "finish_reason")
+    assert [[getattr(x, name) for name in names] for (x,) in found] == [
+        [line[name] for name in names] for line in lines
+    ]
+    assert sum(session.num_said.values()) <= said  # ended at their stop strings, at once
+    (two,) = ours.generate("a", n=2, stop=None)
+    assert len(two) == 2 and two[0].text == ours.generate(["a"])[0][0].text != two[1].text
+    ids = np.array(tokenizer.encode("a"))
+    assert ours.generate([ids]) == ours.generate(["a"]) == ours.generate([ids.tolist()])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "sentence"),
+    [
+        ("a", {"tempratur": 1}, "prompt 2: unknown field 'tempratur': did you mean 'temperature'?"),
+        ("a", {"temperature": -1}, "prompt 2: temperature is -1: expected"),
+        ("a", {"max_tokens": 100}, "prompt 2: too much."),
+        ([1, "b"], {}, "prompt 2: token_ids is no list of integers"),
+        ([{"role": "user"}], {}, "prompt 2: messages: expected a list of chat messages"),
+    ],
+)
+def test_what_is_wrong_with_a_prompt_is_one_sentence(tokenizer, prompt, sampling, sentence):
+    session: Any = MadeUpSession(tokenizer, asks=True)
+    ours = TextSession(session, tokenizer, SamplingOverrides(), SamplingOverrides(), seed=0)
+    with pytest.raises(UserError) as caught:
+        ours.generate([[1], {"prompt": "a", **sampling} if prompt == "a" else prompt])
+    assert str(caught.value).startswith(sentence) and not session.num_said

@@ -1,37 +1,21 @@
 """The evaluate command: published formats as they are, its files, its numbers, and bad input."""
 
-import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
+from evaluations import completions, evaluate_here
 from metrics_table import untold
 from row_writing import write_lines, write_rows
 from runs import SMALL_ROLLOUT, write_checkpoint
 from runs import run as train
 
-from pat_jax import evaluate
-from pat_jax.config.command_line import run_command
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.metrics import read_metrics
-
-SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
-REWARD = """
-def even(prompts, completions, answer, **columns):
-    return [float(len(text) % 2 == 0) for text in completions]
-
-def length(prompts, completions, **columns):
-    return [len(text) / 100 for text in completions]
-
-def none(prompts, completions, **columns):
-    return [None if len(text) % 3 == 0 else 1.0 for text in completions]
-"""
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -108,20 +92,9 @@ def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., dict[str, Any
     """Runs the command in this process; returns its results."""
 
     def run(*options: str, out: str = "out") -> dict[str, Any]:
-        (tmp_path / "mine.py").write_text(REWARD)
-        names = ["--model", str(model), "--out", str(tmp_path / out)]
-        monkeypatch.setattr(sys, "argv", ["evaluate", *names, *SMALL.split(), *options])
-        monkeypatch.setattr(evaluate, "configure", lambda count: jax.devices()[:count])
-        monkeypatch.chdir(tmp_path)
-        run_command(evaluate.main)
-        return json.loads((tmp_path / out / "results.json").read_text())
+        return evaluate_here(monkeypatch, tmp_path, "--model", str(model), *options, out=out)
 
     return run
-
-
-def completions(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "completions.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def test_published_formats_are_evaluated_as_they_are(run, tmp_path: Path, monkeypatch, capsys):
@@ -204,8 +177,12 @@ def test_published_formats_are_trained_on_and_the_export_is_evaluated(
         "eval/MATH-500/pass@3",
         "eval/aime_2024/pass@3",
     }
-    found = run("--model", str(run_dir / "hf"), "--data", *files[:2], "--num_generations", "3")
+    asked = ("--data", *files[:2], "--num_generations", "3")
+    found = run("--model", str(run_dir / "hf"), *asked)
     assert found["all"]["problems"] == 20
+    again = run("--run_dir", str(run_dir), *asked, out="again")
+    assert again["options"]["checkpoint"] == 1
+    assert completions(tmp_path / "again") == completions(tmp_path / "out")
 
 
 @pytest.mark.slow  # three commands

@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from compilations import counted_compilations
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import QWEN3, finish, start, write_checkpoint
+from saved_runs import learned, policy_of
 
 from pat_jax import generate
 from pat_jax.batch_generation.config import SHORTEST_CACHE, GenerateConfig
 from pat_jax.config.command_line import run_command
+from pat_jax.models.hf_export import export
+from pat_jax.models.hf_load import load_params
+from pat_jax.models.lora import Lora
+from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.setup import model_config
 from pat_jax.run.task import load_tokenizer
@@ -90,6 +96,20 @@ def test_lines_become_results_in_their_order(model: Path, write, run):
         assert all(entry["logprob"] <= 0 and len(entry.get("top", ())) == top for entry in entries)
     assert all(entry["top"][0][0] == entry["token_id"] for entry in results[1]["logprobs"])
     assert all("logprobs" not in results[i] for i in (0, 2, 3, 4, 7))
+
+
+def test_adapters_are_merged_into_the_weights(model: Path, write, run, tmp_path: Path):
+    policy = policy_of(model)
+    lora = Lora.of(policy, rank=4, alpha=8.0, targets=["all-linear"])
+    adapters = learned(lora.abstract_params, 1, 0.2)
+    export_adapter(tmp_path / "adapter", lora, adapters, model)
+    merged = lora.merge(load_params(model, policy, None, jnp.dtype(jnp.float32)), adapters)
+    export(tmp_path / "merged", policy, merged, jnp.dtype(jnp.float32), tokenizer_dir=model)
+    prompts = write({"prompt": "the cat"}, {"token_ids": [5, 6, 7]})
+    greedy = ("--temperature", "0", "--max_completion_length", "16")
+    found = run(prompts, *greedy, "--adapter", str(tmp_path / "adapter"), out="adapted.jsonl")
+    assert found == run(prompts, *greedy, "--model", str(tmp_path / "merged"), out="merged.jsonl")
+    assert found != run(prompts, *greedy, out="base.jsonl")
 
 
 def test_weights_in_eight_bits_are_a_model_nearby_and_how_near_is_said(write, run, capsys):

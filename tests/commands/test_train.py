@@ -73,7 +73,7 @@ def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):
         assert row["timing/update"] > 0 and row["timing/rollout"] > 0
         # What the policy says of its own samples under the trainer's layout, in nats.
         assert row["train/behavior_gap_max"] < 1e-4 and 0 <= row["train/transfer_gap"] < 1e-4
-        assert row["train/learning_rate"] == 5e-4 and "progress/epoch" not in row
+        assert row["train/learning_rate"] == 3e-4 and "progress/epoch" not in row
         stages = sum(row[f"timing/{name}"] for name in ("rollout", "reward", "update", "transfer"))
         assert stages <= row["timing/step"] < row["time"]
     assert rows[2]["timing/checkpoint"] > 0

@@ -44,7 +44,7 @@ def test_without_arguments_it_is_the_demo():
 def test_the_demo_is_chosen_by_whoever_names_neither_model_nor_data(config_file):
     """With either, what --help says of the others holds."""
     demo, plain = cli.parse([]), RunConfig()
-    assert demo.optimizer.learning_rate == 5e-4 and plain.optimizer.learning_rate == 1e-6
+    assert demo.optimizer.learning_rate == 3e-4 and plain.optimizer.learning_rate == 1e-6
     assert cli.parse(["--steps", "7"]) == dataclasses.replace(demo, steps=7)
     wanted_by_name = {
         "model": dataclasses.replace(plain, model="mine"),
@@ -314,7 +314,7 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     text = capsys.readouterr().out
     blocks = dict(re.findall(r"^  --(\S+) (.*\n(?: {8}.*\n?)+)", text, re.MULTILINE))
     names = {f.name for f in dataclasses.fields(RunConfig)}
-    sections = "data rollout algorithm optimizer lora warm_start eval checkpoint"
+    sections = "data rollout algorithm optimizer lora warm_start eval checkpoint distributed"
     names -= set(sections.split())
     names |= {f"rollout.{f.name}" for f in dataclasses.fields(RolloutConfig)}
     assert names | {"preset", "config"} <= set(blocks)

@@ -16,6 +16,10 @@ from pat_jax.config.command_line import parse
         (["--lora.rank", "8", "--lora.export", "adapter"], "--checkpoint.export_dir"),
         (["--lora.rank", "8", "--train", "false", "--warm_start.steps", "0"], "--train false"),
         (["--lora.rank", "8", "--lora.dropout", "0.1"], "lora.dropout"),
+        (
+            ["--lora.rank", "8", "--optimizer.weight_dtype", "bfloat16"],
+            "--optimizer.weight_dtype is 'bfloat16': expected float32 with --lora.rank",
+        ),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(options: list[str], said: str):

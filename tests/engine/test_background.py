@@ -46,10 +46,9 @@ def test_what_is_compiled_in_the_background_runs():
     while table.missing([DP8, TP8, DP2TP4]):
         assert table[Key("decode", DP8)](2.0) == 2.0
     compiler.close()
-    assert compiler.is_any_finished
-    seconds = compiler.finished()
-    assert list(seconds) == [TP8, DP2TP4] and min(seconds.values()) > 0
-    assert compiler.finished() == {} and not compiler.is_any_finished
+    assert compiler.finished == {TP8, DP2TP4}
+    assert min(compiler.take(TP8), compiler.take(DP2TP4)) > 0
+    assert compiler.finished == set()
     assert table[Key("decode", TP8)](2.0) == 16.0 and len(table.missing([DP4TP2])) == 1
 
 
@@ -65,7 +64,7 @@ def test_closing_leaves_the_rest_uncompiled():
     table.declare(Key("prefill", TP8), lambda x: x, NUMBER)
     compiler = BackgroundCompiler(table)
     compiler.start(TP8, [])
-    assert entered.wait(60) and not compiler.is_any_finished
+    assert entered.wait(60) and compiler.finished == set()
     threading.Timer(0.1, go_on.set).start()
     compiler.close()
     assert table.missing() == [Key("prefill", TP8)]
@@ -82,5 +81,5 @@ def test_a_program_that_cannot_be_compiled_is_heard_of():
     compiler.start(TP8, [])
     compiler.close()
     with pytest.raises(ValueError, match="this one"):
-        compiler.finished()
+        compiler.take(TP8)
     assert table.missing() == [Key("decode", TP8)]

@@ -15,7 +15,7 @@ from pat_jax.engine.layout.layout import (
     Layout,
     factored_mesh,
     find_layout,
-    host_of,
+    hosts_of,
     layout_chain,
     make_layout,
     prime_factors,
@@ -220,5 +220,5 @@ def test_hosts_of_devices_that_are_not_there_are_told_apart_as_those_that_are():
 
     gpus = [AbsentDevice(i, process_index=i // 4, slice_index=0) for i in range(8)]
     chips = [FakeDevice(i, process_index=i // 4, platform="tpu") for i in range(8)]
-    assert [host_of(device) for device in gpus] == [0] * 4 + [1] * 4
-    assert {host_of(device) for device in chips} == {0}
+    assert hosts_of(gpus) == [0] * 4 + [1] * 4
+    assert hosts_of(chips) == [0] * 8

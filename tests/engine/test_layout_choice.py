@@ -81,7 +81,7 @@ def test_a_layout_across_hosts_is_used_where_only_it_has_room(limit, kept):
 
 
 def test_a_run_on_two_hosts_says_what_it_leaves_out(monkeypatch):
-    monkeypatch.setattr(layout, "host_of", lambda device: device.id // 4)
+    monkeypatch.setattr(layout, "hosts_of", lambda devices: [device.id // 4 for device in devices])
     options = [*TINY, "--devices", "8", "--run_dir", "unused"]
     setup = build(parse(options), jax.devices())
     assert TP8 not in setup.layouts and DP2TP4 in setup.layouts

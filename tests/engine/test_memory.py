@@ -81,6 +81,8 @@ def test_training_state_stays_beside_the_rollout():
 
 def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
     class Fake:
+        process_index = 0
+
         def __init__(self, limit: int | None):
             self.limit = limit
 
@@ -95,6 +97,8 @@ def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
 
 def test_the_peak_is_the_largest_of_the_devices():
     class Fake:
+        process_index = 0
+
         def __init__(self, peak: int | None):
             self.peak = peak
 

@@ -20,20 +20,48 @@ from pat_jax.models.row_attention import KERNELS, attend_rows
 from pat_jax.models.row_attention_cpu import BLOCK
 from pat_jax.models.row_attention_gpu import attend_on_gpu
 from pat_jax.models.row_attention_tpu import attend_on_tpu
-from pat_jax.models.row_bounds import end_blocks, first_blocks, first_keys
+from pat_jax.models.row_bounds import Seen, end_blocks, is_seen, key_blocks, seen_keys
 from pat_jax.models.transformer import CONTEXT, QUERIES
 from pat_jax.planning.types import Split
 
 ROWS, KV, GROUP, DIM = 2, 2, 2, 8
 
 
-def positions_of(sequences: list[list[int]], length: int) -> np.ndarray:
+Sequence_ = int | tuple[int, ...]  # its tokens; or those of its beginning, and of each branch
+
+
+def positions_of(sequences: Sequence[Sequence[Sequence_]], length: int) -> np.ndarray:
     """Of rows of sequences with these lengths; what is filled up is at 0."""
     positions = np.zeros((len(sequences), length), np.int32)
     for row, lengths in zip(positions, sequences, strict=True):
-        counted = np.concatenate([np.arange(n) for n in lengths])
+        counted = [t for each in lengths for t in counts_of(each)]
         row[: len(counted)] = counted
     return positions
+
+
+def counts_of(sequence: Sequence_) -> list[int]:
+    shared, *branches = (sequence,) if isinstance(sequence, int) else sequence
+    return [*range(shared), *(shared + t for n in branches for t in range(n))]
+
+
+def seen_by(sequences: Sequence[Sequence[Sequence_]], length: int) -> np.ndarray:
+    """Which keys each query of each row sees, one sequence and branch after the other."""
+    seen = np.zeros((len(sequences), length, length), bool)
+    for row, lengths in zip(seen, sequences, strict=True):
+        start = 0
+        for each in lengths:
+            shared, *branches = (each,) if isinstance(each, int) else each
+            beginning = slice(start, start + shared)
+            row[beginning, beginning] = np.tri(shared)
+            start += shared
+            for n in branches:
+                own = slice(start, start + n)
+                row[own, beginning] = True
+                row[own, own] = np.tri(n)
+                start += n
+        filled = np.arange(start, length)
+        row[filled, filled] = True
+    return seen
 
 
 def draw(rng: np.random.Generator, length: int) -> list[np.ndarray]:
@@ -42,12 +70,12 @@ def draw(rng: np.random.Generator, length: int) -> list[np.ndarray]:
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def by_sequence(queries, keys, values, grads, positions):
+def by_query(queries, keys, values, grads, seen_keys):
     """Attention in float64 and the gradients of Σ grads * attention, one query at a time."""
     queries, keys, values, grads = (x.astype(np.float64) for x in (queries, keys, values, grads))
     out, *to = (np.zeros_like(x) for x in (queries, queries, keys, values))
     for row, t, head, one in np.ndindex(queries.shape[:-1]):
-        seen = slice(t - positions[row, t], t + 1)
+        (seen,) = np.nonzero(seen_keys[row, t])
         key, value = keys[row, head, seen], values[row, head, seen]
         query, grad = queries[row, t, head, one], grads[row, t, head, one]
         weights = np.exp(key @ query / np.sqrt(DIM))
@@ -69,6 +97,23 @@ PATHS = {
 WHOLE = [[BLOCK * 3], [BLOCK * 3]]
 MANY = [[1, 40, BLOCK - 5, 30, 2, 50], [BLOCK + 20, 1, BLOCK]]  # the second ends in padding
 SHORT = [[5, 9], [20]]
+BRANCHES = [
+    # Within a block, over several, and with a block between what is shared and what is seen again.
+    [(40, 30, 1, 70, 20), 9],
+    [3, (1, 2, 3), (BLOCK, BLOCK, BLOCK), (20, 5, 5, 5, 5)],  # ends in padding
+]
+
+
+BRANCHING = [path for path in PATHS if path != "tpu"]
+SEQUENCES = st.lists(
+    st.integers(1, 30) | st.lists(st.integers(1, 20), min_size=2, max_size=6).map(tuple),
+    min_size=1,
+    max_size=6,
+)
+
+
+def total(sequence: Sequence_) -> int:
+    return sequence if isinstance(sequence, int) else sum(sequence)
 
 
 @pytest.fixture(autouse=True)
@@ -79,23 +124,46 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_gradients(path: str, positions: np.ndarray, arrays: Sequence[np.ndarray]):
     """Attention by a path and the gradients of Σ grads * attention."""
-    *inputs, grads = arrays
+    return compiled(path, row_attention_tpu.BLOCK)(positions, *arrays)
 
-    def run(*arrays):
-        out, pull_back = jax.vjp(lambda *x: PATHS[path](*x, jnp.asarray(positions)), *arrays)
-        return out, list(pull_back(jnp.asarray(grads)))
 
-    return jax.jit(run)(*inputs)
+@cache
+def compiled(path: str, block: int):
+    del block  # another one compiles anew
+
+    def run(positions, *arrays):
+        *inputs, grads = arrays
+        out, pull_back = jax.vjp(lambda *x: PATHS[path](*x, positions), *inputs)
+        return out, list(pull_back(grads))
+
+    return jax.jit(run)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("sequences", [WHOLE, MANY, SHORT])
 def test_attention_and_its_gradients_are_those_of_each_sequence(path: str, sequences):
-    length = max(map(sum, sequences))
+    check_against_float64(path, sequences, max(map(sum, sequences)))
+
+
+@pytest.mark.parametrize("path", BRANCHING)
+def test_a_branch_sees_the_beginning_of_its_sequence_and_itself(path: str):
+    check_against_float64(path, BRANCHES, 170)
+
+
+@pytest.mark.parametrize("path", BRANCHING)
+@settings(max_examples=20)
+@given(st.lists(SEQUENCES, min_size=ROWS, max_size=ROWS), st.integers(0, 1000))
+def test_any_branches(path: str, sequences, seed: int):
+    while max(sizes := [sum(map(total, row)) for row in sequences]) > 2 * BLOCK:
+        sequences[int(np.argmax(sizes))].pop()
+    check_against_float64(path, sequences, 2 * BLOCK, seed)
+
+
+def check_against_float64(path: str, sequences, length: int, seed: int = 0) -> None:
     positions = positions_of(sequences, length)
-    arrays = draw(np.random.default_rng(0), length)
+    arrays = draw(np.random.default_rng(seed), length)
     got = with_gradients(path, positions, arrays)
-    wanted = by_sequence(*arrays, positions=positions)
+    wanted = by_query(*arrays, seen_keys=seen_by(sequences, length))
     assert_trees_all_close(got, wanted, rtol=1e-4, atol=2e-5)
 
 
@@ -178,22 +246,27 @@ def logits(params: Params, tokens: jax.Array, positions: jax.Array) -> jax.Array
     return model.logits(model(tokens, positions)[0])
 
 
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=12),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 2, 8]),
-)
-def test_bounds_of_blocks_are_those_of_what_their_tokens_see(lengths, queries, keys):
-    total = -(-sum(lengths) // 8) * 8 + 8
-    positions = jnp.asarray(positions_of([lengths], total))
-    first = first_keys(positions)
-    at = np.arange(total)
-    sees = (at[None] <= at[:, None]) & (at[None] >= np.asarray(first[0])[:, None])
-    shape = total // queries, queries, total // keys, keys
+@given(SEQUENCES, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 8]))
+def test_bounds_of_blocks_are_those_of_what_their_tokens_see(sequences, queries, keys):
+    length = 128
+    while sum(map(total, sequences)) > length:
+        sequences.pop()
+    seen = seen_keys(jnp.asarray(positions_of([sequences], length)))
+    sees = seen_by([sequences], length)[0]
+    at = jnp.arange(length)
+    by_query = Seen(*(x[0, :, None] for x in seen))
+    np.testing.assert_array_equal(is_seen(by_query, at[:, None], at[None]), sees)
+    shape = length // queries, queries, length // keys, keys
     blocks = np.asarray(np.reshape(sees, shape).any((1, 3)))
-    starts = first_blocks(first, queries=queries, keys=keys)[0]
-    np.testing.assert_array_equal(starts, blocks.argmax(axis=1))
-    ends = end_blocks(first, queries=queries, keys=keys)[0]
+    own, first, shared = (x[0, :, None] for x in key_blocks(seen, queries=queries, keys=keys))
+    key, last = (
+        np.arange(length // keys)[None],
+        (np.arange(length // queries)[:, None] + 1) * queries,
+    )
+    is_own, is_shared = (own <= key) & (key * keys < last), (first <= key) & (key < shared)
+    np.testing.assert_array_equal(is_own | is_shared, blocks)
+    assert not (is_own & is_shared).any()
+    ends = end_blocks(seen, queries=queries, keys=keys)[0]
     np.testing.assert_array_equal(ends, len(blocks) - blocks[::-1].argmax(axis=0))
 
 

@@ -15,6 +15,7 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
+from pat_jax.models.rematerialization import NONE, POLICIES
 from pat_jax.models.transformer import Layer, Transformer
 
 BASE = ModelConfig(
@@ -51,7 +52,7 @@ def random_tokens(rows, length):
 
 
 @functools.partial(jax.jit, static_argnames=("name", "remat", "dtype"))
-def forward(name, params, tokens, positions=None, cache=None, *, remat=False, dtype=jnp.float32):
+def forward(name, params, tokens, positions=None, cache=None, *, remat=NONE, dtype=jnp.float32):
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     model = policy_and_params(name)[0].bind(params)
@@ -92,7 +93,8 @@ def test_a_token_moves_itself_and_later_positions_only(name):
     assert (moved[7:] > 1e-3).all()
 
 
-def test_remat_changes_neither_value_nor_gradient():
+@pytest.mark.parametrize("remat", list(POLICIES))
+def test_remat_changes_neither_value_nor_gradient(remat):
     _, params = policy_and_params("qwen3")
     tokens = random_tokens(2, 8)
 
@@ -100,9 +102,9 @@ def test_remat_changes_neither_value_nor_gradient():
         return jnp.mean(jnp.square(forward("qwen3", params, tokens, remat=remat)[0]))
 
     run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    plain, plain_grads = run(params, False)
-    remat, remat_grads = run(params, True)
-    np.testing.assert_allclose(plain, remat, rtol=1e-6)
+    plain, plain_grads = run(params, NONE)
+    again, remat_grads = run(params, remat)
+    np.testing.assert_allclose(plain, again, rtol=1e-6)
     for expected, got in zip(
         jax.tree.leaves(plain_grads), jax.tree.leaves(remat_grads), strict=True
     ):
@@ -110,7 +112,7 @@ def test_remat_changes_neither_value_nor_gradient():
         np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [NONE, *POLICIES])
 def test_one_layer_is_traced_for_all(monkeypatch, remat):
     """What a start from the cache takes is mostly tracing, and models have dozens of layers."""
     num_traced, call = [], Layer.__call__
@@ -245,3 +247,15 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
         UserError, match=r"'qwen3-0.6' is not a built-in.*nearest is 'qwen3-0.6b'\.$"
     ):
         preset("qwen3-0.6")
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 0.04)])
+def test_swiglu_and_its_gradients_are_those_of_its_formula(dtype, tolerance):
+    gate = np.array([-1e4, -200.0, -5.0, -0.5, 0.0, 0.5, 5.0, 200.0, 1e4])
+    up, grad = np.linspace(-2, 3, 9), np.linspace(1, -2, 9)
+    share = np.exp(np.minimum(gate, 0)) / (1 + np.exp(-np.abs(gate)))
+    expected = gate * share * up, grad * up * share * (1 + gate * (1 - share)), grad * gate * share
+    inputs = [jnp.asarray(x, dtype) for x in (gate, up)]
+    out, backward = jax.vjp(layers.swiglu, *inputs)
+    for found, wanted in zip((out, *backward(jnp.asarray(grad, dtype))), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(found, np.float64), wanted, tolerance, tolerance)

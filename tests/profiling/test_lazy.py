@@ -77,10 +77,10 @@ class Story:
         self.run(self.planner)
         self.wanted_at_first = set(self.lazy.uncompiled.wanted)
         self.lazy.end_rollout(99)
-        while not self.lazy.is_due:
+        while not (due := self.lazy.due()):
             self.run(self.planner)
             self.lazy.end_rollout(99 - len(self.reports))
-        self.lines = self.lazy.bring_in(self.weights_in)
+        self.lines = self.lazy.bring_in(due, self.weights_in)
         self.run(self.planner)
 
     def weights_in(self, layout: Layout) -> Params:

@@ -51,6 +51,7 @@ def test_every_chip_is_described_as_its_compiler_wants_it():
         # The intensity at which a device stops being bound by its memory, operations a byte.
         assert 100 < chip.flops_s / chip.memory_bytes_s < 700
         assert chip.host_link_bytes_s < chip.link_bytes_s < chip.memory_bytes_s
+        assert chip.host_link_bytes_s < chip.pcie_bytes_s <= chip.link_bytes_s
         if chip.platform == "cuda":
             said = dict(re.findall(r"(\w+): (\S+)", chip.description))
             assert int(said["device_memory_size"]) == chip.memory_bytes

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import pytest
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.cross_compile.compile import environment
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, at_depth
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, at_depth
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.update_work import Collective, Rows, UpdateWork
 
 MODEL = ModelConfig(
     "qwen3",
@@ -73,6 +76,30 @@ for job in Plant(order, devices_of(order.target)).jobs():
 """
 
 
+def check_arithmetic(program: CompiledProgram, model: ModelConfig) -> None:
+    """What `plan` takes where nothing was compiled, against what was."""
+    work = UpdateWork(model, 4, 4).gradients(Rows(LENGTH, 0.0))
+    assert program.flops == pytest.approx(work.flops, rel=1e-3)
+    assert 0 < program.product_bytes < program.bytes_accessed
+    sent, told = received(program.collectives), received(work.sent)
+    # The head goes round in float32, and token numbers with the weights.
+    assert told["all-gather"] < sent["all-gather"] < 1.3 * told["all-gather"]
+    assert sent["all-to-all"] == pytest.approx(told["all-to-all"], rel=0.3)
+    # A TPU's compiler sums small gradients everywhere, and cuts them after.
+    summed = sent["all-reduce"] / 2 + sent["reduce-scatter"]
+    assert told["all-reduce"] / 2 + told["reduce-scatter"] == pytest.approx(summed, rel=0.3)
+
+
+def received(sent: Iterable[Sent | Collective]) -> Counter[str]:
+    """Bytes that a device gets, by kind."""
+    found = Counter[str]()
+    for one in sent:
+        whole = one.num_bytes * (one.group if one.kind == "reduce-scatter" else 1)
+        passes = 2 if one.kind == "all-reduce" else 1
+        found[one.kind] += round(passes * one.count * whole * (one.group - 1) / one.group)
+    return found
+
+
 @pytest.mark.cross_compile
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("text", ["v5e:2x2", "h100:4"])
@@ -93,6 +120,7 @@ def test_the_products_are_those_of_the_matrices_and_deeper_models_follow(text: s
         assert program.error is None
         model = replace(MODEL, num_layers=program.layers)
         assert program.flops * 4 == pytest.approx(products(model, 4 * LENGTH), rel=0.02)
+        check_arithmetic(program, model)
     assert told.argument_bytes == six.argument_bytes
     assert told.output_bytes == six.output_bytes
     assert told.bytes_accessed == pytest.approx(six.bytes_accessed, rel=0.05)

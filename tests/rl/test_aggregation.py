@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax.rl.batches import Aggregation, to_train_batch
+from pat_jax.rl.aggregation import Aggregation
+from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 

@@ -173,6 +173,35 @@ def check_shapes_and_padding(batch: TrainBatch, groups: list[RolloutGroup], allo
             assert not per_token[:, -1].any()
 
 
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 80), st.sampled_from([1, 2, 4]))
+def test_each_example_of_a_row_has_positions_and_a_number_of_its_own(
+    lengths, mini_batch_size, budget, row_multiple
+):
+    """From its prompt's first token on, at the place that the batch says."""
+    groups, advantages = make_groups(lengths)
+    batch = to_train_batch(
+        groups,
+        advantages,
+        mini_batch_size=mini_batch_size,
+        micro_shapes=shapes(BUCKETS, budget, row_multiple),
+        aggregation="token",
+        truncated="score",
+    )
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    known = batch.by_response("behavior_logprobs")
+    for rollout, at, logprobs in zip(rollouts, batch.places, known, strict=True):
+        micro, prompt = batch.mini_batches[at.mini][at.micro], rollout.prompt.tokens
+        whole = slice(at.targets.start + 1 - len(prompt), at.targets.stop + 1)
+        np.testing.assert_array_equal(micro.tokens[at.row, whole], [*prompt, *rollout.tokens])
+        np.testing.assert_array_equal(
+            micro.positions[at.row, whole], range(len(prompt) + len(rollout.tokens))
+        )
+        number = micro.responses[at.row, at.targets.start]
+        own = np.flatnonzero(micro.responses[at.row] == number)
+        assert number > 0 and own.tolist() == [*range(at.targets.start, at.targets.stop)]
+        np.testing.assert_array_equal(logprobs, rollout.policy_logprobs)
+
+
 def test_a_row_is_prompt_and_response_and_its_arrays_belong_to_the_targets():
     groups, advantages = make_groups([(2, [(3, FinishReason.STOP)])])  # tokens 1 2 | 3 4 5
     batch = to_train_batch(

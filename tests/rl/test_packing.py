@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.rl.packing import pack_rows, shapes, single_passes
+from pat_jax.rl.packing import PASS_COST, Prefix, pack_rows, shapes, single_passes
 
 BUCKETS = (4, 8, 16)
 LENGTHS = st.lists(st.integers(1, 16), max_size=60)
@@ -20,6 +20,16 @@ def test_shapes_halve_the_rows_and_then_the_length():
     assert long == [(1, 512), (1, 1024), (1, 2048), (1, 5120)]
     assert shapes((64, 128), budget=1024, row_multiple=1) == [(4, 128), (8, 128)]
     assert shapes((64, 128), budget=1, row_multiple=4) == [(4, 64), (4, 128)]
+
+
+def test_shapes_are_no_more_than_asked_for():
+    assert shapes((64, 128, 256), 1024, 1, most_shapes=2) == [(2, 256), (4, 256)]
+
+
+def test_shapes_have_no_more_rows_than_examples():
+    assert shapes((64, 128, 160), 8192, 2, most_rows=16) == [(4, 160), (8, 160), (16, 160)]
+    assert shapes((64, 128), 8192, 4, most_rows=6) == [(4, 128), (8, 128)]  # two on each shard
+    assert shapes((64, 128), 1024, 1, most_rows=100) == shapes((64, 128), 1024, 1)
 
 
 @given(st.integers(1, 200), st.integers(1, 8))
@@ -62,6 +72,71 @@ def test_no_more_than_half_of_the_full_micro_batches_is_empty(lengths, budget, r
     allowed = shapes(BUCKETS, budget, row_multiple)
     slots = sum(map(math.prod, pack_rows(lengths, allowed).shapes))
     assert slots <= 2 * sum(lengths) + 2 * math.prod(allowed[-1])
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(0, 7), st.lists(st.integers(1, 8), min_size=1, max_size=6)), max_size=12
+)
+
+
+@given(GROUPS, st.integers(1, 100), st.sampled_from([1, 2, 4]), st.randoms(use_true_random=False))
+def test_every_token_lies_in_its_row_once_and_a_shared_prefix_before_it(
+    groups, budget, row_multiple, random
+):
+    """By the positions that are written: each token finds those before it at theirs."""
+    allowed = shapes(BUCKETS, budget, row_multiple)
+    examples = [(Prefix(g, n), n + own) for g, (n, owns) in enumerate(groups) for own in owns]
+    random.shuffle(examples)
+    prefixes, lengths = [one for one, _ in examples], [length for _, length in examples]
+    packing = pack_rows(lengths, allowed, prefixes)
+    assert set(packing.shapes) <= set(allowed)
+    rows: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}  # slot -> example, token
+    for i, (length, spot) in enumerate(zip(lengths, packing.spots, strict=True)):
+        assert spot.row < packing.shapes[spot.micro][0]
+        assert spot.shared in (0, prefixes[i].length)
+        row = rows.setdefault(spot[:2], {})
+        for token in range(spot.shared, length):
+            slot = spot.start + token - spot.shared
+            assert slot not in row and slot < packing.shapes[spot.micro][1]
+            row[slot] = i, token
+    for i, spot in enumerate(packing.spots):
+        row = rows[spot[:2]]
+        if spot.shared:  # then the nearest position of 0 before it begins one with its prefix
+            begin = max(slot for slot, (_, token) in row.items() if not token and slot < spot.start)
+            first = row[begin][0]
+            assert prefixes[first].of == prefixes[i].of
+            assert [row[begin + t] for t in range(spot.shared)] == [
+                (first, t) for t in range(spot.shared)
+            ]
+    for key, row in rows.items():
+        assert sorted(row) == list(range(len(row)))
+        numbers = sorted((s.start, s.number) for s in packing.spots if s[:2] == key)
+        assert [number for _, number in numbers] == list(range(1, len(numbers) + 1))
+
+
+@given(GROUPS, st.integers(1, 100), st.sampled_from([1, 2, 4]))
+def test_sharing_takes_no_more_tokens(groups, budget, row_multiple):
+    allowed = shapes(BUCKETS, budget, row_multiple)
+    prefixes = [Prefix(g, n) for g, (n, owns) in enumerate(groups) for _ in owns]
+    lengths = [n + own for n, owns in groups for own in owns]
+    apart, shared = pack_rows(lengths, allowed), pack_rows(lengths, allowed, prefixes)
+    each = PASS_COST * math.prod(allowed[-1])
+    costs = [sum(math.prod(s) + each for s in packing.shapes) for packing in (apart, shared)]
+    assert costs[1] <= costs[0] + 1e-9
+    assert costs[1] < costs[0] - 1e-9 or shared == apart
+
+
+def test_a_prefix_that_is_too_much_for_a_row_is_in_several():
+    """Five of 2 own tokens after 6: three to a row of 12, and the other two in the next."""
+    packing = pack_rows([8] * 5, [(1, 12), (2, 12)], [Prefix(0, 6)] * 5)
+    assert packing.shapes == [(2, 12)]
+    assert [(s.row, s.start, s.shared) for s in packing.spots] == [
+        (0, 0, 0),
+        (0, 8, 6),
+        (0, 10, 6),
+        (1, 0, 0),
+        (1, 8, 6),
+    ]
 
 
 def test_what_is_left_over_goes_into_smaller_shapes():

@@ -1,79 +1,22 @@
 """Rewards over HTTP, asked of a server right here: up, down, slow, busy, wrong."""
 
-import contextlib
-import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 import pytest
+from judges import Answer, begin, lengths
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl import reward_endpoint
-from pat_jax.rl.responses import Response, trial_responses
-from pat_jax.rl.reward_endpoint import RewardEndpoint
+from pat_jax.rl.responses import trial_responses
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.rewards import short_names
 from pat_jax.rl.types import Prompt
 
-Answer = tuple[int, object]  # status; what is sent as JSON, or text that is sent as it is
-
-
-class Judge:
-    """Answers each question with what `answer` makes of it, and remembers them."""
-
-    def __init__(self, answer: Callable[[dict[str, Any]], Answer]):
-        self.answer, self.asked = answer, list[dict[str, Any]]()
-        judge = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                question = json.loads(self.rfile.read(length))
-                judge.asked.append(question)
-                status, said = judge.answer(question)
-                body = (said if isinstance(said, str) else json.dumps(said)).encode()
-                with contextlib.suppress(OSError):  # nobody waits for it any more
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                del format, args
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1/judge"
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Judge]]:
-    judges: list[Judge] = []
-
-    def start(answer: Callable[[dict[str, Any]], Answer]) -> Judge:
-        judges.append(Judge(answer))
-        threading.Thread(target=judges[-1].server.serve_forever, args=(0.01,), daemon=True).start()
-        return judges[-1]
-
-    yield start
-    for judge in judges:
-        judge.server.shutdown()
-        judge.server.server_close()
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch) -> None:
-    """Tries follow each other in no time."""
-    monkeypatch.setattr(reward_endpoint, "_FIRST_WAIT", 0.001)
-
-
-def lengths(question: dict[str, Any]) -> Answer:
-    return 200, {"scores": [len(text) for text in question["completions"]]}
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 def test_a_group_is_one_question(serve):
@@ -97,26 +40,6 @@ def test_null_does_not_apply_and_an_endpoint_adds_up_with_a_function(serve):
         assert scorer.score(["p", "p"], ["#1", "#2"], columns).tolist() == [11, 1]
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503])
-def test_what_passes_is_waited_for(serve, status):
-    judge = serve(lambda question: lengths(question) if len(judge.asked) > 2 else (status, ""))
-    with RewardScorer(judge.url, timeout=30.0, retries=2) as scorer:
-        assert scorer.score(["p", "p"], ["a", "bb"], {}).tolist() == [1, 2]
-    assert len(judge.asked) == 3
-
-
-def test_waits_grow_and_end(serve, monkeypatch):
-    """With the waits that users have; here they take no time."""
-    monkeypatch.undo()
-    waits: list[float] = []
-    judge = serve(lambda question: (503, ""))
-    with contextlib.closing(RewardEndpoint(judge.url, 1, retries=8)) as endpoint:
-        monkeypatch.setattr(endpoint._is_closed, "wait", lambda seconds: waits.append(seconds))
-        outcome = endpoint.submit([Response("p", "a", {})], 30.0).result()
-    assert outcome.failure is not None and outcome.failure.text.endswith("in each of 9 tries")
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30] and len(judge.asked) == 9
-
-
 def test_an_endpoint_that_is_down_costs_the_responses_of_the_call(serve):
     """… and is not asked for each of them again."""
     judge = serve(
@@ -128,14 +51,6 @@ def test_an_endpoint_that_is_down_costs_the_responses_of_the_call(serve):
     assert len(judge.asked) == 3
     assert {str(failure.cause) for failure in scoring.failures.values()} == {"endpoint"}
     assert "answered 503 Service Unavailable, in each of 2 tries" in scoring.failures[0].text
-
-
-def begin(scorer: RewardScorer, prompts: list[str], completions: list[str]):
-    told = [Response(prompt, text, {}) for prompt, text in zip(prompts, completions, strict=True)]
-    scoring = scorer.begin(prompts, told.__getitem__)
-    for row in range(len(told)):
-        scoring.add(row, row)
-    return scoring
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,15 @@ def test_a_batch_has_each_example_once_and_its_learned_targets_alone(given_examp
         assert micro.tokens.shape in SHAPES and micro.columns == {}
         np.testing.assert_array_equal(micro.weights > 0, micro.responses > 0)
         assert set(np.unique(micro.weights)) <= {0.0, np.float32(weight)}
-        for tokens, positions, weights in zip(
-            micro.tokens, micro.positions, micro.weights, strict=True
+        for tokens, positions, weights, responses in zip(
+            micro.tokens, micro.positions, micro.weights, micro.responses, strict=True
         ):
             starts = [*np.flatnonzero(positions == 0), len(positions)]
+            numbers = []
             for start, stop in pairwise(starts):
                 found.append((tokens[start:stop].tolist(), (weights[start:stop] > 0).tolist()))
+                numbers += {*responses[start:stop].tolist()} - {0}
+            assert len(numbers) == len(set(numbers))  # one for each example, and each its own
     for example in given_examples:
         targets = [*example.in_loss[1:].tolist(), False]
         assert (example.tokens.tolist(), targets) in found

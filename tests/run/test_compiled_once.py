@@ -43,6 +43,7 @@ class Watched(Run):
         ("--algorithm.name", "dapo"),
         ("--algorithm.name", "rloo", "--algorithm.beta", "0.01"),
         ("--algorithm.name", "gspo", "--algorithm.num_iterations", "2"),
+        ("--scan_layers", "true", "--algorithm.name", "dr_grpo"),
     ],
     ids=lambda options: options[1],
 )

@@ -16,8 +16,9 @@ import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.run import checkpoint
-from pat_jax.run.checkpoint import DAMAGED, Checkpointer, SaveError, check_fingerprint
+from pat_jax.run.checkpoint import DAMAGED, Checkpointer, SaveError
 from pat_jax.run.checkpoint_files import MANIFEST, seal
+from pat_jax.run.checkpoint_meta import check_fingerprint
 
 STATE = {"x": jnp.arange(3000.0), "y": jnp.ones(7)}
 ABSTRACT = jax.tree.map(

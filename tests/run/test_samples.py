@@ -16,7 +16,13 @@ from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
 from pat_jax.run.metrics import MetricsWriter
 from pat_jax.run.samples import Sample, table
-from pat_jax.run.samples_page import MOST_CHARACTERS, MOST_STEPS, SAMPLES_FILE, SamplesPage
+from pat_jax.run.samples_page import (
+    MOST_CHARACTERS,
+    MOST_STEPS,
+    SAMPLES_FILE,
+    SamplesPage,
+    read_samples,
+)
 
 
 class Texts(HTMLParser):
@@ -73,6 +79,20 @@ def test_texts_are_shown_as_they_are_whatever_they_look_like(tmp_path_factory, t
     assert steps_on(folder) == [2, 1] and "script" not in found.elements
 
 
+@given(
+    st.lists(
+        st.tuples(TEXTS | st.text(st.characters(exclude_categories=["Cs"])), TEXTS), min_size=1
+    )
+)
+def test_programs_read_the_samples_as_they_were(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("run")
+    shown = [sample(*both, reward=None, rewards={"a": 0.1, "b": None}) for both in texts]
+    SamplesPage(folder, None).samples(3, shown)
+    SamplesPage(folder, 7).samples(7, shown[:1])  # as a resumed run does
+    assert list(read_samples(folder).items()) == [(7, shown[:1]), (3, shown)]
+    assert read_samples(folder / "none") == {}
+
+
 def test_the_newest_comes_first_and_the_oldest_go(tmp_path: Path):
     page = SamplesPage(tmp_path, None)
     for step in range(1, MOST_STEPS + 4):
@@ -95,7 +115,7 @@ def test_of_a_long_text_its_begin_and_its_end_are_shown(tmp_path: Path):
     SamplesPage(tmp_path, None).samples(1, [sample(said=said)])
     text = (tmp_path / SAMPLES_FILE).read_text()
     assert "<pre>bxxx" in text and "xxxe</pre>" in text and "characters …]" in text
-    assert text.count("x") < MOST_CHARACTERS + 200
+    assert text.count("x") < 2 * (MOST_CHARACTERS + 200)
 
 
 def groups(count: int, size: int) -> list[RolloutGroup]:

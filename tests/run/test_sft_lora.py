@@ -39,6 +39,7 @@ def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
         *("--devices", "2", "--max_length", "64", "--tokens_per_micro_batch", "256"),
         *("--batch_size", "8", "--steps", "12", "--eval.every", "12", "--eval.share", "0.2"),
         *("--lora.rank", "4", "--optimizer.learning_rate", "3e-2", "--lora.export", "adapter"),
+        *("--scan_layers", "true"),
     ]
     config, setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
     run = SftRun(config, setup, StopSignals())

@@ -46,6 +46,13 @@ def test_the_arithmetic_is_that_of_each_product(lengths: list[int]):
     assert training_flops(SHAPE, np.array(lengths)) == pytest.approx(expected, rel=1e-12)
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=5))
+def test_what_is_shared_is_no_arithmetic(sizes: list[tuple[int, int]]):
+    shared, own = np.array(sizes).T
+    expected = sum(by_hand(SHAPE, s + n) - by_hand(SHAPE, s) for s, n in sizes)
+    assert training_flops(SHAPE, shared + own, shared) == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_frozen_weight_has_no_gradient():
     """A third of each product with weights is left out, none of attention; adapters have all three."""
     lengths, few = np.array([7, 30]), 100
@@ -82,7 +89,9 @@ def fakes(kind: str, *peaks: int | None) -> list[Any]:
         return None if peak is None else {"peak_bytes_in_use": peak}
 
     return [
-        SimpleNamespace(device_kind=kind, memory_stats=lambda peak=peak: stats(peak))
+        SimpleNamespace(
+            process_index=0, device_kind=kind, memory_stats=lambda peak=peak: stats(peak)
+        )
         for peak in peaks
     ]
 
@@ -93,6 +102,11 @@ def test_utilisation_is_a_share_of_the_peak_of_all_devices():
     assert found["train/tokens_per_s"] == 60
     done = 3 * (by_hand(SHAPE, 10) + by_hand(SHAPE, 20)) / 0.5
     assert found["train/mfu"] == pytest.approx(done / (2 * chips()["h200"].flops_s))
+    lengths, shared = sequence_lengths(groups(8, 18)), np.array([0, 1])
+    less = describe_update(SHAPE, devices, lengths, shared, passes=3, seconds=0.5)
+    assert less["train/tokens_per_s"] == 58
+    done -= 3 * by_hand(SHAPE, 1) / 0.5
+    assert less["train/mfu"] == pytest.approx(done / (2 * chips()["h200"].flops_s))
 
 
 def test_what_a_device_does_not_say_is_no_metric():

@@ -1,4 +1,5 @@
-"""Packed rows and rows of one example give the same update, whatever the loss sums over."""
+"""Packed rows, rows of one example and rows whose examples share prompts give the same update, whatever
+the loss sums over."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -34,7 +35,9 @@ GROUPS = st.lists(
 )
 
 
-def batch_of(lengths, rng: np.random.Generator) -> TrainBatch:
+def batch_of(
+    lengths, rng: np.random.Generator, micro_shapes=SHAPES, *, shares_prompts: bool = False
+) -> TrainBatch:
     groups = []
     for number, (prompt_length, responses) in enumerate(lengths):
         prompt = Prompt(number, tuple(rng.integers(0, 61, prompt_length).tolist()), "", {})
@@ -54,9 +57,10 @@ def batch_of(lengths, rng: np.random.Generator) -> TrainBatch:
         groups,
         rng.normal(size=(len(groups), MOST // 2)),
         mini_batch_size=len(groups),
-        micro_shapes=SHAPES,
+        micro_shapes=micro_shapes,
         aggregation="sequence",
         truncated="mask",
+        shares_prompts=shares_prompts,
     )
     for name in ("old_logprobs", "reference_logprobs"):
         known = batch.by_response("behavior_logprobs")
@@ -82,10 +86,20 @@ def one_a_row(batch: TrainBatch) -> MicroBatch:
 
 
 @cache
-def gradient_of(loss: PolicyLoss):
+def update_with(loss: PolicyLoss) -> PolicyUpdate:
     (layout,) = layout_chain(factored_mesh(jax.devices()[:1]), CONFIG)[0].values()
-    model = model_functions(POLICY, layout, jnp.float32, remat=True)
-    return jax.jit(PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, loss).grad_step)
+    model = model_functions(POLICY, layout, jnp.float32, remat="full")
+    return PolicyUpdate(model, optax.sgd(1.0), CONFIG.vocab_size, loss)
+
+
+@cache
+def gradient_of(loss: PolicyLoss):
+    return jax.jit(update_with(loss).grad_step)
+
+
+@cache
+def logprobs():
+    return jax.jit(update_with(PolicyLoss()).logprob_step)
 
 
 def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Params, Sums]:
@@ -111,6 +125,72 @@ def test_packed_rows_give_the_update_of_rows_of_one_example(
     size = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
     assert_trees_all_close(packed, wanted, rtol=1e-4, atol=1e-5 * (size + 1e-6))
     assert_trees_all_close(sums, wanted_sums, rtol=1e-4, atol=1e-5)
+
+
+# Several responses fit beside a prompt; of one token there is nothing to share.
+SHARED = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2, 9, 20]),
+        st.lists(
+            st.tuples(st.integers(1, 12), st.sampled_from(FinishReason)),
+            min_size=MOST // 2,
+            max_size=MOST // 2,
+        ),
+    ),
+    min_size=2,
+    max_size=2,
+)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        PolicyLoss(beta=0.1, entropy_coef=0.01),  # GRPO
+        PolicyLoss(ratio="sequence", delta=0.0, epsilon=3e-4, epsilon_high=4e-4),  # GSPO
+        PolicyLoss(surrogate="cispo", delta=0.0, epsilon_high=2.0, correction="token_truncate"),
+        PolicyLoss(ratio="trajectory", correction="sequence_mask", beta=0.1, kl_estimator="k2"),
+    ],
+    ids=lambda loss: f"{loss.surrogate}, {loss.ratio}",
+)
+@settings(max_examples=5)
+@given(lengths=SHARED, seed=st.integers(0, 1000))
+def test_shared_prompts_give_the_update_of_prompts_of_their_own(loss: PolicyLoss, lengths, seed):
+    shared, apart = (
+        batch_of(lengths, np.random.default_rng(seed), SHAPES[-1:], shares_prompts=is_shared)
+        for is_shared in (True, False)
+    )
+    got, sums = gradient(loss, shared.mini_batches[0])
+    wanted, wanted_sums = gradient(loss, apart.mini_batches[0])
+    size = max(np.abs(x).max() for x in jax.tree.leaves(wanted))
+    assert_trees_all_close(got, wanted, rtol=1e-4, atol=1e-5 * (size + 1e-6))
+    assert_trees_all_close(sums, wanted_sums, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=5)
+@given(lengths=SHARED, seed=st.integers(0, 1000))
+def test_shared_prompts_give_the_log_probabilities_of_prompts_of_their_own(lengths, seed):
+    def scored(*, shares_prompts: bool) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        batch = batch_of(lengths, rng, SHAPES[-1:], shares_prompts=shares_prompts)
+        (mini,) = batch.mini_batches
+        found = [np.asarray(logprobs()(host_weights(), micro)[0]) for micro in mini]
+        return [found[at.micro][at.row, at.targets] for at in batch.places]
+
+    both = zip(scored(shares_prompts=True), scored(shares_prompts=False), strict=True)
+    for got, wanted in both:
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_prompts_are_shared_where_this_saves_micro_batches():
+    lengths = [(20, [(5, FinishReason.STOP)] * 4)] * 2
+    shared, apart = (
+        batch_of(lengths, np.random.default_rng(0), shares_prompts=is_shared)
+        for is_shared in (True, False)
+    )
+    assert not apart.shared.any() and sorted(shared.shared) == [0, 0, *[19] * 6]
+    assert [m.tokens.shape for m in shared.mini_batches[0]] == [(2, 48)]
+    assert shared.padding_efficiency == 2 * (20 + 5 + 3 * 6) / 96
+    assert len(apart.mini_batches[0]) > 1
 
 
 def test_several_examples_share_a_row():

@@ -63,7 +63,7 @@ def test_the_largest_stage_decides():
     assert "activations and other temporaries 3 GiB), but it has 3.9 GiB; " in message
     for option in ("--compute_dtype bfloat16", "--algorithm.tokens_per_micro_batch (1024)"):
         assert option in message
-    assert "\n" not in message and ("--remat true" in message) == (not CONFIG.remat)
+    assert "\n" not in message and ("--remat full" in message) == (CONFIG.remat != "full")
     assert "does not say" in check_update([], 1.0, CONFIG)
 
 

@@ -42,7 +42,11 @@ _SAME = tuple(
     layout tensor_parallel_size tensor_model_parallel_size tp_size tp data_parallel_size dp_size
     devices num_gpus num_devices n_gpus_per_node
     device_memory_gib gpu_memory_utilization mem_fraction_static
-    remat gradient_checkpointing enable_gradient_checkpointing activation_checkpointing
+    remat gradient_checkpointing enable_gradient_checkpointing activation_checkpointing remat_policy
+    scan_layers scan unroll_layers scan_blocks
+    weight_dtype param_dtype master_dtype master_weight_dtype
+    moment_dtype mu_dtype adam_dtype
+    optimizer.offload optimizer_offload offload_optimizer cpu_offload optimizer_cpu_offload
     page_size block_size
     epsilon clip_ratio clip_ratio_low cliprange clip_eps epsilon_low eps_clip
     epsilon_high clip_ratio_high eps_clip_high
@@ -63,6 +67,7 @@ _SAME = tuple(
     mini_batch_size ppo_mini_batch_size
     tokens_per_micro_batch ppo_max_token_len_per_gpu max_tokens_per_gpu ppo_micro_batch_size \
         micro_batch_size ppo_micro_batch_size_per_gpu micro_train_batch_size
+    share_prompts use_prefix_grouper prefix_grouper prefix_sharing shared_prefix
     scale_rewards norm_adv_by_std_in_grpo scale_advantages
     loss_aggregation loss_agg_mode loss_type
     truncated mask_truncated_completions overlong_filtering

@@ -28,17 +28,17 @@ class BackgroundCompiler:
         self._jobs[split] = self._pool.submit(self._compile, {split, *beside})
 
     @property
-    def is_any_finished(self) -> bool:
-        return any(job.done() for job in self._jobs.values())
+    def finished(self) -> set[Split]:
+        """Layouts compiled and not taken yet."""
+        return {split for split, job in self._jobs.items() if job.done()}
 
-    def finished(self) -> dict[Split, float]:
-        """Seconds that each layout took, of those compiled since the last call.
+    def take(self, split: Split) -> float:
+        """Seconds that a finished layout took.
 
         Raises:
-          Exception: whatever compiling one of them raised.
+          Exception: whatever compiling it raised.
         """
-        done = [split for split, job in self._jobs.items() if job.done()]
-        return {split: self._jobs.pop(split).result() for split in done}
+        return self._jobs.pop(split).result()
 
     def close(self) -> None:
         """Waits for the program that is being compiled, which cannot be interrupted; no other begins."""

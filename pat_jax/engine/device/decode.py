@@ -7,7 +7,8 @@ whether there are pages for more.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,11 +63,12 @@ class DecodeFunctions:
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
         state = DecodeState(rows, rows, pool, rows, rows)
+        said = scalar if layout.spans_processes else rows
         return jax.shard_map(
             lambda *args: self._burst(layout, *args),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, rows, scalar),
-            out_specs=(state, BurstOutput(rows, rows, rows, rows, rows, scalar, rows, rows, rows)),
+            out_specs=(state, BurstOutput(said, said, said, said, said, scalar, said, said, said)),
             check_vma=False,
         )
 
@@ -157,7 +159,7 @@ class DecodeFunctions:
         )
         done, tables, drawn, _ = jax.lax.while_loop(keep_going, several_steps, carry)
         after, seen, caches, output = done
-        output = replace(output, pages=added(tables, held, most=most))
+        output = _told(replace(output, pages=added(tables, held, most=most)), layout)
         pool = self._end(caches, state.pool, tables, after.position)
         return DecodeState(after, seen, pool, tables, drawn[None]), output
 
@@ -251,6 +253,15 @@ def _with_tables(cache: LayerPages | BurstLayer, tables: Array) -> PagedLayer | 
 def _without_tables(cache: PagedLayer | BurstLayer) -> LayerPages | BurstLayer:
     """All layers have the same ones: a loop is to carry them once."""
     return cache if isinstance(cache, BurstLayer) else LayerPages(cache.keys, cache.values)
+
+
+def _told(output: BurstOutput, layout: Layout) -> BurstOutput:
+    """To every process what all groups have said: a host reads its own devices alone."""
+    if not (layout.spans_processes and layout.dp_axes):
+        return output
+    by_rows = [field.name for field in fields(output) if field.name != "steps"]
+    gather = partial(jax.lax.all_gather, axis_name=layout.dp_axes, tiled=True)
+    return replace(output, **{name: gather(getattr(output, name)) for name in by_rows})
 
 
 def _put_column(buffer: Any, column: Array, at: Any) -> Array:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pat_jax.common.hosts.together import company
 from pat_jax.planning.types import Split
 
 Program = Callable[..., Any]
@@ -57,7 +58,10 @@ class ProgramTable:
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
     ) -> None:
-        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts."""
+        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts.
+
+        Returns when every process has: one that first communicates waits half a minute for the others.
+        """
         pool = ThreadPoolExecutor(threads)
         try:
             futures = [pool.submit(self.compile, key) for key in self.missing(within)]
@@ -67,6 +71,7 @@ class ProgramTable:
                     progress(done, len(futures))
         finally:  # who stops here does not wait for what is still being compiled
             pool.shutdown(wait=False, cancel_futures=True)
+        company().gather("compiled programs", None)
 
     def missing(self, within: Collection[Split] | None = None) -> list[Key]:
         """What is declared and not compiled yet, of these layouts and the switches between them."""

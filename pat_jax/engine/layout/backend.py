@@ -21,15 +21,16 @@ class Backend:
     cache: Literal["pages", "copy"]
 
     @classmethod
-    def of(cls, platform: str) -> "Backend":
+    def of(cls, platform: str, *, spans_processes: bool = False) -> "Backend":
         """
         Args:
           platform: as `jax.Device.platform` has it.
+          spans_processes: no host has all of the devices' memory.
         """
         is_cpu = platform == "cpu"
         return cls(
             runs_ahead=not is_cpu,
             waits=is_cpu,
-            gathers_on_host=is_cpu,
+            gathers_on_host=is_cpu and not spans_processes,
             cache="copy" if is_cpu else "pages",
         )

@@ -48,18 +48,22 @@ def prime_factors(n: int) -> list[int]:
     return factors
 
 
-def host_of(device: Device) -> int:
-    """Devices of the same one are joined by fast links.
+def hosts_of(devices: Sequence[Device]) -> list[int]:
+    """Of each device its host, by a number: devices of the same one are joined by fast links.
 
     A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
     same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.
-    So it is with GPUs that are only compiled for (they have no hardware id): all of them say 0.
+    So it is with GPUs that are only compiled for: all of them say 0, and none has a hardware id. Those
+    of other processes have none either, so that one of ours among them tells.
     """
-    index = getattr(device, "slice_index", None)
-    if device.platform == "tpu":
-        return index or 0
-    is_absent = getattr(device, "local_hardware_id", 0) is None
-    return device.process_index if index is None or is_absent else index
+    is_absent = all(getattr(device, "local_hardware_id", 0) is None for device in devices)
+    counts = [getattr(device, "slice_index", None) for device in devices]
+    platform = devices[0].platform
+    if platform == "tpu":
+        return [count or 0 for count in counts]
+    if platform == "cpu" or is_absent or None in counts:
+        return [device.process_index for device in devices]
+    return [int(count) for count in counts if count is not None]
 
 
 def factored_mesh(devices: Sequence[Device]) -> Mesh:
@@ -70,8 +74,9 @@ def factored_mesh(devices: Sequence[Device]) -> Mesh:
     a host are neighbours all the same.
     """
     hosts: dict[int, list[Device]] = {}
-    for device in sorted(devices, key=lambda device: (host_of(device), device.id)):
-        hosts.setdefault(host_of(device), []).append(device)
+    host = dict(zip(devices, hosts_of(devices), strict=True))
+    for device in sorted(devices, key=lambda device: (host[device], device.id)):
+        hosts.setdefault(host[device], []).append(device)
     if len({len(host) for host in hosts.values()}) > 1:
         hosts = {0: [device for host in hosts.values() for device in host]}
     inside = prime_factors(len(next(iter(hosts.values()))))
@@ -112,13 +117,19 @@ class Layout:
 
     @property
     def backend(self) -> Backend:
-        return Backend.of(self.platform)
+        return Backend.of(self.platform, spans_processes=self.spans_processes)
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some of its devices are another process's, whose parts of an array this one cannot read."""
+        return len({device.process_index for device in self.mesh.devices.flat}) > 1
 
     @property
     def crosses_hosts(self) -> bool:
         """Whether a TP group has devices of several hosts."""
-        groups = self.mesh.devices.reshape(-1, self.split.tp)  # TP takes the trailing axes
-        return any(len({host_of(device) for device in group}) > 1 for group in groups)
+        hosts = np.array(hosts_of(list(self.mesh.devices.flat)))
+        groups = hosts.reshape(-1, self.split.tp)  # TP takes the trailing axes
+        return any(len(set(group)) > 1 for group in groups.tolist())
 
     def size(self, axes: Axes) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
@@ -155,6 +166,18 @@ class Layout:
 
     def sharding(self, *names: str | None, role: Role = "rollout") -> NamedSharding:
         return NamedSharding(self.mesh, self.spec(*names, role=role))
+
+    def put(self, tree: Any, *names: str | None) -> Any:
+        """Arrays of the host onto the devices; every process has all of them, and puts its own parts there.
+
+        Over several processes `jax.device_put` would compare their arrays at each call.
+        """
+        sharding = self.sharding(*names)
+        if not self.spans_processes:
+            return jax.device_put(tree, sharding)
+        return jax.tree.map(
+            lambda x: jax.make_array_from_callback(x.shape, sharding, lambda part: x[part]), tree
+        )
 
     def param_specs(self, policy: Policy, role: Role = "rollout") -> Params:
         return jax.tree.map(

@@ -22,10 +22,11 @@ from pat_jax.rl.packing import Shape
 from pat_jax.rl.supervised import to_example_batch
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.adapters import first_adapters, identity
-from pat_jax.run.checkpoint import check_fingerprint
+from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import find_files
 from pat_jax.training.build import build_lora
+from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
@@ -52,7 +53,7 @@ class SftSetup:
         """Of what is trained."""
         if lora := self.trainer.trained.lora:
             return first_adapters(self.trainer, lora, config.lora, config.seed)
-        return self.initial_policy(config, jnp.float32)
+        return self.initial_policy(config, self.trainer.trained.weight_dtype)
 
     def initial_policy(self, config: SftConfig, dtype: jnp.dtype) -> Params:
         """What training begins with, or the adapters are added to."""
@@ -72,6 +73,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     fingerprint = asdict(model) | {"learns_from": "examples"} | lora
     if config.resume:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
+    check_offload(config.optimizer, devices)
     read, evaluated = _read(config, model)
     examples = Examples(read.train, seed=config.seed)
     steps = _steps(config, examples)

@@ -1,0 +1,130 @@
+"""Texts in, texts out, any number of times: a session of an engine beside its tokenizer.
+
+Asks and samples as a file of prompts does, line by line, and draws the same. Does not know where weights
+come from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pat_jax.batch_generation.answers import StopFinder, describe
+from pat_jax.batch_generation.prompt_lines import LineRequest, SamplingOverrides, parse_ask
+from pat_jax.common.bars import bar
+from pat_jax.common.errors import UserError
+from pat_jax.engine.sequences.responses import Request
+from pat_jax.engine.session import Session
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer, Tokenizer
+
+# A text to go on with, token ids, the messages of a chat, or a line of a prompts file as a dictionary.
+PromptLike = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample of a prompt."""
+
+    text: str | None  # None: the model has no tokenizer
+    token_ids: list[int]
+    finish_reason: str  # stop, length or error
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # where they were asked for
+    error: str = ""  # one sentence where it could not be generated to its end
+
+
+class TextSession:
+    """An engine that is compiled and has its weights."""
+
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer | None,
+        overrides: SamplingOverrides,
+        recommended: SamplingOverrides,
+        seed: int,
+    ):
+        """
+        Args:
+          overrides: how to sample where `generate` does not say; see `BatchJob`.
+          recommended: what holds where neither says anything.
+        """
+        self.session, self.tokenizer, self.seed = session, tokenizer, seed
+        self._overrides, self._recommended = overrides, recommended
+
+    def generate(self, prompts: str | Sequence[PromptLike], **sampling: Any) -> list[list[Answer]]:
+        """The samples of each prompt, as its line in a file of prompts would get them.
+
+        Args:
+          prompts: texts to go on with, chats, token ids, or dictionaries such as lines are, whose own
+            sampling wins.
+          sampling: by the names of a line: `n`, `max_tokens`, `temperature`, `top_p`, `stop`, `seed`,
+            `logprobs` …
+
+        Raises:
+          UserError: one sentence about the first prompt that cannot be; nothing is generated.
+        """
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        asks = [self._ask(i, prompt, sampling) for i, prompt in enumerate(asked, start=1)]
+        owners = [(i, sample) for i, ask in enumerate(asks) for sample in range(ask.num_samples)]
+        requests = [self._request(asks[i], i + 1, sample) for i, sample in owners]
+        finders = [self._finder(asks[i]) for i, _ in owners]
+
+        def watch(i: int, tokens: np.ndarray) -> bool:
+            finder = finders[i]
+            return finder is not None and finder.has_stopped(tokens)
+
+        found: list[list[Answer]] = [[] for _ in asks]
+        stream = self.session.stream(
+            requests, watch=watch, name=lambda i: f"prompt {owners[i][0] + 1}"
+        )
+        done = dict(bar(stream, total=len(requests), unit="response"))
+        for k, (i, _) in enumerate(owners):
+            wants = asks[i].wants_logprobs
+            fields = describe(done[k], self.tokenizer, finders[k], wants_logprobs=wants)
+            found[i].append(Answer(**fields))
+        return found
+
+    @property
+    def rollout(self) -> RolloutTrace:
+        """What the engine did for the newest call: its layouts, its switches, how many were live."""
+        return self.session.report.trace
+
+    def _ask(self, number: int, prompt: PromptLike, sampling: Mapping[str, Any]) -> LineRequest:
+        try:
+            return parse_ask(
+                {**sampling, **self._line(prompt)},
+                self._overrides,
+                self._recommended,
+                self.tokenizer if isinstance(self.tokenizer, HuggingFaceTokenizer) else None,
+                max_length=self.session.max_length,
+            )
+        except ValueError as error:
+            raise UserError(f"prompt {number}: {error}") from None
+
+    def _line(self, prompt: PromptLike) -> dict[str, Any]:
+        if isinstance(prompt, Mapping):
+            return dict(prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None or isinstance(self.tokenizer, HuggingFaceTokenizer):
+                return {"prompt": prompt}
+            return {"token_ids": self.tokenizer.encode_prompt(prompt)}
+        is_chat = any(isinstance(each, Mapping) for each in prompt)
+        return {"messages" if is_chat else "token_ids": [_plain(each) for each in prompt]}
+
+    def _request(self, ask: LineRequest, number: int, sample: int) -> Request:
+        request = ask.request(self.seed, number, sample)
+        if complaint := self.session.complaint(request):
+            raise UserError(f"prompt {number}: {complaint}")
+        return request
+
+    def _finder(self, ask: LineRequest) -> StopFinder | None:
+        if not ask.stops or self.tokenizer is None:
+            return None
+        return StopFinder(self.tokenizer, ask.stops, min_tokens=ask.sampling.min_tokens)
+
+
+def _plain(value: object) -> Any:
+    """A number of an array as Python's."""
+    return value.item() if isinstance(value, np.generic) else value

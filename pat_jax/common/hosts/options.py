@@ -1,0 +1,37 @@
+"""Options of a run that is several processes, on one machine or on many."""
+
+from dataclasses import dataclass
+
+from pat_jax.common.rules import check, count, matches, require
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes as one run: the same command on each host. TPU slices, SLURM, GKE,
+    Open MPI and what torchrun's variables name are found without options."""
+
+    coordinator: str = ""
+    """host:port of process 0, which the others can reach; empty finds the processes by the cluster."""
+    num_processes: int = 1
+    """How many processes there are; with coordinator."""
+    process_id: int = 0
+    """Which of them this one is, from 0; with coordinator."""
+    wait: int = 300
+    """Seconds to wait for the others at the start."""
+
+    def __post_init__(self):
+        check(self, "coordinator", matches(r"|.+:\d{1,5}", "host:port"), "distributed.")
+        check(self, "num_processes", count(1, 10**6), "distributed.")
+        check(self, "wait", count(1, 10**6), "distributed.")
+        require(
+            0 <= self.process_id < self.num_processes,
+            "distributed.process_id",
+            self.process_id,
+            f"0 to {self.num_processes - 1}, by --distributed.num_processes",
+        )
+        require(
+            bool(self.coordinator) == (self.num_processes > 1),
+            "distributed.num_processes",
+            self.num_processes,
+            "more than 1 with --distributed.coordinator, and 1 without it",
+        )

@@ -1,0 +1,217 @@
+"""What the processes of a run do together: decide once, gather, stop, and end.
+
+Every process runs the same program on the same inputs, and issues the same programs to its devices in
+the same order. What does not follow from the inputs (a plan, which looks at clocks; what a file system
+says; that somebody was told to stop) the first process decides and the others are told: `agree`. What
+each has worked out of its own share comes together by `gather`.
+
+There is one such company a process, as there is one `jax.process_index()`; alone it costs nothing.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.link import Link, Message, Peer
+
+T = TypeVar("T")
+
+LAST_WORDS_S = 2.0  # for a sentence to reach the others before its sender is gone
+FAILED = 1  # exit code where another process was lost
+
+
+class Company:
+    """The processes of this run, seen from one of them."""
+
+    def __init__(self, index: int = 0, count: int = 1):
+        self.index, self.count = index, count
+        self.stop_number: int | None = None  # of the signal that one of the processes was sent
+        self.may_stop: Callable[[], bool] = lambda: False
+        self.stop: Callable[[int], None] = lambda number: None
+        self.end: Callable[[int], None] = _end  # of this process, at once
+        self._link: Link | None = None
+        self._ends = threading.Lock()  # of the one thread that ends this process
+        self._scratch: Any = None
+
+    def meet(self, peers: list[Peer]) -> None:
+        self._link = Link(peers, self._hear, self._lose)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.count == 1
+
+    def agree(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives in the first process, in every one. All must call it, in the same order.
+
+        Args:
+          name: what it is, for the sentence of a mismatch.
+
+        Raises:
+          UserError: the first process has raised it.
+          BaseException: what `stop` raises, where a process was told to stop.
+        """
+        if self.is_alone:
+            return make()
+        return self._decide(name, make)
+
+    def gather(self, name: str, value: T) -> list[T]:
+        """What each process gives, in the order of their indices, in every one."""
+        if self.is_alone:
+            return [value]
+        if self.is_first:
+            said = [self._receive(peer, name).content for peer in self._peers]
+            return self._decide(name, lambda: [value, *said], is_gathered=True)
+        self._send_value(name, value)
+        return self._decide(name, list, is_gathered=True)
+
+    def compare(self, name: str, value: object) -> None:
+        """Ends all processes where one has come to another `value` than the first, to be looked into."""
+        said = self.gather(name, value)
+        if others := [i for i, one in enumerate(said) if one != said[0]]:
+            self.fail(
+                f"process {others[0]} has come to another decision than process 0 ({name}: "
+                f"{said[others[0]]}, not {said[0]}): please report it.",
+                FAILED,
+            )
+
+    def folder(self, path: Path) -> Path:
+        """Where this process writes what the first writes into `path`: the others into a folder of their
+        own, which goes with them, so that each file has one writer and every process runs one code."""
+        if self.is_first:
+            return path
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="pat_jax_process_")
+        folder = Path(self._scratch.name) / path.name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def ask_to_stop(self, number: int) -> None:
+        """This process was told to stop by a signal: all do, where they next agree."""
+        if self.is_first:
+            self.stop_number = number
+        else:
+            assert self._link is not None
+            self._link.post(Message("stop", content=number))
+
+    def leave(self) -> None:
+        """The end, when every process has come to it."""
+        if self._link is not None:
+            self.may_stop = lambda: False  # it is too late for that
+            self.gather("end", None)
+            self._link.close()
+            self._link = None
+            jax.distributed.shutdown()
+
+    def fail(self, sentence: str, code: int) -> None:
+        """This process cannot go on: it says why, tells the others, and all end. Returns where there are
+        no others."""
+        if self._link is not None:
+            with self._ends:
+                print(f"error: {sentence}", file=sys.__stderr__, flush=True)
+                self._tell(sentence, code)
+
+    @property
+    def _peers(self) -> list[Peer]:
+        assert self._link is not None
+        return list(self._link.peers)
+
+    def _decide(self, name: str, make: Callable[[], Any], *, is_gathered: bool = False) -> Any:
+        if not self.is_first:
+            (first,) = self._peers
+            kind, content = self._receive(first, name).content
+        else:
+            kind, content = self._made(make, can_stop=not is_gathered)
+            self._send_value(name, (kind, content))
+        if kind == "stop":
+            self.stop(content)
+        if kind == "error":
+            raise content
+        return content
+
+    def _made(self, make: Callable[[], Any], *, can_stop: bool) -> tuple[str, Any]:
+        if can_stop and self.stop_number is not None and self.may_stop():
+            # Once: what is saved then is agreed on too.
+            number, self.stop_number = self.stop_number, None
+            return "stop", number
+        try:
+            return "made", make()
+        except UserError as error:
+            return "error", UserError(str(error))
+
+    def _send_value(self, name: str, content: Any) -> None:
+        assert self._link is not None
+        self._link.send(Message("value", name, content))
+
+    def _receive(self, peer: Peer, name: str) -> Message:
+        message = peer.values.get()
+        if message.name != name:
+            here = f"process {self.index}"
+            self.fail(
+                f"{here} is at {name!r} and {peer} at {message.name!r}: the processes have come apart; "
+                "please report it, with --rollout.check_integrity true for where they did.",
+                FAILED,
+            )
+        return message
+
+    def _hear(self, peer: Peer, message: Message) -> None:
+        if message.kind == "stop":
+            self.stop_number = message.content
+            return
+        index, sentence, code = message.content
+        own = f"process {index} has ended: "
+        # The first process hands on what it was told.
+        self._give_up(sentence if sentence.startswith("process ") else own + sentence, code)
+
+    def _lose(self, peer: Peer, why: str) -> None:
+        self._give_up(
+            f"{peer} {why}, and the run cannot go on without it; start all processes again with "
+            "--resume auto.",
+            FAILED,
+        )
+
+    def _give_up(self, sentence: str, code: int) -> None:
+        """On a thread, whatever the main one is waiting for."""
+        if self._ends.acquire(blocking=False):
+            print(f"error: {sentence}", file=sys.__stderr__, flush=True)
+            if self.is_first:
+                self._tell(sentence, code)
+            self.end(code)
+
+    def _tell(self, sentence: str, code: int) -> None:
+        assert self._link is not None
+        self._link.send(Message("failed", content=(self.index, sentence, code)))
+        time.sleep(LAST_WORDS_S)
+        self.end(code)
+
+
+def _end(code: int) -> None:
+    """Without waiting for anybody: JAX's own end waits for every process."""
+    sys.stdout.flush()
+    os._exit(code)
+
+
+_company = Company()
+
+
+def company() -> Company:
+    """The processes of this run; alone before `join`."""
+    return _company
+
+
+def found(index: int, count: int) -> Company:
+    """Makes it one of several processes."""
+    global _company
+    _company = Company(index, count)
+    return _company

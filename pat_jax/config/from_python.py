@@ -1,0 +1,92 @@
+"""Options from Python: the words that a shell would have given the command.
+
+    words("demo", {"steps": 5, "rollout": {"top_p": 0.9}})  ->  --preset=demo --steps=5 --rollout.top_p=0.9
+
+Knows Python's values. Does not know what an option means, nor what it may be: `command_line.parse` reads
+the words, and refuses them in the same sentences.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.options.declared import options_of
+from pat_jax.common.options.files import preset_names
+from pat_jax.common.rules import OptionError
+from pat_jax.config.command_line import PRESETS
+from pat_jax.config.run import RunConfig
+
+Config = str | os.PathLike[str] | Mapping[str, Any] | None
+
+
+def words(
+    config: Config,
+    options: Mapping[str, Any],
+    config_class: type = RunConfig,
+    presets: Path | None = PRESETS,
+) -> list[str]:
+    """
+    Args:
+      config: the name of a preset, a YAML file, or options.
+      options: win over `config`; by their names as the command has them, a section as a mapping. None is
+        an option that is not given.
+      presets: the folder of the YAML files that a preset can be; None: there are none.
+
+    Raises:
+      UserError: `config` is none of these, or a value is of no kind that an option can have.
+    """
+    names = [option.name for option in options_of(config_class())]
+    sections = {name.rpartition(".")[0] for name in names} - {""}
+    if not isinstance(config, Mapping):
+        return [*_source(config, presets), *_words(options, "", sections)]
+    return [*_words(config, "", sections), *_words(options, "", sections)]
+
+
+def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list[str]:
+    if config is None:
+        return []
+    text = os.fspath(config) if isinstance(config, str | os.PathLike) else None
+    names = preset_names(presets) if presets else []
+    if text in names:
+        return [f"--preset={text}"]
+    if text is not None and (Path(text).is_file() or Path(text).suffix in (".yaml", ".yml")):
+        return [f"--config={text}"]
+    known = f"the name of a preset ({', '.join(names)}), " if names else ""
+    raise UserError(
+        f"config is {shown(config)}: expected {known}a YAML file of options, or a dictionary of them; options "
+        "can be given by their names as well."
+    )
+
+
+def _words(options: Mapping[str, Any], prefix: str, sections: set[str]) -> Iterator[str]:
+    for key, value in options.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name in sections:
+            yield from _words(value, f"{name}.", sections)
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            texts = [_text(name, each) for each in value]
+            if any(text.startswith("--") for text in texts):
+                raise OptionError(name, value, "texts that do not begin with --")
+            yield from [f"--{name}", *texts] if len(texts) != 1 else [f"--{name}={texts[0]}"]
+        elif value is not None:
+            yield f"--{name}={_text(name, value)}"
+
+
+def _text(name: str, value: object) -> str:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy or JAX
+        value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):  # of an option that is a JSON object
+        try:
+            return json.dumps(dict(value))
+        except (TypeError, ValueError):
+            pass
+    raise OptionError(name, value, "a number, text, true or false, or several of them in a list")

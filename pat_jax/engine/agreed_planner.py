@@ -1,0 +1,39 @@
+"""One planner for several processes: the first one's decides, the others are told."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pat_jax.common.hosts.together import company
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.types import Balance, Load, Outcome, Plan, Split
+
+
+class AgreedPlanner(Planner):
+    """What `planner` of the first process says, in every process.
+
+    The loads are the same everywhere; what differs is what each has seen of time.
+    """
+
+    def __init__(self, planner: Planner):
+        self._planner = planner
+
+    def start(self, load: Load) -> Split:
+        return company().agree("first layout", lambda: self._planner.start(load))
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        return company().agree("plan", lambda: self._planner.plan(load, current))
+
+    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+        return company().agree("balance", lambda: self._planner.balance(load, plan, options))
+
+    def observe(self, outcome: Outcome) -> None:
+        self._planner.observe(outcome)
+
+    @property
+    def expects(self) -> LengthModel | None:
+        return self._planner.expects
+
+    def observe_rollout(self, lengths: LengthModel) -> None:
+        self._planner.observe_rollout(lengths)

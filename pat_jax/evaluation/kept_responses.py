@@ -1,0 +1,102 @@
+"""The responses of an evaluation on disk as they end: one that is killed goes on behind them.
+
+Knows requests and files. Does not know what generates, nor rewards.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.files import PatientFile, whole_lines
+from pat_jax.common.hosts.together import company
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.run.evaluation import Ask
+
+
+class KeptResponses:
+    """A file with a line for each response, in the order in which they end."""
+
+    def __init__(self, path: Path):
+        """
+        Raises:
+          UserError: the file has a line that is no response.
+          OSError: it cannot be written.
+        """
+        self.path = path
+        self._file: PatientFile | None = None  # of the first process
+        # By the place of the request, with the line and the checksum of the request.
+        self._kept = company().agree("responses before", self._open)
+        self.num_tokens = 0  # of responses that were not there
+
+    def _open(self) -> dict[int, tuple[int, int, Completion]]:
+        whole = whole_lines(self.path)
+        kept = dict(self._read(i, x) for i, x in enumerate(whole.splitlines(), start=1))
+        self._file = PatientFile(self.path)
+        os.truncate(self.path, len(whole))
+        return kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def ask(self, ask: Ask, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+        """Places of requests and their completions: first those that are there, then what `ask` says
+        to the others, each on disk before it is handed on.
+
+        Raises:
+          UserError: what is there was said to other requests.
+        """
+        for place, (line, checksum, done) in self._kept.items():
+            if place >= len(requests) or _checksum(requests[place]) != checksum:
+                raise UserError(
+                    f"{self.path}, line {line}, is the response to another problem than is asked now: "
+                    "expected the files of --data, and the tokenizer of the model, as they were; put "
+                    "them back, or choose another --out."
+                )
+            yield place, done
+        left = [place for place in range(len(requests)) if place not in self._kept]
+        for i, done in ask([requests[place] for place in left]):
+            self._write(left[i], requests[left[i]], done)
+            yield left[i], done
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, place: int, request: Request, done: Completion) -> None:
+        self.num_tokens += len(done.tokens)
+        row = {
+            "place": place,
+            "request": _checksum(request),
+            "tokens": done.tokens.tolist(),
+            "truncated": done.is_truncated,
+        }
+        if self._file is not None:
+            self._file.write(f"{json.dumps(row)}\n".encode())
+            self._file.flush()
+
+    def _read(self, number: int, line: bytes) -> tuple[int, tuple[int, int, Completion]]:
+        try:
+            row = json.loads(line)
+            tokens, is_truncated = np.array(row["tokens"], np.int32), bool(row["truncated"])
+            place, checksum = int(row["place"]), int(row["request"])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            raise UserError(
+                f"{self.path}, line {number}, is no response of an evaluation: expected an object with "
+                "place, request, tokens and truncated; choose another --out."
+            ) from None
+        # An evaluation looks at no log-probabilities; whoever did would see that there are none.
+        nothing = np.full(len(tokens), np.nan, np.float32)
+        return place, (number, checksum, Completion(tokens, nothing, is_truncated))
+
+
+def _checksum(request: Request) -> int:
+    """Of all that a response depends on, beside the model."""
+    drawn = request.key.tolist(), astuple(request.sampling)
+    whole = request.tokens, request.max_new_tokens, request.ignore_eos, *drawn
+    return zlib.crc32(repr(whole).encode())

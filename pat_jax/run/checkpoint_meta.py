@@ -1,0 +1,59 @@
+"""What a checkpoint says of itself: the fingerprint of its run's model, and the run's metadata.
+
+Reads a small file of JSON beside the arrays, starts no backend and writes nothing. Does not know what
+the metadata mean.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError
+from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed
+
+
+def newest_meta(directory: str | Path) -> dict[str, Any] | None:
+    """Fingerprint and metadata of the newest checkpoint whose files have their sizes, if any."""
+    for path in reversed(checkpoints_in(Path(directory).absolute())):
+        if is_sealed(path) and damage(path, by_checksum=False):
+            continue
+        try:
+            return read_meta(path)
+        except (OSError, ValueError):  # it is not there, or no JSON
+            continue
+    return None
+
+
+def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> None:
+    """Refuses a newest checkpoint with another fingerprint."""
+    if (meta := newest_meta(directory)) is not None:
+        check_same(meta["fingerprint"], as_json(fingerprint), Path(directory).absolute())
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What `JsonSave` has written: the fingerprint, and the metadata under `meta`."""
+    meta = json.loads((path / "meta" / "metadata").read_bytes())
+    if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
+        raise ValueError("it has no fingerprint or no metadata")
+    return meta
+
+
+def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
+    """Refuses one fingerprint where the other is wanted."""
+    missing = "nothing"
+    differences = [
+        f"{name} ({saved.get(name, missing)} there, {wanted.get(name, missing)} here)"
+        for name in dict.fromkeys([*wanted, *saved])
+        if saved.get(name, missing) != wanted.get(name, missing)
+    ]
+    if differences:
+        raise UserError(
+            f"the checkpoint in {directory} is of another model, which differs in"
+            f" {', '.join(differences)}: give the --model and options it was saved with, or another"
+            " --run_dir."
+        )
+
+
+def as_json(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(dict(fingerprint)))

@@ -1,0 +1,146 @@
+"""A run by its folder: what it measured, what was said, how it went, and the policy that it learned.
+
+Reads files alone, of a run that goes on as well. Holds no device and no weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.models.hf_export import check_export, export
+from pat_jax.models.policy import Policy
+from pat_jax.run.curves import PANELS, draw_curves
+from pat_jax.run.folder import CONFIG_FILE
+from pat_jax.run.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.plot import draw_rollout
+from pat_jax.run.progress import summarize
+from pat_jax.run.samples import Sample
+from pat_jax.run.samples_page import read_samples
+from pat_jax.run.saved_policy import find_policy
+from pat_jax.run.setup import model_config
+from pat_jax.run.weights import weights_of_run
+from pat_jax.training.build import DTYPES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class SavedRun:
+    """What `python -m pat_jax.train` or `pat_jax.train(...)` has left in a folder.
+
+    Raises:
+      UserError: there is no run in `folder`.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        if not (self.folder / CONFIG_FILE).is_file():
+            raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
+
+    @property
+    def config(self) -> RunConfig:
+        return parse(["--config", str(self.folder / CONFIG_FILE)])
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row for each step, as docs/metrics.md names them; step 0 is before the first update."""
+        path = self.folder / METRICS_FILE
+        return read_metrics(path) if path.is_file() else []
+
+    @property
+    def samples(self) -> "Samples":
+        """Responses with their rewards, of the steps that `--log_samples_every` chose."""
+        return Samples(read_samples(self.folder))
+
+    @property
+    def rollout(self) -> RolloutTrace:
+        """What the last rollout did.
+
+        Raises:
+          UserError: the run has not come to its end.
+        """
+        path = self.folder / "rollout.json"
+        if not path.is_file():
+            raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
+        return RolloutTrace.from_json(path.read_text(encoding="utf-8"))
+
+    def plot(self, *names: str) -> "Figure":
+        """Metrics over the steps: those named, or the ones that a person looks at first."""
+        rows = self.metrics
+        if missing := [name for name in names if not any(name in row for row in rows)]:
+            raise UserError(
+                f"{self.folder} has no metric {missing[0]!r}: expected names that are in `metrics`; "
+                "docs/metrics.md explains them."
+            )
+        return draw_curves(rows, [[name] for name in names] or PANELS)
+
+    def plot_rollout(self) -> "Figure":
+        """Live sequences of the last rollout over time, the layout in force, the switches."""
+        return draw_rollout(self.rollout)
+
+    def export(self, directory: str | Path) -> Path:
+        """Writes the policy of the newest checkpoint, adapters merged, as a Hugging Face directory.
+
+        Raises:
+          UserError: there is no whole checkpoint, or `directory` cannot be written.
+        """
+        config = self.config
+        saved = find_policy(str(self.folder), None)
+        check_export(str(directory))
+        devices = configure(config.devices)
+        model = model_config(config, len(devices))
+        saved.check(model)
+        policy = Policy.from_config(model)
+        chain, _ = layout_chain(factored_mesh(devices), model)
+        *_, layout = chain.values()  # the one with least on each device
+        dtype = DTYPES[config.compute_dtype]
+        params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
+        source = config.model if Path(config.model).is_dir() else None
+        export(Path(directory), policy, params, dtype, tokenizer_dir=source)
+        return Path(directory)
+
+    def __repr__(self) -> str:
+        return f"run in {self.folder}\n{summarize(self.metrics)}"
+
+
+class Samples(Mapping[int, Sequence[Sample]]):
+    """Samples by step, shown as a table where a cell of a notebook ends in them."""
+
+    def __init__(self, by_step: Mapping[int, Sequence[Sample]]):
+        self._by_step = dict(sorted(by_step.items()))
+
+    def __getitem__(self, step: int) -> Sequence[Sample]:
+        return self._by_step[step]
+
+    def __iter__(self):
+        return iter(self._by_step)
+
+    def __len__(self) -> int:
+        return len(self._by_step)
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"step {step}: {x.prompt!r} -> {x.completion!r}, {x.facts}"
+            for step, samples in self.items()
+            for x in samples
+        )
+
+    def _repr_html_(self) -> str:
+        def cell(value: object) -> str:
+            return f'<td style="text-align: left; white-space: pre-wrap">{escape(str(value))}</td>'
+
+        rows = [
+            "".join(map(cell, (step, x.prompt, x.completion, x.facts)))
+            for step, samples in self.items()
+            for x in samples
+        ]
+        names = ("step", "prompt", "response", "what it earned")
+        header = "".join(f'<th style="text-align: left">{name}</th>' for name in names)
+        return f"<table><tr>{header}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"

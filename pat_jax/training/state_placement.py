@@ -1,0 +1,97 @@
+"""Where the state of an update lies: on the devices during an optimizer step, or at rest.
+
+Knows trees and shardings. Does not know which optimizer it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.tree_util import GetAttrKey
+
+from pat_jax.common.devices import HOST_MEMORY, Device, has_host_memory, in_host_memory
+from pat_jax.common.rules import require
+from pat_jax.config.learning import OptimizerConfig
+from pat_jax.rl.update import Params, TrainState
+
+
+@dataclass(frozen=True)
+class StatePlacement:
+    """Moments are split like the parameters they belong to; counters are everywhere."""
+
+    params: Params  # their shardings
+    everywhere: NamedSharding
+    is_offloaded: bool  # at rest moments are in the host's memory
+
+    def at_rest(self, state: TrainState) -> TrainState:
+        """Shardings of a state with these shapes, between two steps."""
+        if not self.is_offloaded:
+            return self._placed(state, self.params)
+        there = jax.tree.map(in_host_memory, self.params)
+        return self._placed(state, there)
+
+    def in_a_step(self, state: TrainState) -> TrainState:
+        """Shardings of a state with these shapes, during one."""
+        return self._placed(state, self.params)
+
+    def on_devices(self, state: TrainState) -> TrainState | tuple[Any, ...]:
+        """What of a state is there between two steps: without moments that are in the host's memory."""
+        moments = {id(tree) for tree in self.offloaded(state)}
+        opt_state = jax.tree.map(
+            lambda node: None if id(node) in moments else node,
+            state.opt_state,
+            is_leaf=self._is_like_params,
+        )
+        return state.params, opt_state, state.step
+
+    def offloaded(self, state: TrainState) -> list[Params]:
+        """Of a state what comes from the host's memory before a step and goes back after it."""
+        if not self.is_offloaded:
+            return []
+        nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)
+        return [node for node in nodes if self._is_like_params(node)]
+
+    def fetched(self, state: TrainState) -> TrainState:
+        """For a step; the buffers of a state at rest are given up."""
+        return self._moved(state, self.in_a_step(state)) if self.is_offloaded else state
+
+    def rested(self, state: TrainState) -> TrainState:
+        """After a step; the buffers of what it returned are given up."""
+        return self._moved(state, self.at_rest(state)) if self.is_offloaded else state
+
+    def _moved(self, state: TrainState, shardings: TrainState) -> TrainState:
+        # Outside of the step's program: inside, compilers have all moments on a device twice, as they
+        # come and as they go. So the step gives each its old one's place.
+        opt_state = jax.device_put(state.opt_state, shardings.opt_state)
+        for there, here in zip(*map(jax.tree.leaves, (state.opt_state, opt_state)), strict=True):
+            if there.sharding != here.sharding:
+                there.delete()  # JAX donates nothing from one memory to another
+        return replace(state, opt_state=opt_state)
+
+    def _placed(self, state: TrainState, moments: Params) -> TrainState:
+        """Shardings of a state whose moments have these."""
+
+        def place(path: tuple[Any, ...], node: Any) -> Any:
+            if not self._is_like_params(node):
+                return jax.tree.map(lambda _: self.everywhere, node)
+            return moments if path[0] == GetAttrKey("opt_state") else self.params
+
+        return jax.tree_util.tree_map_with_path(place, state, is_leaf=self._is_like_params)
+
+    def _is_like_params(self, node: object) -> bool:
+        return jax.tree.structure(node) == jax.tree.structure(self.params)
+
+
+def check_offload(config: OptimizerConfig, devices: Sequence[Device]) -> None:
+    """
+    Raises:
+      OptionError: moments are to rest in a memory that these devices do not have.
+    """
+    require(
+        not config.offload or has_host_memory(devices),
+        "optimizer.offload",
+        config.offload,
+        f"false on devices of platform {devices[0].platform}, which know no {HOST_MEMORY} memory",
+    )

@@ -1,0 +1,242 @@
+"""The update of an iteration on the machine that is planned: its seconds, its memory, its utilisation.
+
+Batches are packed by the trainer's own code, of the lengths that the rollouts are replayed with. What a
+program does is counted by the target's compiler where it compiled it, for the largest micro-batch, else by
+arithmetic; what smaller ones do is arithmetic's share of that.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.common.text_table import percent
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.memory import shard_bytes
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.update_batches import Packed
+from pat_jax.profiling.capacity.update_report import Batches, Update
+from pat_jax.profiling.capacity.update_room import update_memory
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.plant import Plant
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.kernels import BYTES
+from pat_jax.profiling.predict.sources import kernels_for
+from pat_jax.profiling.predict.update_times import ATTENTION, Seconds, UpdateTimes
+from pat_jax.profiling.predict.update_work import (
+    Collective,
+    Rows,
+    UpdateWork,
+    Work,
+    apply_work,
+    checksum_work,
+    counted,
+    merge_work,
+    transfer_work,
+)
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.rl.packing import Shape
+from pat_jax.training.build import logit_tokens, shares_prompts
+from pat_jax.training.model_flops import training_flops
+from pat_jax.training.trainer import OLD, REFERENCE, REINFORCED, Trainer
+from pat_jax.training.update_memory import UpdateOptions
+
+SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
+
+
+@dataclass(frozen=True)
+class PlannedUpdate:
+    """One run's, on one target."""
+
+    plant: Plant
+    data: Path | None  # a folder with kernel tables
+    programs: Sequence[CompiledProgram]  # what the compiler made of it; empty: nothing was compiled
+    options: UpdateOptions  # as the user knows them
+
+    def of(self, workloads: Sequence[Workload], target: Split) -> Update:
+        """
+        Args:
+          workloads: the rollouts that are learned from.
+          target: the layout that they begin in.
+        """
+        size = self.run.algorithm.mini_batch_size * self.run.rollout.num_generations
+        is_shared = shares_prompts(self.run, self.trainer.layout.platform)
+        packed = [
+            Packed.of(each, size, self.shapes, self.work.dp, shares_prompts=is_shared)
+            for each in workloads
+        ]
+        lengths = [each.prompts + each.responses for each in workloads]
+        tokens = [sum(each) - sum(x.shared) for each, x in zip(lengths, packed, strict=True)]
+        scoring, gradients = (
+            sum((self._pass(name, each) for each in packed), Seconds()).times(1 / len(packed))
+            for name in ("logprobs", "grad")
+        )
+        scoring = scoring.times(len(self.scored))
+        apply = self.times.seconds(self._apply).times(self.run.updates_per_step)
+        flops = fmean(map(self._flops, lengths, (np.array(each.shared) for each in packed)))
+        peak = self.plant.order.target.num_devices * self.plant.order.target.chip.flops_s
+        return Update(
+            self.trainer.layout.split,
+            self.work.fsdp,
+            tuple(SCORED[name] for name in self.scored),
+            "compiler" if self._find("grad") else "arithmetic",
+            Batches(
+                fmean(tokens),
+                fmean(each.slots for each in packed),
+                fmean(len(each.shapes) for each in packed),
+                self.shapes[-1],
+                self.run.updates_per_step,
+            ),
+            scoring,
+            gradients,
+            apply,
+            self._transfer(target),
+            target,
+            flops,
+            flops / (scoring.total + gradients.total + apply.total) / peak,
+            update_memory(self.plant, self.programs, self.options, target),
+        )
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What is assumed, in sentences."""
+        yield (
+            "Gradients multiply as fast as the forward pass, and attention in training reaches "
+            f"{percent(ATTENTION[self.plant.order.target.chip.name])} of the peak (assumed)."
+        )
+        if self.run.optimizer.offload:
+            yield "Moments travel at the published rate of the bus to the host, nothing else at the time (assumed)."
+        if self.itemsize > BYTES:
+            yield "An update's products of float32 numbers are taken at bfloat16's rate, which is too fast."
+        yield "Rewards, packing and what a host takes to launch an update's programs are in no iteration."
+
+    @property
+    def run(self) -> RunConfig:
+        return self.plant.order.config
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.plant.whole_trainer
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of the forward pass."""
+        return jnp.dtype(self.plant.dtype).itemsize
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        return self.plant.micro_shapes
+
+    @cached_property
+    def work(self) -> UpdateWork:
+        layout, lora = self.trainer.layout, self.trainer.trained.lora
+        is_gpu = self.plant.order.target.chip.platform == "cuda"
+        return UpdateWork(
+            self.plant.order.model,
+            layout.split.dp,
+            layout.size(layout.fsdp_axes),
+            self.run.remat,
+            lora.num_weights if lora else None,
+            self.itemsize,
+            logit_tokens(self.trainer.policy, layout) if is_gpu else 0,
+        )
+
+    @cached_property
+    def times(self) -> UpdateTimes:
+        target = self.plant.order.target
+        kernels = kernels_for(target, self.data, sums="nccl")
+        return UpdateTimes(Composer(kernels, self.plant.order.model), target)
+
+    @property
+    def scored(self) -> list[str]:
+        """Columns of log-probabilities that the trainer computes: what the loss looks at, and both where
+        the reward has the KL."""
+        algorithm = self.run.algorithm
+        needs = self.trainer.updates[REINFORCED].loss.needs
+        in_reward = algorithm.beta > 0 and algorithm.kl_in == "reward"
+        return [name for name in SCORED if name in needs or in_reward]
+
+    def _pass(self, name: str, packed: Packed) -> Seconds:
+        """Of a program over all micro-batches."""
+        spent = Seconds()
+        for shape, pairs in zip(packed.shapes, packed.pairs, strict=True):
+            rows = self._rows(shape, pairs)
+            spent += self.times.seconds(self._work(name, rows), rows.tokens)
+        repeated = self.run.algorithm.num_iterations if name == "grad" else 1
+        return spent.times(repeated)
+
+    def _rows(self, shape: Shape, pairs: float = 0.0) -> Rows:
+        return Rows(shape[0] * shape[1] // self.work.dp, pairs)
+
+    def _work(self, name: str, rows: Rows) -> Work:
+        """By arithmetic; by what the compiler counted of the largest shape, in proportion."""
+        of = self.work.scores if name == "logprobs" else self.work.gradients
+        work, program = of(rows), self._find(name)
+        if program is None:
+            return work
+        most = of(self._rows(self.shapes[-1]))
+        return counted(
+            work,
+            program.flops * work.flops / most.flops,
+            _moved(program) * work.num_bytes / most.num_bytes,
+            _sent(program),
+        )
+
+    @property
+    def _apply(self) -> Work:
+        params, state = self._bytes
+        gradients = shard_bytes(self.trainer.abstract_gradients)
+        offloaded = shard_bytes(self.trainer.offloaded)
+        by_hand = apply_work(params, gradients, state - params, offloaded=offloaded)
+        program = self._find("apply")
+        if program is None:
+            return by_hand
+        zeros = gradients  # written by a program of its own, too small to be compiled for a plan
+        num_bytes = _moved(program) + zeros
+        return replace(by_hand, num_bytes=num_bytes, sent=_sent(program))
+
+    def _transfer(self, target: Split) -> Seconds:
+        """Of merge, transfer and checksums. What was compiled for the layout with the least TP stands for
+        those that were not: weights are gathered before they are cut."""
+        weights, source = self.plant.alone.weights, self.trainer.layout.split
+        params = shard_bytes(self.trainer.abstract_merged) or self._bytes[0]
+        whole, kept = weights[source], weights[target]
+        work = transfer_work(params, whole, kept, self.work.fsdp)
+        ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
+        if program := ends.get(target) or ends.get(source):
+            work = Work(num_bytes=_moved(program), sent=_sent(program))
+        spent = self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
+        if self.trainer.trained.lora:
+            base = shard_bytes(self.trainer.trained.abstract_frozen)
+            spent += self.times.seconds(merge_work(base, params))
+        return spent
+
+    @property
+    def _bytes(self) -> tuple[int, int]:
+        """Of a device: what is trained, and that with the optimizer's state."""
+        trainer = self.trainer
+        return shard_bytes(trainer.abstract_params), shard_bytes(trainer.state_in_a_step)
+
+    def _find(self, name: str) -> CompiledProgram | None:
+        return next((p for p in self.programs if p.name == name and not p.error), None)
+
+    def _flops(self, lengths: np.ndarray, shared: np.ndarray) -> float:
+        model, adapters = self.plant.order.model, self.work.adapter_weights
+        once = training_flops(model, lengths, shared, adapter_weights=adapters)
+        return self.run.algorithm.num_iterations * once
+
+
+def _moved(program: CompiledProgram) -> float:
+    """Bytes of what is no product."""
+    return program.bytes_accessed - program.product_bytes
+
+
+def _sent(program: CompiledProgram) -> tuple[Collective, ...]:
+    return tuple(
+        Collective(sent.kind, sent.num_bytes, sent.group, sent.count)
+        for sent in program.collectives
+    )

@@ -1,0 +1,68 @@
+"""The micro-batches of an iteration, packed by the trainer's own code from the lengths that are replayed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.rl.packing import Prefix, Shape, pack_rows
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One iteration's micro-batches."""
+
+    shapes: tuple[Shape, ...]
+    # Of a query and a key that it sees, on the device that has most of them: the others wait.
+    pairs: tuple[float, ...]
+    shared: tuple[
+        int, ...
+    ]  # of each response, tokens of its prompt that are computed with another's
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        mini_batch: int,
+        micro_shapes: Sequence[Shape],
+        dp: int,
+        *,
+        shares_prompts: bool = False,
+    ) -> "Packed":
+        """
+        Args:
+          mini_batch: responses of whole groups in one optimizer step.
+          micro_shapes: from `rl.packing.shapes`.
+          dp: devices that the rows of a micro-batch are split over.
+          shares_prompts: whether responses that are known to have one prompt may share it.
+        """
+        lengths = (workload.prompts + workload.responses).tolist()
+        prefixes = _prefixes(workload) if shares_prompts else None
+        shapes, pairs, shared = [], [], []
+        for i in range(0, len(lengths), mini_batch):
+            chosen = slice(i, i + mini_batch)
+            mini = lengths[chosen]
+            packing = pack_rows(mini, micro_shapes, prefixes and prefixes[chosen])
+            of_device = np.zeros((len(packing.shapes), dp))
+            for length, spot in zip(mini, packing.spots, strict=True):
+                device = spot.row * dp // packing.shapes[spot.micro][0]
+                seen = length * (length + 1) - spot.shared * (spot.shared + 1)
+                of_device[spot.micro, device] += seen / 2
+            shared += [spot.shared for spot in packing.spots]
+            shapes += packing.shapes
+            pairs += of_device.max(axis=1).tolist()
+        return cls(tuple(shapes), tuple(pairs), tuple(shared))
+
+    @property
+    def slots(self) -> int:
+        """Tokens of all micro-batches, padding included."""
+        return sum(rows * length for rows, length in self.shapes)
+
+
+def _prefixes(workload: Workload) -> list[Prefix] | None:
+    """As `rl.batches.prompt_prefixes` has them."""
+    if workload.prompt_id is None:
+        return None
+    both = zip(workload.prompt_id.tolist(), workload.prompts.tolist(), strict=True)
+    return [Prefix(prompt, length - 1) for prompt, length in both]

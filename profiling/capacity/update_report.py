@@ -1,0 +1,107 @@
+"""What a plan says of the update, by value: seconds of its parts, memory, utilisation.
+
+Knows numbers and where each is from. Does not know how they were found.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pat_jax.planning.types import Split
+from pat_jax.profiling.predict.update_times import Seconds
+
+# No update of an accelerator was measured beside its prediction; what is published of other trainers is in
+# docs/costs.md.
+RELIANCE = "No update of this engine has been measured on such a machine: not verified."
+
+
+@dataclass(frozen=True)
+class UpdateMemory:
+    """Bytes of one device while the largest program of the update runs."""
+
+    stage: str  # that program
+    parameters: int  # that are trained, as training keeps them
+    optimizer: int
+    gradients: int  # that are added up
+    reference: int  # the frozen policy that the KL penalty is to
+    base: int  # the policy under adapters
+    temporaries: int  # what the program takes beside these
+    is_least: bool  # nothing was compiled: temporaries are more than that
+    limit: int  # of a device
+    shortage: str = (
+        ""  # why it does not fit and what would help, in a sentence; empty where it does
+    )
+    tightness: str = ""  # likewise, where it hardly fits
+    offloaded: int = 0  # of the optimizer, what rests in the host's memory between two steps
+
+    @property
+    def total(self) -> int:
+        rest = self.optimizer + self.gradients + self.reference + self.base
+        return self.parameters + rest + self.temporaries
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What one iteration learns from, in the mean of the rollouts that were replayed."""
+
+    tokens: float  # of prompts and responses; a prompt that responses share counts once
+    slots: float  # tokens of all micro-batches, padding included
+    micro_batches: float
+    largest: tuple[int, int]  # rows and length of the largest micro-batch
+    steps: int  # of the optimizer
+
+    @property
+    def padding(self) -> float:
+        """Share of the slots without a token."""
+        return 1 - self.tokens / self.slots
+
+
+@dataclass(frozen=True)
+class Update:
+    """Seconds are of one iteration, in the mean of the rollouts that were replayed."""
+
+    split: Split
+    fsdp: int  # devices that parameters are split over
+    scored: tuple[str, ...]  # policies whose log-probabilities are taken before the first step
+    source: Literal["compiler", "arithmetic"]  # of operations, bytes and collectives
+    batches: Batches
+    scoring: Seconds
+    gradients: Seconds
+    apply: Seconds
+    transfer: Seconds  # merge included
+    target: Split  # that weights go to: the rollout's first layout
+    flops: float  # that the model asks for, of all devices: forward and backward over the tokens
+    mfu: float  # these by the time of the update, without the transfer, as a share of the peak
+    memory: UpdateMemory
+
+    @property
+    def update_s(self) -> float:
+        """What a run calls `timing/update`."""
+        return self.scoring.total + self.gradients.total + self.apply.total
+
+    @property
+    def total_s(self) -> float:
+        return self.update_s + self.transfer.total
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        batches = {**content["batches"], "largest": tuple(content["batches"]["largest"])}
+        seconds = {name: Seconds(**content[name]) for name in STAGES}
+        return cls(
+            **{
+                **content,
+                **seconds,
+                "split": Split(*content["split"]),
+                "target": Split(*content["target"]),
+                "scored": tuple(content["scored"]),
+                "batches": Batches(**batches),
+                "memory": UpdateMemory(**content["memory"]),
+            }
+        )
+
+
+STAGES = {  # fields of an update, and what they are called
+    "scoring": "log-probabilities",
+    "gradients": "forward and backward",
+    "apply": "optimizer",
+    "transfer": "weights to the rollout",
+}

@@ -1,0 +1,100 @@
+"""What the programs of an update take on a machine that is not here. Seconds.
+
+Composed: products at the rate that this model's own products of as many tokens have in the kernels of
+the chip; what is no product at the memory's rate, as its elementwise kernels; collectives by the links'
+model (`links.py`), NCCL's on GPUs, whose numbers are large; attention at a share of the peak.
+
+Assumed: those shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a GPU
+nothing goes on while devices send, and on a TPU as much as `links.added` says. What a host takes to
+launch programs and to pack rows is left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Self
+
+from pat_jax.profiling.predict.composer import Composer, layer_weights
+from pat_jax.profiling.predict.links import added, links_of
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.update_work import Collective, Work
+
+# Share of the peak of the products that kernels of training attention compute. FlashAttention-2, as which
+# the GPU's are built, reaches 50 to 73 % on an A100 (Dao 2023, https://arxiv.org/abs/2307.08691) and 35 %
+# on an H100 (Shah et al. 2024, https://arxiv.org/abs/2407.08608); an H200 and a B200 are taken for an
+# H100, an A40 for an A100. Of TPUs it is assumed.
+ATTENTION: Mapping[str, float] = {
+    **dict.fromkeys(("a100", "a40"), 0.5),
+    **dict.fromkeys(("h100", "h200", "b200"), 0.35),
+    **dict.fromkeys(("v5e", "v5p", "v6e"), 0.4),
+}
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a program, by what they go to."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0  # what is no product: norms, logits, casts, the optimizer
+    links: float = 0.0  # what collectives add to these
+    host: float = 0.0  # moments from the host's memory and back
+
+    @property
+    def total(self) -> float:
+        return sum(astuple(self))
+
+    def __add__(self, other: Self) -> "Seconds":
+        return Seconds(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, factor: float) -> "Seconds":
+        return Seconds(*(factor * x for x in astuple(self)))
+
+
+class UpdateTimes:
+    """One model's on one target."""
+
+    def __init__(self, composer: Composer, target: Target):
+        """
+        Args:
+          composer: with kernels of bfloat16 weights, which is what an update multiplies with.
+        """
+        self.composer, self.links = composer, links_of(target, "nccl")
+
+    def seconds(self, work: Work, tokens: int = 1) -> Seconds:
+        """
+        Args:
+          tokens: of a device that its products are over.
+        """
+        kernels = self.composer.kernels
+        products = work.flops / self.rate(tokens) if work.flops else 0.0
+        attention = max(
+            work.attention_flops / (ATTENTION[kernels.chip.name] * kernels.chip.flops_s),
+            self._moved_s(work.attention_bytes),
+        )
+        memory = self._moved_s(work.num_bytes)
+        sent = sum(each.count * self.sent_s(each) for each in work.sent)
+        links = added(kernels.chip, sent, products + attention + memory) if sent else 0.0
+        # Copies come before and after the program.
+        host = work.host_bytes / kernels.chip.pcie_bytes_s
+        return Seconds(products, attention, memory, links, host)
+
+    def rate(self, tokens: int) -> float:
+        """Operations a second of a layer's products over so many tokens."""
+        flops = 2 * tokens * layer_weights(self.composer.model)
+        return 1e3 * flops / self.composer.products_ms(tokens, 1)
+
+    def sent_s(self, one: Collective) -> float:
+        """Of one collective. A scattered sum takes as long as gathering what it sums."""
+        if one.group == 1:
+            return 0.0
+        match one.kind:
+            case "all-reduce":
+                return self.links.all_reduce_s(one.group, one.num_bytes)
+            case "all-gather":
+                return self.links.all_gather_s(one.group, one.num_bytes)
+            case "reduce-scatter":
+                return self.links.all_gather_s(one.group, one.num_bytes * one.group)
+        return one.num_bytes / self.links.exchange_bytes_s(one.group)
+
+    def _moved_s(self, num_bytes: float) -> float:
+        return self.composer.kernels.elementwise(num_bytes) / 1e3 if num_bytes else 0.0

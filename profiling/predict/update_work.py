@@ -1,0 +1,221 @@
+"""What one program of an update does on one device, by arithmetic: products, attention, bytes, collectives.
+
+Knows shapes of models and rows. Does not know how long anything takes (`update_times.py`), nor what a
+compiler makes of it. In the layout that a run trains in, without tensor parallelism: rows over `dp`
+devices, parameters over `fsdp` of them.
+
+Attention is counted of the pairs that a causal mask within each sequence leaves, n (n + 1) / 2 of n
+tokens: 2 products forward and 7 backward, for its kernels compute scores and their gradients once for
+queries and once more for keys (`models/row_kernels_gpu.py`, JAX's splash attention). What kernels compute
+beyond that in blocks at the diagonal is left out.
+
+What is no product was read off programs compiled for H100s (docs/costs.md).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.profiling.predict.composer import layer_weights, num_weights, passes
+from pat_jax.profiling.predict.kernels import BYTES
+
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 7  # of attention
+# Times that what is no product of a layer is moved in the backward pass, where the forward pass moves it
+# once.
+BACKWARD_PASSES = 2
+FLOAT32 = 4  # bytes of a logit, of a gradient that is added up, of the embeddings looked up
+# Times that a logit is read or written beside its product; the backward pass computes it anew.
+LOGIT_PASSES, BACKWARD_LOGIT_PASSES = 2, 6
+# Bytes of each weight of the head that are moved for each chunk of tokens whose logits exist at a time:
+# rounding it (read 4, write 2), and adding its gradient up besides (the same, read 6 and write 4).
+HEAD_BYTES, HEAD_GRADIENT_BYTES = 6, 16
+
+
+# What is computed anew in the backward pass, by what that keeps of a layer: attention; products with weights;
+# the rest, for which weights are gathered again.
+KEEP_LEAST, KEEP_NO_PRODUCT, KEEP_LESS = (
+    ("full",),
+    ("full", "attention"),
+    ("full", "attention", "dots"),
+)
+
+
+class Collective(NamedTuple):
+    """Equal ones of a program."""
+
+    kind: str  # all-gather, reduce-scatter, all-reduce, …
+    num_bytes: float  # of its result, on one device
+    group: int  # devices that take part together
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one device, in one run of a program."""
+
+    flops: float = 0.0  # of matrix products; attention's left out
+    num_bytes: float = 0.0  # read and written by all that is no product
+    sent: tuple[Collective, ...] = ()
+    attention_flops: float = 0.0
+    attention_bytes: float = 0.0
+    host_bytes: float = 0.0  # to and from the host's memory
+
+
+class Rows(NamedTuple):
+    """What a device has of a micro-batch."""
+
+    tokens: int  # padding included
+    pairs: float  # of a query and a key that it sees
+
+
+@dataclass(frozen=True)
+class UpdateWork:
+    """The programs of one model's update."""
+
+    model: ModelConfig
+    dp: int
+    fsdp: int  # of the devices of `dp`, those that parameters are split over
+    remat: str = "full"  # what the backward pass keeps of a layer (`models/rematerialization.py`)
+    adapter_weights: int | None = None  # that alone are trained; None: all of the model is
+    itemsize: int = BYTES  # of a number of the forward pass
+    # Tokens of a device whose logits exist at a time, where the head is moved for each such chunk, as by a
+    # GPU's programs; 0: where it is not.
+    logit_tokens: int = 0
+
+    def scores(self, rows: Rows) -> Work:
+        """Forward alone: log-probabilities."""
+        forward, head, logits = self._forward(rows.tokens)
+        return Work(
+            forward.flops + head + 2 * rows.tokens * (self.adapter_weights or 0),
+            forward.num_bytes + LOGIT_PASSES * logits + self._head_bytes(rows, HEAD_BYTES),
+            tuple(self._gathers(rows, 1)),
+            *self._attention(rows, FORWARD_PRODUCTS, 1),
+        )
+
+    def gradients(self, rows: Rows) -> Work:
+        """Forward and backward, and the sums of the gradients."""
+        forward, head, logits = self._forward(rows.tokens)
+        adapters = self.adapter_weights
+        multiplied, attended, seen = (
+            1 + (self.remat in remats) for remats in (KEEP_NO_PRODUCT, KEEP_LEAST, KEEP_LESS)
+        )
+        again = (multiplied - 1) * (forward.flops - self._last_products(rows.tokens))
+        backward = (
+            2 if adapters is None else 1
+        )  # of its inputs and, where it is trained, of a weight
+        # The logits are always computed anew (`rl/logprobs.py`).
+        flops = (1 + backward) * (forward.flops + head) + head + again
+        flops += 2 * (2 + multiplied) * rows.tokens * (adapters or 0)
+        trained = num_weights(self.model) if adapters is None else adapters
+        return Work(
+            flops,
+            (seen + BACKWARD_PASSES) * forward.num_bytes
+            + (LOGIT_PASSES + BACKWARD_LOGIT_PASSES) * logits
+            + self._head_bytes(rows, HEAD_GRADIENT_BYTES if adapters is None else 2 * HEAD_BYTES)
+            + 3 * FLOAT32 * trained / self.fsdp,  # added to those of the micro-batches before
+            (*self._gathers(rows, seen), *self._sums(rows)),
+            *self._attention(rows, FORWARD_PRODUCTS * attended + BACKWARD_PRODUCTS, attended + 2),
+        )
+
+    def _forward(self, tokens: int) -> tuple[Work, float, float]:
+        """Of all layers; operations of the head; bytes of the logits."""
+        model = self.model
+        layers = Work(
+            2.0 * tokens * model.num_layers * layer_weights(model),
+            model.num_layers * sum(passes(model, tokens, 1)) * self.itemsize / BYTES,
+        )
+        vocab = model.padded_vocab_size
+        return layers, 2.0 * tokens * self._head, float(tokens * vocab * FLOAT32)
+
+    @property
+    def _head(self) -> int:
+        return self.model.padded_vocab_size * self.model.embed_dim
+
+    def _head_bytes(self, rows: Rows, each: int) -> float:
+        chunks = -(-rows.tokens // self.logit_tokens) if self.logit_tokens else 0
+        return float(chunks * each * self._head)
+
+    def _last_products(self, tokens: int) -> float:
+        """Operations of the MLP's last products, whose results no gradient asks for."""
+        return 2.0 * tokens * self.model.num_layers * self.model.mlp_dim * self.model.embed_dim
+
+    def _attention(self, rows: Rows, products: int, passes: int) -> tuple[float, float]:
+        """Operations and bytes: queries and results, keys and values at each pass."""
+        model = self.model
+        width = model.num_layers * model.head_dim
+        read = 2 * rows.tokens * width * (model.num_heads + model.num_kv_heads)
+        operations = 2.0 * products * rows.pairs * width * model.num_heads
+        return operations, float(passes * read * self.itemsize)
+
+    def _gathers(self, rows: Rows, count: int) -> Iterator[Collective]:
+        """Weights brought together, layers as often as they are computed; of the embedding the rows that
+        are looked up change places instead."""
+        if self.fsdp > 1:
+            yield Collective("all-gather", self._layer_bytes, self.fsdp, count)
+            yield Collective("all-gather", float(self.itemsize * self._head), self.fsdp)
+            yield self._lookup(rows)
+
+    def _sums(self, rows: Rows) -> Iterator[Collective]:
+        """Gradients over the devices: those of layers end where their weights are, the head's everywhere."""
+        if self.adapter_weights is not None:
+            yield Collective("all-reduce", float(FLOAT32 * self.adapter_weights), self.dp)
+            return
+        shard = self._layer_bytes / self.fsdp
+        if self.fsdp > 1:
+            yield Collective("reduce-scatter", shard, self.fsdp)
+            yield self._lookup(rows)
+        if self.dp > self.fsdp:
+            yield Collective("all-reduce", shard, self.dp // self.fsdp)
+        if self.dp > 1:
+            yield Collective("all-reduce", float(FLOAT32 * self._head), self.dp)
+
+    @property
+    def _layer_bytes(self) -> float:
+        """Of the weights of all layers, as they are multiplied with."""
+        return float(self.itemsize * self.model.num_layers * layer_weights(self.model))
+
+    def _lookup(self, rows: Rows) -> Collective:
+        num_bytes = float(FLOAT32 * rows.tokens * self.model.embed_dim)
+        return Collective("all-to-all", num_bytes, self.fsdp)
+
+
+def apply_work(params: int, gradients: int, optimizer: int, *, offloaded: int = 0) -> Work:
+    """One optimizer step, and the zeros that gradients are then added to.
+
+    Gradients are read for their norm and for the step, parameters and the optimizer's state read and
+    written.
+
+    Args:
+      params, gradients, optimizer: bytes on one device.
+      offloaded: of the optimizer's, those that come from the host's memory before and go back after.
+    """
+    num_bytes = 2.0 * (params + optimizer) + 3.0 * gradients
+    return Work(num_bytes=num_bytes, host_bytes=2.0 * offloaded)
+
+
+def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
+    """Parameters to the rollout: rounded, gathered, cut to the shards of its layout.
+
+    Args:
+      params: bytes of one device in training.
+      gathered: bytes of all weights as the rollout keeps them.
+      kept: those of one device in the rollout's first layout.
+    """
+    sent = (Collective("all-gather", float(gathered), fsdp),) * (fsdp > 1)
+    return Work(num_bytes=float(params + gathered + 2 * kept), sent=sent)
+
+
+def checksum_work(params: int, kept: int) -> Work:
+    """Of what is sent and of what arrives; bytes on one device."""
+    return Work(num_bytes=float(params + kept))
+
+
+def merge_work(frozen: int, whole: int) -> Work:
+    """Adapters added to what is frozen, as the rollout keeps it; bytes on one device."""
+    return Work(num_bytes=float(frozen + whole))
+
+
+def counted(work: Work, flops: float, num_bytes: float, sent: tuple[Collective, ...]) -> Work:
+    """The same with what a compiler counted; kernels of attention are in no count."""
+    return replace(work, flops=flops, num_bytes=num_bytes, sent=sent)

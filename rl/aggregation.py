@@ -1,0 +1,47 @@
+"""How much a token weighs in the loss of its mini-batch. Knows lengths alone."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+Aggregation = Literal["token", "sequence", "constant"]
+
+
+def token_weights(
+    counts: Sequence[int], aggregation: Aggregation, max_completion_length: int
+) -> list[float]:
+    """The weight in the mini-batch's loss of each token of each response.
+
+        weight = 1 / (tokens in the loss)                             aggregation = "token"
+        weight = 1 / (tokens of its response * responses in the loss)               "sequence"
+        weight = 1 / (max_completion_length * responses)                            "constant"
+
+    What is not in the loss, as a truncated response that is masked, has weight 0, and the averages
+    of "token" and "sequence" are over the others alone. Their weights add up to 1. Those of
+    "constant" add up to less, but a token weighs the same in every mini-batch, however long the
+    responses are and however many of them are masked.
+
+    Args:
+      counts: tokens of each response; 0 of one that is not in the loss.
+
+    Raises:
+      ValueError: the aggregation is none of these, or "constant" without max_completion_length.
+
+    Reference: Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 8 ("token");
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300, eq. 3 ("sequence");
+    Liu et al. 2025, https://arxiv.org/abs/2503.20783, section 3.2 ("constant": Dr. GRPO).
+    """
+    num_tokens, num_sequences = sum(counts), sum(count > 0 for count in counts)
+    match aggregation:
+        case "token":
+            return [1 / num_tokens if count else 0.0 for count in counts]
+        case "sequence":
+            return [1 / (count * num_sequences) if count else 0.0 for count in counts]
+        case "constant":
+            if max_completion_length < 1:
+                raise ValueError("aggregation 'constant' needs max_completion_length; got 0.")
+            each = 1 / (max_completion_length * len(counts))
+            return [each if count else 0.0 for count in counts]
+        case _:
+            raise ValueError(
+                f"aggregation is {aggregation!r}; expected 'token', 'sequence' or 'constant'."
+            )

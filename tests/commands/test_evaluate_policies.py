@@ -1,0 +1,113 @@
+"""Which policy is evaluated: a run's checkpoint as it is, or a directory with adapters merged into it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from evaluations import completions, evaluate_here
+from runs import QWEN3, write_checkpoint, write_problems
+from saved_runs import learned, policy_of, save_run
+
+from pat_jax.models.hf_export import export
+from pat_jax.models.hf_load import load_params
+from pat_jax.models.lora import Lora
+from pat_jax.models.peft_adapter import export_adapter
+
+OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A base, runs that have trained all of it and adapters, and what they would have exported."""
+    folder = tmp_path_factory.mktemp("policies")
+    base = write_checkpoint(folder / "base")
+    write_problems(folder / "sums.jsonl")
+    policy = policy_of(base)
+    lora = Lora.of(policy, rank=4, alpha=8.0, targets=["all-linear"])
+    params, adapters = learned(policy.abstract_params, 5), learned(lora.abstract_params, 6, 0.2)
+    earlier, other = learned(policy.abstract_params, 7), learned(policy.abstract_params, 8)
+    save_run(folder / "full", base, earlier, step=2)
+    save_run(folder / "full", base, params, step=4)
+    save_run(folder / "lora", base, adapters, step=3, lora=lora)
+    write_checkpoint(folder / "small", replace(QWEN3, num_layers=1))
+    save_run(folder / "moved", base.rename(folder / "gone"), params, step=4)
+    (folder / "gone").rename(base)
+    export_adapter(folder / "adapter", lora, adapters, base)
+    merged = lora.merge(load_params(base, policy, None, jnp.dtype(jnp.float32)), adapters)
+    for name, whole in (
+        ("earlier_hf", earlier),
+        ("full_hf", params),
+        ("merged_hf", merged),
+        ("other", other),
+    ):
+        export(folder / name, policy, whole, jnp.dtype(jnp.float32), tokenizer_dir=base)
+    return folder
+
+
+def said(monkeypatch, tmp_path: Path, folder: Path, *options: str, out: str) -> list[str]:
+    """The responses of an evaluation."""
+    data = str(folder / "sums.jsonl")
+    evaluate_here(monkeypatch, tmp_path, *options, "--data", data, *OPTIONS.split(), out=out)
+    return [line["completion"] for line in completions(tmp_path / out)]
+
+
+@pytest.mark.parametrize(
+    ("options", "export"),
+    [
+        (["--run_dir", "full"], "full_hf"),
+        (["--run_dir", "full", "--checkpoint", "2"], "earlier_hf"),
+        (["--run_dir", "lora"], "merged_hf"),
+        (["--model", "base", "--adapter", "adapter"], "merged_hf"),
+    ],
+    ids=str,
+)
+def test_a_policy_says_what_its_export_says(
+    monkeypatch, tmp_path: Path, folder: Path, options: list[str], export: str
+):
+    paths = [one if one[0] in "-2" else str(folder / one) for one in options]
+    found = said(monkeypatch, tmp_path, folder, *paths, out="found")
+    expected = said(monkeypatch, tmp_path, folder, "--model", str(folder / export), out="expected")
+    base = said(monkeypatch, tmp_path, folder, "--model", str(folder / "base"), out="base")
+    assert found == expected and len(found) == 12 and found != base
+
+
+def test_the_results_say_which_policy_it_was(monkeypatch, tmp_path: Path, folder: Path, capsys):
+    options = ["--run_dir", str(folder / "full"), "--data", str(folder / "sums.jsonl")]
+    found = evaluate_here(monkeypatch, tmp_path, *options, *OPTIONS.split())["options"]
+    assert (found["checkpoint"], found["model"]) == (4, str(folder / "base"))
+    assert f"the policy after step 4 of {folder / 'full'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--checkpoint 4 --model {}/base", ["--checkpoint is 4: expected with it the run"]),
+        ("--run_dir {}/full --checkpoint -1", ["--checkpoint is -1: expected an integer from 0"]),
+        ("--run_dir {}/full --checkpoint 3", ["option --checkpoint is 3", "which are 2, 4"]),
+        ("--run_dir {}/none", ["--run_dir is '{}/none': expected the folder of a run"]),
+        ("--run_dir {}/base", ["--run_dir is '{}/base': expected the folder of a run"]),
+        (
+            "--run_dir {}/full --adapter {}/adapter",
+            ["--adapter is", "expected none with --run_dir"],
+        ),
+        (
+            "--run_dir {}/full --model {}/small",
+            ["of another model", "num_layers (2 there, 1 here)"],
+        ),
+        ("--run_dir {}/lora --model {}/other", ["are of another base, whose weights differ"]),
+        ("--run_dir {}/moved", ["--model is '{}/gone', with which the run in '{}/moved' began"]),
+        ("--model {}/base --adapter {}/base", ["there is no adapter_config.json"]),
+        ("--model {}/small --adapter {}/adapter", ["is of another model than --model"]),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_sentence_and_write_nothing(
+    monkeypatch, tmp_path: Path, folder: Path, capsys, options: str, words: list[str]
+):
+    with pytest.raises(SystemExit) as caught:
+        said(monkeypatch, tmp_path, folder, *options.replace("{}", str(folder)).split(), out="out")
+    assert caught.value.code == 2 and not (tmp_path / "out").exists()
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1, message
+    assert all(word.replace("{}", str(folder)) in message for word in words), message

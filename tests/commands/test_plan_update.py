@@ -1,0 +1,373 @@
+"""What a plan says of the update: text, JSON and page; by arithmetic, and by a compiler that is made up."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from pat_jax import plan
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.page import page
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.text import plan_text
+from pat_jax.profiling.capacity.update import PlannedUpdate
+from pat_jax.profiling.capacity.update_report import Update
+from pat_jax.profiling.capacity.update_tables import stage_table, update_memory_words
+from pat_jax.profiling.cross_compile.compile import Compilation
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
+from pat_jax.profiling.predict.update_work import Rows
+from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+
+GIB = 2**30
+ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 2 --data nowhere"
+FIRST, LAST = Split(8, 1), Split(1, 8)
+SHAPE = {"rows": 8, "length": 4096}
+
+
+def config_of(options: str) -> PlanConfig:
+    return parse([*ASKED.split(), *options.split()], PlanConfig, prog="plan", presets=None)
+
+
+def made(options: str = "", programs: Sequence[CompiledProgram] = ()) -> PlanReport:
+    memory: object = None
+    whole = Compilation("h100:8", (), (), (), memory, tuple(programs), {"jaxlib": "0"})  # pyright: ignore[reportArgumentType]
+    question = plan.question_of(config_of(options), "the command")
+    return planned(question, whole if programs else None)
+
+
+def update_of(report: PlanReport) -> Update:
+    assert report.update is not None
+    return report.update
+
+
+def alone(options: str = "", programs: Sequence[CompiledProgram] = ()) -> Update:
+    """Of one rollout, without its replay."""
+    config = config_of(options)
+    plant = plan.question_of(config, "").plant
+    draw = Draw(config.responses, config.max_completion_length)
+    workload = ResponseLengths.built_in(config.lengths).draw(draw)
+    return PlannedUpdate(plant, None, programs, config).of([workload], next(iter(plant.layouts)))
+
+
+def program(name: str, **fields: object) -> CompiledProgram:
+    return CompiledProgram(name, FIRST, layers=2, compiled_layers=(2,), **fields)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def report() -> PlanReport:
+    return made("--beta 0.1 --mini_batch_size 4")
+
+
+def test_the_report_survives_json_with_its_update(report: PlanReport):
+    assert PlanReport.from_json(report.to_json()) == report
+    content = json.loads(report.to_json())
+    assert content["version"] == 3 and content["update"]["source"] == "arithmetic"
+    assert [each["name"] for each in content["iterations"]][:2] == ["adaptive", "dp8tp1"]
+
+
+def test_every_part_of_an_iteration_is_told(report: PlanReport):
+    update = update_of(report)
+    assert update.scored == ("the policy before its first step", "the reference")
+    assert update.batches.steps == 2 and update.split == FIRST and update.fsdp == 8
+    for text in (plan_text(report), page(report)):
+        for words in (
+            "log-probabilities",
+            "forward and backward",
+            "optimizer",
+            "weights to the rollout",
+        ):
+            assert words in text
+        assert (
+            "Log-probabilities are those of the policy before its first step and of the reference."
+            in text
+        )
+        assert "2 optimizer steps." in text and "Model FLOP utilisation" in text
+        assert "No update of this engine has been measured" in text
+        assert "not verified" in text and "35.0 % of the peak (assumed)" in text
+        assert "rollout&#x27;s share" in text or "rollout's share" in text
+    assert "an iteration, adapting; its update not verified" in page(report)
+
+
+def test_iterations_are_rollouts_and_the_update(report: PlanReport):
+    update, iterations = update_of(report), report.iterations
+    systems = report.comparison.adaptive, *report.comparison.static
+    for system, iteration in zip(systems, iterations, strict=True):
+        assert iteration.rollout_s == system.mean_s and iteration.update_s == update.total_s
+        assert iteration.total_s == pytest.approx(system.mean_s + update.total_s)
+        assert iteration.rollout_share == pytest.approx(system.mean_s / iteration.total_s)
+    stages = (update.scoring, update.gradients, update.apply, update.transfer)
+    assert update.total_s == pytest.approx(sum(stage.total for stage in stages))
+    assert all(stage.total > 0 for stage in stages)
+    assert str(update.target) == report.comparison.traces[0].layout[0]
+
+
+def test_what_an_algorithm_scores():
+    assert alone().scored == () and alone().scoring.total == 0
+    once, twice = alone("--beta 0.1"), alone("--beta 0.1 --mini_batch_size 4")
+    assert once.scored == ("the reference",) and len(twice.scored) == 2
+    assert alone("--mini_batch_size 4").scored == ("the policy before its first step",)
+    assert once.memory.reference == once.memory.parameters > 0 == alone().memory.reference
+    assert twice.apply.total == pytest.approx(2 * once.apply.total)
+
+
+def test_utilisation_is_what_the_model_asks_for_by_the_time_and_the_peak():
+    update = alone("--beta 0.1")
+    assert update.scoring.total > 0
+    assert update.mfu == pytest.approx(update.flops / update.update_s / (8 * 9.89e14))
+    assert 0 < update.mfu < 1
+    tokens = update.batches.tokens
+    model = preset("tiny")
+    weights = 2 * (32 * (16 + 8) * 8 + 3 * 32 * 64) + 128 * 32
+    assert model.num_layers == 2 and update.flops > 6 * weights * tokens
+
+
+def test_memory_is_the_sum_of_its_parts():
+    memory = alone("--beta 0.1").memory
+    assert memory.is_least and memory.stage == "gradients of 8 x 4096 tokens"
+    assert memory.optimizer == pytest.approx(2 * memory.parameters, abs=64)
+    assert memory.gradients == memory.parameters
+    # A micro-batch's own gradients, and the input of each of two layers: 4,096 tokens of 32 numbers.
+    assert memory.temporaries == memory.parameters + 2 * 4096 * 32 * 2
+    assert (
+        memory.total
+        == 5 * memory.parameters + memory.optimizer - memory.parameters + 2 * 4096 * 32 * 2
+    )
+    assert memory.shortage == memory.tightness == ""
+
+
+def test_what_was_compiled_is_what_counts():
+    grad = program("grad", **SHAPE, temp_bytes=20 * GIB, output_bytes=5, alias_bytes=4)
+    apply = program("apply", temp_bytes=GIB, bytes_accessed=1e12)
+    update = alone(programs=[grad, apply])
+    assert update.source == "compiler" and not update.memory.is_least
+    assert update.memory.temporaries == 20 * GIB + 1
+    assert update.gradients.products == update.gradients.memory == update.gradients.links == 0
+    assert update.gradients.attention == alone().gradients.attention > 0
+    assert update.apply.memory > 0.3
+
+
+def test_a_compilers_count_of_the_largest_rows_holds_in_proportion():
+    sent = (Sent("all-gather", 10**9, 8, 0, 2),)
+    low, high = (
+        alone(
+            programs=[
+                program(
+                    "grad",
+                    **SHAPE,
+                    flops=x * 1e12,
+                    bytes_accessed=x * 1e11,
+                    product_bytes=x * 9e10,
+                    collectives=sent,
+                )
+            ]
+        )
+        for x in (1, 3)
+    )
+    assert high.gradients.products == pytest.approx(3 * low.gradients.products)
+    assert high.gradients.memory == pytest.approx(3 * low.gradients.memory, rel=1e-2)
+    assert high.gradients.links == low.gradients.links > alone().gradients.links
+
+
+def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
+    asked = "--beta 0.1 --responses 16"
+    config = config_of(asked)
+    work = PlannedUpdate(plan.question_of(config, "").plant, None, (), config).work
+    by_hand, programs = alone(asked), []
+    # A smaller shape is among the micro-batches, whose share is arithmetic's.
+    assert by_hand.batches.slots % (SHAPE["rows"] * SHAPE["length"])
+    for name, of in (("logprobs", work.scores), ("grad", work.gradients)):
+        counts = of(Rows(SHAPE["length"], 0.0))
+        sent = tuple(Sent(x.kind, round(x.num_bytes), x.group, 0, x.count) for x in counts.sent)
+        moved = {"bytes_accessed": counts.num_bytes + 7e9, "product_bytes": 7e9}
+        programs.append(program(name, **SHAPE, flops=counts.flops, collectives=sent, **moved))
+    compiled = alone(asked, programs)
+    for name in ("scoring", "gradients"):
+        for part in ("products", "attention", "memory"):
+            told = [getattr(getattr(update, name), part) for update in (by_hand, compiled)]
+            assert told[0] == pytest.approx(told[1], rel=1e-6) and told[0] > 0
+
+
+def test_a_refused_program_is_left_to_arithmetic():
+    refused = program("grad", **SHAPE, error="too large", temp_bytes=GIB)
+    assert alone(programs=[refused]) == alone()
+
+
+def test_the_transfer_to_a_layout_that_was_not_compiled_is_that_to_the_least_tp():
+    moved = {"bytes_accessed": 1e12}
+    programs = [
+        program("transfer", target=FIRST, **moved),
+        program("transfer", target=LAST, bytes_accessed=5e12),
+    ]
+    config = config_of("")
+    plant = plan.question_of(config, "").plant
+    workload = ResponseLengths.built_in("reasoning").draw(Draw(64, 3072))
+    seconds = [
+        PlannedUpdate(plant, None, programs, config).of([workload], split).transfer.total
+        for split in (FIRST, Split(4, 2), LAST)
+    ]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
+    assert seconds[2] == pytest.approx(5 * seconds[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gib", "words"),
+    [
+        (21.0, ""),
+        (19.0, "the update needs 20 GiB of a device for gradients of 8 x 4096 tokens"),
+        (20.5, "the update takes 20 GiB of a device's 20.5 GiB: it may find no room"),
+    ],
+)
+def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
+    size = 20 if gib < 21 else 18
+    grad = program("grad", **SHAPE, temp_bytes=size * GIB)
+    report = made(f"--device_memory_gib {gib} --remat dots --tokens_per_micro_batch 65536", [grad])
+    said = [line for line in report.warnings if "the update" in line]
+    if not words:
+        assert said == [] and "it fits." in plan_text(report)
+        return
+    assert len(said) == 1 and said[0].startswith(words)
+    for advice in (
+        "take --remat full",
+        "lower --tokens_per_micro_batch (65536)",
+        "use more devices",
+    ):
+        assert advice in said[0]
+    assert f"Warning: {said[0]}" in plan_text(report) and 'class="warning"' in page(report)
+    assert ("does NOT fit" in plan_text(report)) == ("needs" in words)
+    assert "one row for each device" not in " ".join(
+        made(f"--device_memory_gib {gib}", [grad]).warnings
+    )
+
+
+def test_what_is_known_without_a_compiler_may_already_be_too_much():
+    asked = f"--tokens_per_micro_batch {2**22}"
+    held = alone(asked).memory.total / GIB
+    memory = alone(f"{asked} --device_memory_gib {held / 2!r}").memory
+    assert memory.shortage.startswith(f"the update needs at least {held:.3g} GiB of a device")
+    assert "may fit" not in update_memory_words(memory) and "does NOT fit" in update_memory_words(
+        memory
+    )
+    assert "it may fit" in update_memory_words(alone().memory)
+
+
+def test_adapters_leave_the_policy_out_of_gradients_and_optimizer():
+    full, lora = alone(), alone("--lora_rank 4")
+    assert lora.memory.base > 0 == full.memory.base
+    assert lora.memory.parameters < full.memory.parameters
+    assert lora.gradients.products < full.gradients.products
+
+
+NUMBERS = 3_776  # of tiny that a device of eight has
+
+
+@pytest.mark.parametrize(
+    ("options", "weight", "moments", "offloaded"),
+    [
+        ("", 4, 8, 0),
+        ("--optimizer.moment_dtype bfloat16", 4, 4, 0),
+        ("--optimizer.weight_dtype bfloat16", 2, 8, 0),
+        ("--optimizer.offload true", 4, 0, 8),
+        ("--optimizer.offload true --optimizer.moment_dtype bfloat16", 4, 0, 4),
+    ],
+)
+def test_what_the_optimizer_keeps_by_hand(options: str, weight: int, moments: int, offloaded: int):
+    """Bytes of a number; gradients add up in float32, and an H100 has 64 GB/s to its host, there and back."""
+    update = alone(f"{options} --beta 0.1 --mini_batch_size 4")
+    memory = update.memory
+    assert memory.parameters == memory.reference == weight * NUMBERS
+    assert memory.optimizer == pytest.approx(moments * NUMBERS, abs=64)  # and its counters
+    assert memory.gradients == 4 * NUMBERS and memory.offloaded == offloaded * NUMBERS
+    assert update.apply.host == pytest.approx(2 * 2 * offloaded * NUMBERS / 64e9)
+    assert update.gradients.host == update.scoring.host == update.transfer.host == 0
+
+
+def test_moments_are_on_the_device_in_the_optimizer_s_step():
+    """Which is the largest program where it has more than gradients have."""
+    grad, apply = program("grad", **SHAPE, temp_bytes=GIB), program("apply", temp_bytes=2 * GIB)
+    memory = alone("--optimizer.offload true", [grad, apply]).memory
+    assert memory.stage == "the optimizer's step" and memory.temporaries == 2 * GIB
+    assert memory.optimizer == pytest.approx(8 * NUMBERS, abs=64)
+    memory = alone("--optimizer.offload true", [grad]).memory
+    assert memory.optimizer < 64 and memory.temporaries == GIB
+
+
+def test_moments_that_travel_are_told():
+    report, usual = made("--optimizer.offload true"), made()
+    assert PlanReport.from_json(report.to_json()) == report
+    said = "GiB of moments rest in the host"
+    assert said in plan_text(report) and said in page(report)
+    assert any("published rate" in note for note in report.notes)
+    assert said not in plan_text(usual)
+    names = [stage_table(update_of(each)).header for each in (report, usual)]
+    assert names[0] == [*names[1], "host"]
+
+
+def test_weights_go_where_the_rollout_begins_and_nowhere_else():
+    """What the transfer to a layout without room would take is no part of the update."""
+    large, small = (
+        program("transfer", target=split, temp_bytes=size * GIB)
+        for split, size in ((LAST, 50), (FIRST, 10))
+    )
+    memory = alone(programs=[large, small]).memory
+    assert memory.stage == "the transfer to dp8tp1" and memory.temporaries == 10 * GIB
+    assert memory.gradients == 0 and memory.shortage == ""
+
+
+def test_nothing_is_said_of_an_update_where_nothing_is_trained():
+    report = made("--train false")
+    assert report.update is None and report.iterations == []
+    assert json.loads(report.to_json())["update"] is None
+    assert PlanReport.from_json(report.to_json()) == report
+    for text in (plan_text(report), page(report)):
+        assert "update" not in text.lower()
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_recomputing_and_fewer_devices_take_longer(rank: int):
+    asked = f"--lora_rank {rank}"
+    usual = alone(asked)
+    assert alone(f"{asked} --remat none").gradients.total < usual.gradients.total
+    fewer = alone(f"{asked} --target h100:2")
+    assert fewer.gradients.products > usual.gradients.products
+    assert fewer.batches.tokens == usual.batches.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            "--mini_batch_size 3",
+            "option --mini_batch_size is 3: expected 0 or a divisor of the prompts of a rollout (8)",
+        ),
+        ("--train false --beta 0.1", "option --beta is 0.1: expected 0 with --train false"),
+        (
+            "--train false --mini_batch_size 4",
+            "option --mini_batch_size is 4: expected 0 with --train",
+        ),
+        (
+            "--train false --optimizer.offload true",
+            "option --optimizer.offload is True: expected false with --train false",
+        ),
+        (
+            "--train false --optimizer.weight_dtype bfloat16",
+            "option --optimizer.weight_dtype is 'bfloat16': expected float32 with --train false",
+        ),
+        ("--beta -1", "option --beta is -1"),
+        ("--tokens_per_micro_batch -1", "option --tokens_per_micro_batch is -1"),
+    ],
+)
+def test_options_that_cannot_be(options: str, words: str):
+    with pytest.raises(UserError) as caught:
+        config_of(options)
+    assert words in str(caught.value)
+
+
+def test_float32_says_that_its_products_are_priced_too_fast():
+    (wide,) = (line for line in made("--compute_dtype float32").notes if "float32 numbers" in line)
+    assert "too fast" in wide
+    assert not [line for line in made().notes if "float32 numbers" in line]

@@ -1,0 +1,170 @@
+"""`import pat_jax`: what a program or a notebook calls does what the commands do."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import TINY, finish, start
+
+import pat_jax
+from pat_jax import UserError
+from pat_jax.run.metrics import read_metrics
+
+OPTIONS = [*TINY, "--layout", "dp2tp1", "--log_samples_every", "1"]
+
+# Run, resume, go on and fail in one process, as in a notebook; each fact a line.
+PROGRAM = """
+import json, sys
+import pat_jax
+from pat_jax.config.command_line import parse
+
+folder, options = sys.argv[1], json.loads(sys.argv[2])
+seen = []
+
+def tell(**facts):
+    print(json.dumps(facts), file=sys.stderr)
+
+def exact(completions, answer, **columns):
+    seen.append(1)
+    return [float(text == right) for text, right in zip(completions, answer)]
+
+run = pat_jax.train(options, run_dir=f"{folder}/api")
+tell(samples={step: len(run.samples[step]) for step in run.samples}, path=run.rollout.path)
+try:
+    pat_jax.train(options, run_dir=f"{folder}/api")
+except pat_jax.UserError as error:
+    tell(refused=str(error))
+run = pat_jax.train(run_dir=f"{folder}/api", resume=True, steps=3, reward=exact)
+tell(steps=[row["step"] for row in run.metrics], reward=run.config.reward)
+again = pat_jax.train(options, run_dir=f"{folder}/closure", reward=[exact], steps=2)
+tell(seen=seen, trace=again.plot_rollout().get_size_inches().tolist())
+tell(exported=str(run.export(f"{folder}/exported")))
+session = pat_jax.session(run=again, max_length=96, batch=4)
+texts = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
+more = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
+tell(texts=texts, same=texts == more, tokens=sum(session.rollout.live[:1]))
+try:
+    session.generate(["1+2=", "x" * 200])
+except pat_jax.UserError as error:
+    tell(too_long=str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def facts(folder: Path) -> dict:
+    """What the program told, while the command ran beside it."""
+    names = [word[2:] for word in OPTIONS[::2]]
+    options = dict(zip(names, OPTIONS[1::2], strict=True))
+    command = start(*OPTIONS, "--run_dir", str(folder / "command"))
+    program = start(str(folder), json.dumps(options), program=("-c", PROGRAM))
+    finish(command)
+    told: dict = {}
+    for line in finish(program).splitlines():
+        if line.startswith("{"):
+            told |= json.loads(line)
+    return told
+
+
+def metrics(folder: Path) -> list[dict]:
+    """Those that no clock decides."""
+    clocks = (
+        "time",
+        "timing/",
+        "progress/",
+        "memory/",
+        "rollout/regret",
+        "reward/hidden",
+        "eval/seconds",
+    )
+    return [
+        {
+            k: v
+            for k, v in row.items()
+            if not k.startswith(clocks) and "per_s" not in k and "utili" not in k
+        }
+        for row in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def test_a_run_measures_what_the_command_measures(folder: Path, facts: dict):
+    ours, theirs = metrics(folder / "api"), metrics(folder / "command")
+    assert ours[:3] == theirs and len(theirs) == 3
+    assert {"train/loss", "reward/mean", "rollout/tokens"} <= theirs[1].keys()
+    assert facts["samples"] == {"1": 4, "2": 4} and facts["path"] == ["dp2tp1"]
+
+
+def test_a_function_of_the_program_is_a_reward_like_another(folder: Path, facts: dict):
+    own, theirs = metrics(folder / "closure"), metrics(folder / "command")
+    assert own == theirs  # `exact` as well
+    assert facts["seen"] == [] and facts["trace"][0] == 9
+
+
+def test_a_run_goes_on_in_the_process_that_ended_it(facts: dict):
+    assert facts["refused"].endswith("choose another, or --resume the run in it.")
+    assert facts["steps"] == [0, 1, 2, 3]
+    (reward,) = facts["reward"]
+    assert reward.endswith(".reward:exact")
+
+
+def test_what_was_learned_is_exported_and_generates(facts: dict):
+    assert (Path(facts["exported"]) / "model.safetensors").is_file()
+    (a, b), (c, d) = facts["texts"]
+    assert len({a, b, c, d}) > 1 and facts["same"] and facts["tokens"] == 4
+    assert facts["too_long"].startswith("prompt 2: 200 tokens of prompt")
+
+
+def test_importing_takes_no_time_and_starts_nothing():
+    code = (
+        "import sys, time; start = time.perf_counter(); import pat_jax; dir(pat_jax); "
+        "print(time.perf_counter() - start, [x for x in ('jax', 'numpy', 'matplotlib') if x in sys.modules])\n"
+        "from pat_jax import plan, session, train, UserError, SavedRun\n"
+        "from jax._src import xla_bridge\n"
+        "print(callable(train), callable(plan), xla_bridge.backends_are_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    first, second = done.stdout.splitlines()
+    assert float(first.split()[0]) < 0.5 and first.endswith("[]")
+    assert second == "True True False"
+
+
+@pytest.mark.parametrize("name", pat_jax.__all__)
+def test_every_name_is_there_and_says_what_it_does(name: str):
+    found = getattr(pat_jax, name)
+    assert callable(found) and (found.__doc__ or "").strip() and name in dir(pat_jax)
+
+
+@pytest.mark.parametrize("name", ["plan", "profile", "simulate", "train"])
+def test_modules_of_commands_are_called_whatever_was_imported_first(name: str):
+    module = __import__(f"pat_jax.{name}", fromlist=["main"])
+    assert getattr(pat_jax, name) is module and callable(module.main)
+    parameters = inspect.signature(module).parameters
+    assert next(iter(parameters)) == "config" and "options" in parameters
+    with pytest.raises(UserError, match=r"^unknown option --modl"):
+        module(modl="tiny")
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'pat_jax' has no attribute 'trian'"):
+        _ = pat_jax.trian  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", ["prompts", "out", "resume"])
+def test_a_session_takes_no_files(name: str):
+    given = {"model": "tiny", name: True if name == "resume" else "x.jsonl"}
+    with pytest.raises(UserError, match=rf"option --{name} is .*: expected none here"):
+        pat_jax.session(given)
+
+
+def test_an_error_is_one_line_in_a_notebook():
+    assert UserError("what, where.")._render_traceback_() == ["error: what, where."]

@@ -1,0 +1,50 @@
+"""The evaluate command at its smallest, in this process, and what it leaves."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from pat_jax import evaluate
+from pat_jax.config.command_line import run_command
+
+SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
+REWARD = """
+def even(prompts, completions, answer, **columns):
+    return [float(len(text) % 2 == 0) for text in completions]
+
+def length(prompts, completions, **columns):
+    return [len(text) / 100 for text in completions]
+
+def none(prompts, completions, **columns):
+    return [None if len(text) % 3 == 0 else 1.0 for text in completions]
+"""
+
+
+def evaluate_here(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *options: str,
+    out: str = "out",
+    small: bool = True,
+) -> dict[str, Any]:
+    """Results of the command, which runs in `folder` and writes to `out` there.
+
+    Args:
+      small: with the options of the smallest one.
+    """
+    (folder / "mine.py").write_text(REWARD)
+    argv = ["evaluate", "--out", str(folder / out), *(SMALL.split() if small else ()), *options]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(evaluate, "configure", lambda count: jax.devices()[:count])
+    monkeypatch.chdir(folder)
+    run_command(evaluate.main)
+    return json.loads((folder / out / "results.json").read_text())
+
+
+def completions(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "completions.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,107 @@
+"""A training run of two processes: as of one, stopped by either, ended with either, gone on with."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from runs import TINY, run
+from several import SMALL, ends, errors, start_all
+
+from pat_jax.run.metrics import read_metrics
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+SAME = ("reward/mean", "rollout/length_mean", "rollout/layouts", "rollout/switches", "eval/reward")
+CLOSE = ("train/loss", "train/grad_norm", "train/cross_entropy")
+SWITCHING = ["--switch_to", "dp2tp2,dp4tp1", "--switch_at", "6,2", "--rollout.burst_steps", "8"]
+LONG = ["--steps", "1000", "--eval.every", "0"]
+
+
+def metrics(folder: Path) -> list[dict]:
+    return read_metrics(folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_two_processes_learn_what_one_learns(tmp_path, deterministic):
+    options = [*SMALL, *SWITCHING, "--seed", "3", "--warm_start.steps", "30"]
+    options += ["--deterministic", "true"] * deterministic
+    # Scored in shares; every group has some signal.
+    reward = tmp_path / "reward.py"
+    reward.write_text("def length(completions):\n    return [float(len(x)) for x in completions]\n")
+    options += ["--reward", f"{reward}:length"]
+    several, alone = tmp_path / "several", tmp_path / "alone"
+    for code, output in ends(start_all(2, *options, "--run_dir", str(several))):
+        assert code == 0, output
+    run(*options, "--run_dir", str(alone))
+    rows = list(zip(metrics(several), metrics(alone), strict=True))
+    assert len(rows) == 3
+    for ours, theirs in rows:
+        for name in SAME:
+            assert ours.get(name) == theirs.get(name), name
+        for name in ours.keys() & set(CLOSE):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
+    rows = metrics(several)
+    assert sum(row.get("rollout/switches", 0) for row in rows) > 0
+    assert rows[-1]["train/grad_norm"] > 0
+
+
+def started(folder: Path, *options: str) -> list:
+    """Two processes in the middle of a run."""
+    processes = start_all(2, *SMALL, *LONG, "--run_dir", str(folder), *options)
+    wait_for(processes, lambda: len(metrics(folder)) > 2)
+    return processes
+
+
+def wait_for(processes, is_so) -> None:
+    for _ in range(2800):
+        time.sleep(0.1)
+        try:
+            if is_so():
+                return
+        except OSError:  # there is no file yet
+            pass
+        assert all(process.poll() is None for process in processes), ends(processes)
+    raise AssertionError(ends(processes, timeout=1))
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_signal_to_one_saves_and_the_same_command_goes_on(tmp_path, told):
+    folder = tmp_path / "run"
+    processes = started(folder, "--resume", "auto")
+    processes[told].send_signal(signal.SIGTERM)
+    found = ends(processes, timeout=60)
+    assert [code for code, _ in found] == [143, 143], found
+    assert "is saved; go on with" in found[0][1]
+    done = metrics(folder)[-1]["step"]
+    steps = ["--steps", str(done + 2)]
+    command = [*SMALL, "--eval.every", "0", "--run_dir", str(folder), "--resume", "auto", *steps]
+    (code, output), _ = ends(start_all(2, *command))
+    assert code == 0 and f"resumed after step {done}" in output, output
+    assert metrics(folder)[-1]["step"] == done + 2
+    # And in one process.
+    more = run(*command[:-1], str(done + 3))
+    assert f"resumed after step {done + 2}" in more
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_where_one_dies_or_hangs_the_other_ends_with_a_sentence(tmp_path, gone, how):
+    folder = tmp_path / "run"
+    processes = started(folder)
+    processes[gone].send_signal(how)
+    try:
+        code, output = ends([processes[1 - gone]], timeout=60)[0]
+    finally:
+        processes[gone].kill()
+        ends([processes[gone]])
+    assert code == 1, output
+    (sentence,) = errors(output)
+    assert f"process {gone} on " in sentence and "--resume auto" in sentence
+
+
+def test_processes_that_are_started_with_other_options_do_not_begin(tmp_path):
+    each = [["--seed", "1"], ["--seed", "2"]]
+    options = *TINY, "--devices", "2", "--run_dir", str(tmp_path / "run")
+    for code, output in ends(start_all(2, *options, each=each), timeout=100):
+        assert code == 2 and "(--seed 2, not 1)" in output, output
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,151 @@
+"""What the programs of an update do, counted by hand, and how it grows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.presets import preset
+from pat_jax.models.rematerialization import NONE, POLICIES
+from pat_jax.profiling.predict.update_work import (
+    Collective,
+    Rows,
+    UpdateWork,
+    apply_work,
+    checksum_work,
+    merge_work,
+    transfer_work,
+)
+from pat_jax.training.model_flops import training_flops
+
+# 2 layers, width 8, MLP 24, 4 query and 2 KV heads of 4, 64 words: a layer has 8 * (16 + 2 * 8) weights of
+# queries, keys and values and 8 * 16 of the output, of which 256 + 128; and 3 * 8 * 24 of the MLP.
+TINY = ModelConfig("llama", 64, 8, 24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4)
+TINY = replace(TINY, vocab_multiple=1)
+LAYER, LAST, HEAD = 384 + 576, 8 * 24, 64 * 8
+TOKENS, PAIRS = 10, 33.0
+ROWS = Rows(TOKENS, PAIRS)
+WORK = UpdateWork(TINY, dp=4, fsdp=4)
+# Bytes of what is no product of a layer, of each token: two norms of four passes, rotation of 32
+# numbers in and out, the activation of 24 from 48; two bytes a number.
+MOVED = 2 * (2 * 4 * 8 + 2 * 32 + 3 * 24)
+LOGITS = 4 * 64
+
+
+def test_forward_alone_by_hand():
+    work = WORK.scores(ROWS)
+    assert work.flops == 2 * TOKENS * (2 * LAYER + HEAD)
+    assert work.num_bytes == TOKENS * (2 * MOVED + 2 * LOGITS)
+    # Scores and their product with values: a multiplication and an addition for each pair and head.
+    assert work.attention_flops == 2 * 2 * PAIRS * 2 * 4 * 4
+    # Queries and results of four heads, keys and values of two.
+    assert work.attention_bytes == 2 * TOKENS * 2 * 4 * (4 + 4 + 2 + 2)
+    lookup = Collective("all-to-all", 4 * TOKENS * 8, 4)
+    layers = Collective("all-gather", 2 * 2 * LAYER, 4)
+    assert work.sent == (layers, Collective("all-gather", 2 * HEAD, 4), lookup)
+
+
+def test_forward_and_backward_by_hand():
+    work = WORK.gradients(ROWS)
+    # Forward, anew but for the last product of the MLP, and twice backward; logits anew too.
+    assert work.flops == 2 * TOKENS * (2 * (4 * LAYER - LAST) + 4 * HEAD)
+    added = 3 * 4 * (2 * LAYER + 2 * HEAD) / 4
+    assert work.num_bytes == TOKENS * (4 * 2 * MOVED + 8 * LOGITS) + added
+    # Twice forward; backward scores and their gradients twice, gradients of queries, keys and values.
+    assert work.attention_flops == (2 * 2 + 7) * 2 * PAIRS * 2 * 4 * 4
+    assert work.sent[0] == Collective("all-gather", 2 * 2 * LAYER, 4, 2)
+    assert work.sent[3] == Collective("reduce-scatter", 2 * 2 * LAYER / 4, 4)
+    assert work.sent[-1] == Collective("all-reduce", 4 * HEAD, 4)
+    assert len(work.sent) == 6
+
+
+def test_the_optimizer_and_the_transfer_by_hand():
+    """Gradients read twice and set to zero, parameters and state read and written."""
+    work = apply_work(params=100, gradients=150, optimizer=200)
+    assert work.num_bytes == 3 * 150 + 2 * 100 + 2 * 200 and work.host_bytes == 0
+    offloaded = apply_work(params=100, gradients=150, optimizer=200, offloaded=180)
+    assert offloaded == replace(work, host_bytes=2 * 180)
+    work = transfer_work(params=100, gathered=400, kept=50, fsdp=8)
+    assert work.num_bytes == 100 + 400 + 2 * 50
+    assert work.sent == (Collective("all-gather", 400.0, 8),)
+    assert transfer_work(100, 400, 50, fsdp=1).sent == ()
+    assert checksum_work(100, 50).num_bytes == merge_work(100, 50).num_bytes == 150
+
+
+def test_without_recomputing_it_is_what_the_model_asks_for_and_the_logits_once_more():
+    work = replace(WORK, remat="none").gradients(Rows(1000, 1000 * 1001 / 2))
+    asked = training_flops(TINY, np.array([1000]))
+    attention = 6 * 2 * 4 * 4 * 1000**2
+    assert work.flops - 2 * 1000 * HEAD == pytest.approx(asked - attention)
+    assert work.attention_flops * 6 / 9 == pytest.approx(attention, rel=2e-3)
+
+
+def test_recomputing_adds_a_forward_pass_of_the_layers():
+    with_it, without = (replace(WORK, remat=x) for x in ("full", "none"))
+    more = with_it.gradients(ROWS).flops - without.gradients(ROWS).flops
+    head, last = 2 * TOKENS * HEAD, 2 * TOKENS * 2 * LAST
+    assert more == WORK.scores(ROWS).flops - head - last
+    attention = [x.gradients(ROWS).attention_flops for x in (with_it, without)]
+    assert attention[0] - attention[1] == WORK.scores(ROWS).attention_flops
+    assert [x.gradients(ROWS).sent[0].count for x in (with_it, without)] == [2, 1]
+
+
+def test_each_policy_computes_less_anew_than_the_one_before():
+    full, attention, dots, none = (
+        replace(WORK, remat=remat).gradients(ROWS) for remat in (*POLICIES, NONE)
+    )
+    assert full.flops == attention.flops > dots.flops == none.flops
+    assert full.attention_flops > attention.attention_flops == dots.attention_flops
+    assert none.attention_flops == dots.attention_flops
+    assert full.num_bytes == dots.num_bytes > none.num_bytes
+    assert [x.sent[0].count for x in (full, attention, dots, none)] == [2, 2, 2, 1]
+
+
+def test_a_frozen_policy_has_no_gradients():
+    adapters = 700
+    full, lora = WORK.gradients(ROWS), replace(WORK, adapter_weights=adapters).gradients(ROWS)
+    products = 2 * TOKENS * (2 * LAYER + HEAD)
+    assert full.flops - lora.flops == products - 2 * 4 * TOKENS * adapters
+    assert lora.sent[-1] == Collective("all-reduce", 4 * adapters, 4)
+    assert "reduce-scatter" not in {each.kind for each in lora.sent}
+    forward = replace(WORK, adapter_weights=adapters).scores(ROWS).flops - WORK.scores(ROWS).flops
+    assert forward == 2 * TOKENS * adapters
+
+
+def test_a_head_that_is_moved_for_each_chunk_of_tokens():
+    chunked = replace(WORK, logit_tokens=3)  # 10 tokens are four chunks
+    for name, each in (("scores", 6), ("gradients", 16)):
+        more = getattr(chunked, name)(ROWS).num_bytes - getattr(WORK, name)(ROWS).num_bytes
+        assert more == 4 * each * HEAD
+
+
+def test_one_device_sends_nothing():
+    alone = UpdateWork(TINY, dp=1, fsdp=1)
+    assert alone.scores(ROWS).sent == alone.gradients(ROWS).sent == ()
+
+
+def test_what_is_not_split_is_summed_over_its_copies():
+    sent = UpdateWork(TINY, dp=8, fsdp=2).gradients(ROWS).sent
+    assert Collective("all-reduce", 2 * 2 * LAYER / 2, 4) in sent
+    sent = UpdateWork(TINY, dp=8, fsdp=1).gradients(ROWS).sent
+    assert [each.kind for each in sent] == ["all-reduce", "all-reduce"]
+
+
+@given(
+    tokens=st.integers(1, 10**6),
+    ways=st.sampled_from([1, 2, 4, 8, 16]),
+    remat=st.sampled_from([*sorted(POLICIES), NONE]),
+)
+def test_it_grows_with_the_tokens_and_is_shared_by_the_devices(tokens: int, ways: int, remat: str):
+    work = UpdateWork(preset("llama-3.1-8b"), ways, ways, remat)
+    less, more = (work.gradients(Rows(n, n * (n + 1) / 2)) for n in (tokens, tokens + 1))
+    for name in ("flops", "num_bytes", "attention_flops", "attention_bytes"):
+        assert getattr(less, name) < getattr(more, name)
+    # As many tokens over twice the devices: half of everything but of what each device has to have.
+    halved = replace(work, dp=2 * ways, fsdp=2 * ways).gradients(Rows(tokens, 0.0))
+    whole = work.gradients(Rows(2 * tokens, 0.0))
+    assert 2 * halved.flops == pytest.approx(whole.flops)
+    assert 2 * halved.num_bytes == pytest.approx(whole.num_bytes)

@@ -1,0 +1,75 @@
+"""A run read back from the files of its folder."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import dump, parse
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.run.curves import draw_curves
+from pat_jax.run.metrics import MetricsWriter
+from pat_jax.run.plot import plot_rollout
+from pat_jax.run.samples import Sample
+from pat_jax.run.saved_run import SavedRun
+
+TRACE = RolloutTrace((0.0, 1.0), (0, 8), (4, 2), ("dp2tp1", "dp1tp2"), 2.0, 16)
+SAMPLE = Sample("1+1=", "<b>2", 1.0, 2, "stop")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> SavedRun:
+    (tmp_path / "config.yaml").write_text(dump(parse(["--preset", "demo", "--steps", "3"])))
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(0, {"eval/reward": 0.25})
+        for step in (1, 2, 3):
+            metrics.write(
+                step, {"reward/mean": step / 4, "train/loss": math.nan, "timing/rollout": 1}
+            )
+        metrics.samples(1, [SAMPLE])
+    return SavedRun(tmp_path)
+
+
+def test_it_has_what_the_run_wrote(run: SavedRun):
+    assert (run.config.steps, run.config.rollout.min_rows) == (3, 64)
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
+    assert dict(run.samples) == {1: [SAMPLE]}
+    assert "reward 0.250 -> 0.750" in repr(run) and str(run.folder) in repr(run)
+    assert "<td" in run.samples._repr_html_() and "&lt;b&gt;2" in run.samples._repr_html_()
+    with pytest.raises(UserError, match=r"rollout\.json is not there"):
+        _ = run.rollout
+    plot_rollout(TRACE, run.folder / "rollout.png")
+    assert run.rollout == TRACE
+
+
+def test_curves_are_of_what_was_measured(run: SavedRun):
+    figure = run.plot()
+    drawn = [{line.get_label(): line for line in axes.lines} for axes in figure.axes]
+    assert [set(panel) for panel in drawn] == [
+        {"reward/mean", "eval/reward"},
+        {"train/loss"},
+        {"timing/rollout"},
+    ]
+    assert np.array(drawn[0]["reward/mean"].get_xydata()).tolist() == [
+        [1, 0.25],
+        [2, 0.5],
+        [3, 0.75],
+    ]
+    assert [len(axes.lines) for axes in run.plot("reward/mean", "eval/reward").axes] == [1, 1]
+    with pytest.raises(UserError, match="has no metric 'reward/men'"):
+        run.plot("reward/men")
+    assert draw_curves([]).axes  # of a run that has just begun
+
+
+@pytest.mark.parametrize("draw", [SavedRun.plot, SavedRun.plot_rollout])
+def test_figures_show_themselves_in_a_cell(run: SavedRun, draw):
+    plot_rollout(TRACE, run.folder / "rollout.png")
+    picture = draw(run)._repr_png_()
+    assert picture.startswith(b"\x89PNG") and len(picture) < 150_000
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"has no config\.yaml: expected the folder of a run"):
+        SavedRun(tmp_path)

@@ -1,0 +1,96 @@
+"""A policy whose master weights are kept in bfloat16, on devices: memory, transfer and resumption."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from chex import assert_trees_all_equal
+from trainers import CHAIN, host_weights, make_trainer, micro_batches
+
+from pat_jax.engine.memory import shard_bytes
+from pat_jax.rl.batches import TrainBatch
+from pat_jax.rl.optimizer import make_optimizer
+from pat_jax.rl.update import TrainState
+from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.training.trainer import Trainer
+
+LAYOUT = CHAIN["dp4tp2"]
+PROGRAMS = ["init_state", "zero_gradients", "zero_sums", "grad", "apply", "transfer", "checksum"]
+RATE = 1e-4  # of a step of AdamW: next to nothing of a weight's last bit
+
+
+def trainer_of(weight_dtype: jnp.dtype, **options: Any) -> Trainer:
+    optimizer = make_optimizer(learning_rate=RATE, total_steps=100, moment_dtype="bfloat16")
+    return make_trainer(
+        LAYOUT, *PROGRAMS, optimizer=optimizer, weight_dtype=weight_dtype, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    return trainer_of(jnp.bfloat16, dtype=jnp.bfloat16)
+
+
+def started(trainer: Trainer) -> TrainState:
+    """From weights that bfloat16 has."""
+    dtype = trainer.trained.weight_dtype
+    weights = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(dtype), host_weights())
+    return trainer["init_state"](jax.device_put(weights, trainer.shardings))
+
+
+def trained(trainer: Trainer, state: TrainState, steps: int) -> TrainState:
+    for _ in range(steps):
+        state, result = trainer.update(state, TrainBatch([list(micro_batches())], 1.0), None)
+        assert result.metrics["train/skipped_updates"] == 0
+    return state
+
+
+def test_weights_move_in_the_mean_as_float32_ones_do(trainer: Trainer):
+    exact = trainer_of(jnp.float32)
+    ends = [trained(each, started(each), 8).params for each in (trainer, exact)]
+    begin = started(trainer).params
+    moved = [
+        np.concatenate(
+            [
+                (np.asarray(b, np.float64) - np.asarray(a, np.float64)).ravel()
+                for a, b in zip(jax.tree.leaves(begin), jax.tree.leaves(end), strict=True)
+            ]
+        )
+        for end in ends
+    ]
+    # The rounding of one weight is as large as all that it moves: what both have in common shows over
+    # all of them.
+    slope = moved[0] @ moved[1] / (moved[1] @ moved[1])
+    assert 0.9 < slope < 1.1
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(trainer: Trainer, tmp_path: Path):
+    whole = jax.device_get(trained(trainer, started(trainer), 4))
+    half = trained(trainer, started(trainer), 2)
+    with Checkpointer(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(2, {"train": half}, {})
+        checkpoints.wait()
+        _, found, _ = checkpoints.restore({"train": trainer.abstract_state})
+    for ours, theirs in zip(jax.tree.leaves(found["train"]), jax.tree.leaves(half), strict=True):
+        assert (ours.sharding, ours.dtype) == (theirs.sharding, theirs.dtype)
+    assert_trees_all_equal(jax.device_get(trained(trainer, found["train"], 2)), whole)
+
+
+def test_what_stays_is_half_and_gradients_are_float32(trainer: Trainer):
+    exact = trainer_of(jnp.float32)
+    weights = shard_bytes(trainer.abstract_params)
+    assert (
+        2 * weights == shard_bytes(exact.abstract_params) == shard_bytes(trainer.abstract_gradients)
+    )
+    assert shard_bytes(exact.resident) - shard_bytes(trainer.resident) == weights
+
+
+@pytest.mark.parametrize("name", list(CHAIN))
+def test_what_arrives_at_the_rollout_are_these_weights(trainer: Trainer, name: str):
+    """`transfer` compares checksums."""
+    params = trained(trainer, started(trainer), 1).params
+    received = trainer.transfer(params, CHAIN[name])
+    assert_trees_all_equal(jax.device_get(received), jax.device_get(params))

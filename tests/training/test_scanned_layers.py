@@ -1,0 +1,93 @@
+"""Layers as a loop in the trainer's programs: their gradients, and where it is chosen."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from trainers import CHAIN, CONFIG, POLICY, host_weights, make_trainer, micro_batches
+
+from pat_jax.common.rules import OptionError
+from pat_jax.config.run import RunConfig
+from pat_jax.config.sft import SftConfig
+from pat_jax.engine.device.programs import Key
+from pat_jax.models.lora import Lora
+from pat_jax.models.presets import preset
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.rl.losses import Loss
+from pat_jax.rl.policy_loss import PolicyLoss
+from pat_jax.rl.supervised import CrossEntropy
+from pat_jax.training.build import functions_of, scans_layers
+
+LORA = Lora.of(POLICY, rank=4, alpha=6.0, targets=["all-linear"])
+
+
+def gradients(loss: Loss, lora: Lora | None, *, scan_layers: bool) -> Any:
+    """Of two micro-batches, with their metrics, on devices that split rows and weights."""
+    trainer = make_trainer(
+        CHAIN["dp4tp2"],
+        *("zero_gradients", "zero_sums", "grad", "base_checksum"),
+        loss=loss,
+        lora=lora,
+        scan_layers=scan_layers,
+    )
+    params = host_weights()
+    if lora:
+        trainer.freeze(jax.device_put(params, trainer.trained.base_shardings))
+        rng = np.random.default_rng(4)
+        params = jax.tree.map(
+            lambda x: rng.normal(0, 0.2, x.shape).astype(np.float32), lora.abstract_params
+        )
+    params = jax.device_put(params, trainer.shardings)
+    grads, sums = trainer["zero_gradients"](params), trainer["zero_sums"]()
+    for micro in micro_batches():
+        micro = replace(micro, columns=loss.read(micro.columns))
+        key = Key("grad", trainer.layout.split, *micro.tokens.shape)
+        grads, sums = trainer.programs[key](trainer.trained.frozen, params, micro, grads, sums)
+    assert jax.tree.map(lambda x: x.sharding, grads) == trainer.shardings
+    return jax.device_get((grads, sums))
+
+
+@pytest.mark.parametrize(
+    ("loss", "lora"),
+    [(PolicyLoss(is_on_policy=True), None), (CrossEntropy(), None), (CrossEntropy(), LORA)],
+    ids=["policy", "supervised", "adapters"],
+)
+def test_a_loop_gives_the_update_of_layers_one_by_one(loss: Loss, lora: Lora | None):
+    (wanted, wanted_sums), (grads, sums) = (
+        gradients(loss, lora, scan_layers=scan) for scan in (False, True)
+    )
+    for expected, got in zip(jax.tree.leaves(wanted_sums), jax.tree.leaves(sums), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    for expected, got in zip(jax.tree.leaves(wanted), jax.tree.leaves(grads), strict=True):
+        assert np.abs(expected).max() > 0
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_auto_is_a_loop_where_compilers_take_long():
+    assert scans_layers("auto", 8, "tpu") and scans_layers("auto", 36, "tpu")
+    for num_layers, platform in ((7, "tpu"), (36, "gpu"), (36, "cuda"), (36, "cpu")):
+        assert not scans_layers("auto", num_layers, platform)
+        assert scans_layers("true", num_layers, platform)
+        assert not scans_layers("false", num_layers, platform)
+
+
+@pytest.mark.parametrize(
+    ("target", "option", "is_scanned"),
+    [("v5e:2x4", "auto", True), ("h100:8", "auto", False), ("h100:8", "true", True)],
+)
+def test_shallow_models_of_a_plan_run_as_the_whole_one(target: str, option: Any, is_scanned: bool):
+    config = RunConfig(scan_layers=option)
+    order = Order.of(Target.parse(target), config, preset("qwen3-8b"), (2, 4))
+    assert order.config.scan_layers == str(is_scanned).lower()
+
+
+def test_what_a_cpu_cannot_is_refused():
+    layout, asked = CHAIN["dp8tp1"], SftConfig(model="m", compute_dtype="bfloat16")
+    with pytest.raises(OptionError, match=r"--scan_layers is 'true'.*expected false with"):
+        functions_of(replace(asked, scan_layers="true"), POLICY, layout)
+    functions_of(asked, POLICY, layout)
+    functions_of(replace(asked, scan_layers="true", compute_dtype="float32"), POLICY, layout)
+    assert CONFIG.num_layers > 1
