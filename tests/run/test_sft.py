@@ -76,7 +76,7 @@ def whole(given_options, tmp_path_factory) -> tuple[Path, list[str]]:
         run.begin()
         run.learn()
     run.finish()
-    run.open._lock.release()
+    run.open.release()
     return folder, compiled
 
 
@@ -153,7 +153,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
         monkeypatch.setattr(setup.examples, "draw", draw_and_stop)
         stopped.run()
-    stopped.open._lock.release()
+    stopped.open.release()
     said = capsys.readouterr().err
     assert (
         f"the policy after step {at} is saved; go on with: python -m pat_jax.sft --resume" in said
@@ -177,8 +177,7 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole, given_options, tm
     config, setup = made("--resume", "--run_dir", str(whole[0]), "--data", str(data))
     run = SftRun(config, setup, StopSignals())
     run.begin()
-    run.open.close()
-    run.open._lock.release()
+    run.open.release()
     said = capsys.readouterr().err
     assert "resumed with other options: data.files" in said
     assert "resumed with other examples than before" in said

@@ -51,7 +51,7 @@ def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
         with counted_compilations() as compiled:
             run.learn()
     run.finish()
-    run.open._lock.release()
+    run.open.release()
     return folder, options, compiled
 
 
@@ -91,4 +91,4 @@ def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
     run.compile()
     with pytest.raises(UserError, match="are of another base, whose weights differ"):
         run.begin()
-    run.open._lock.release()
+    run.open.release()
