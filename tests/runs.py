@@ -90,7 +90,7 @@ CHAT_TEMPLATE = (
 
 def start(*options: str, cwd: Path = ROOT, program: Sequence[str] = COMMAND) -> subprocess.Popen:
     """The command in a process of its own, sharing the compiled programs of the tests."""
-    cache = jax.config.read("jax_compilation_cache_dir")
+    cache = str(jax.config.values["jax_compilation_cache_dir"])
     ours = {"JAX_PLATFORMS": "cpu", "PAT_JAX_CACHE": cache, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, *program, *options],
