@@ -21,7 +21,13 @@ from pat_jax.rl.reward_report import log_failures, never_scored
 from pat_jax.rl.reward_shares import Alone, Shares, own_rows, together
 from pat_jax.rl.reward_sum import FunctionScores, in_order, weighted_sum
 from pat_jax.rl.rewards import short_names
-from pat_jax.rl.scored_function import FunctionScoring, Limits, ScoredFunction
+from pat_jax.rl.scored_function import (
+    FunctionScoring,
+    KeptScores,
+    Limits,
+    NothingKept,
+    ScoredFunction,
+)
 
 Ended = TypeVar("Ended")
 T = TypeVar("T")
@@ -76,13 +82,19 @@ class RewardScorer:
         self._close_functions.close()
         self.thread.shutdown(cancel_futures=True)
 
-    def begin(self, prompts: Sequence[str], read: Callable[[Ended], Response]) -> "Scoring[Ended]":
+    def begin(
+        self,
+        prompts: Sequence[str],
+        read: Callable[[Ended], Response],
+        kept: KeptScores | None = None,
+    ) -> "Scoring[Ended]":
         """Starts the scoring of one response to each of `prompts`, whenever it ends.
 
         Args:
+          kept: scores that need not be found again.
           read: makes texts of what `Scoring.add` is given; called on a thread, for one at a time.
         """
-        return Scoring(self, prompts, read)
+        return Scoring(self, prompts, read, kept or NothingKept())
 
     def score(
         self,
@@ -139,11 +151,15 @@ class Scoring(Generic[Ended]):
     """
 
     def __init__(
-        self, scorer: RewardScorer, prompts: Sequence[str], read: Callable[[Ended], Response]
+        self,
+        scorer: RewardScorer,
+        prompts: Sequence[str],
+        read: Callable[[Ended], Response],
+        kept: KeptScores,
     ):
         self._scorer, self._read = scorer, read
         self._own = own_rows(prompts, scorer.shares)
-        parts = (prompts, self._own, self._do)
+        parts = (prompts, self._own, self._do, kept)
         self._parts = [FunctionScoring(one, *parts) for one in scorer.functions]
         self._num_expected = len(prompts)
         self._responses: dict[int, Response] = {}  # of this process, as they were read
@@ -179,7 +195,7 @@ class Scoring(Generic[Ended]):
         assert not self._num_expected, f"{self._num_expected} responses have not ended"
         self.hidden_seconds = self._seconds + sum(part.seconds for part in self._parts)
         self._end.result()
-        own, functions = [part.by_response() for part in self._parts], self._scorer.functions
+        own, functions = [part.by_response for part in self._parts], self._scorer.functions
         everyone = zip(*self._scorer.shares.gather("rewards", own), strict=True)
         self.scores = [
             in_order(one.spec, one.name, one.weight, dict(ChainMap(*parts)))

@@ -4,7 +4,7 @@ Plain values; pure functions. Imports no jax.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,8 @@ from jaxtyping import Float
 
 from pat_jax.rl.reward_outcome import Cause, Failure
 from pat_jax.rl.reward_results import LARGEST
+
+Score = tuple[float | Failure, Mapping[str, float]]  # and what was measured beside it
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,11 @@ class FunctionScores:
     weight: float
     scores: Sequence[float | Failure]
     numbers: Sequence[Mapping[str, float]]  # what it measured beside each score
+
+    @property
+    def pairs(self) -> Iterable[Score]:
+        """One a response."""
+        return zip(self.scores, self.numbers, strict=True)
 
     @property
     def array(self) -> Float[np.ndarray, " responses"]:
@@ -44,7 +51,7 @@ def in_order(
     spec: str,
     name: str,
     weight: float,
-    by_response: Mapping[int, tuple[float | Failure, Mapping[str, float]]],
+    by_response: Mapping[int, Score],
 ) -> FunctionScores:
     """
     Args:

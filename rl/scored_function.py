@@ -18,6 +18,7 @@ from pat_jax.rl.reward_endpoint import RewardEndpoint
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 from pat_jax.rl.reward_shares import groups_of
 from pat_jax.rl.reward_signatures import recognise
+from pat_jax.rl.reward_sum import Score
 from pat_jax.rl.reward_workers import RewardWorkers
 from pat_jax.rl.rewards import is_endpoint
 
@@ -130,6 +131,27 @@ class ScoredFunction:
             logger.warning("reward %r:\n%s", self.spec, failure.traceback)
 
 
+@runtime_checkable
+class KeptScores(Protocol):
+    """Where scores are that outlive the process."""
+
+    @property
+    def scores(self) -> Mapping[int, Mapping[str, Score]]:
+        """By response and function; those of a response are there before it ends."""
+        ...
+
+    def keep(self, place: int, function: str, score: Score) -> None: ...
+
+
+class NothingKept:
+    """No scores outlive the process."""
+
+    scores: Mapping[int, Mapping[str, Score]] = {}
+
+    def keep(self, place: int, function: str, score: Score) -> None:
+        """Is not interested."""
+
+
 class FunctionScoring:
     """The scores that one function gives; they do not depend on the order in which responses end.
 
@@ -143,26 +165,28 @@ class FunctionScoring:
         prompts: Sequence[str],
         own: Collection[int],
         do: Callable[..., None],
+        kept: KeptScores,
     ):
         """
         Args:
           own: the responses to score, in whole groups.
           do: has a step done on that thread, with arguments.
+          kept: scores that need not be found again; is told of those that are found.
         """
-        self._function, self._do = function, do
+        self._function, self._do, self._kept = function, do, kept
         calls = [rows for rows in function.calls(prompts) if rows.start in own]
         self._calls = {row: rows for rows in calls for row in rows}
-        self.scores: dict[int, float | Failure] = {}
-        self.numbers: dict[int, Mapping[str, float]] = {}
+        self._scores: dict[int, Score] = {}
         self.seconds = 0.0  # of scoring so far
 
     @property
     def is_over(self) -> bool:
-        return len(self.scores) == len(self._calls)
+        return len(self._scores) == len(self._calls)
 
-    def by_response(self) -> dict[int, tuple[float | Failure, Mapping[str, float]]]:
-        """Each score, and what was measured beside it, once they are there."""
-        return {row: (score, self.numbers.get(row, {})) for row, score in self.scores.items()}
+    @property
+    def by_response(self) -> Mapping[int, Score]:
+        """Once they are there."""
+        return self._scores
 
     def take(self, row: int, responses: Mapping[int, Response]) -> None:
         """Response `row` has ended.
@@ -170,8 +194,15 @@ class FunctionScoring:
         Args:
           responses: all that have.
         """
-        rows = self._calls[row]
-        if all(one in responses for one in rows):
+        rows, name = self._calls[row], self._function.name
+        if not all(one in responses for one in rows):
+            return
+        known = {
+            one: kept[name] for one in rows if name in (kept := self._kept.scores.get(one, {}))
+        }
+        if len(known) == len(rows):
+            self._note(known)
+        else:
             self._submit(rows, responses)
 
     def _submit(self, rows: range, responses: Mapping[int, Response]) -> None:
@@ -191,8 +222,14 @@ class FunctionScoring:
                 self._submit(range(row, row + 1), responses)
             return
         scores = [outcome.failure] * len(rows) if outcome.failure else outcome.scores
-        self.scores |= zip(rows, scores, strict=True)
-        self.numbers |= zip(rows, outcome.numbers, strict=False)
+        numbers = outcome.numbers or [{}] * len(rows)
+        found = dict(zip(rows, zip(scores, numbers, strict=True), strict=True))
+        self._note(found)
+        for row, score in found.items():
+            self._kept.keep(row, self._function.name, score)
+
+    def _note(self, scores: Mapping[int, Score]) -> None:
+        self._scores |= scores
 
 
 class _InProcess:

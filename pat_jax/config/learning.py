@@ -6,6 +6,7 @@ from typing import Literal
 from pat_jax.common.options.declared import stands_for
 from pat_jax.common.rules import (
     COUNT,
+    COUNT_OR_ZERO,
     LEARNING_RATE,
     RESPONSES,
     STEPS,
@@ -189,6 +190,9 @@ class OptimizerConfig:
     weight_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the master weights; bfloat16, rounded stochastically at each step, takes 2 bytes a parameter
     instead of 4. Gradients add up in float32 all the same."""
+    max_skipped: int = 8
+    """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends
+    the run. What they were to learn is kept in the folder skipped of the run."""
     offload: bool = False
     """Keep both moments in the host's memory but for the optimizer's step: rollouts and gradients have
     their room, and each step fetches them and sends them back."""
@@ -198,6 +202,7 @@ class OptimizerConfig:
         check(self, "weight_decay", not_negative(100), "optimizer.")
         check(self, "warmup_steps", STEPS, "optimizer.")
         check(self, "max_grad_norm", positive(10**6), "optimizer.")
+        check(self, "max_skipped", COUNT_OR_ZERO, "optimizer.")
         check(self, "b1 b2", (lambda x: 0 <= x < 1, "a number in [0, 1)"), "optimizer.")
 
 

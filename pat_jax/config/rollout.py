@@ -62,6 +62,10 @@ class RolloutConfig:
     compile: Literal["all", "lazy"] = "all"
     """Layouts compiled before the first iteration: all, or lazy: the one it starts in; others
     follow in the background once the planner finds that they would pay."""
+    keep_unfinished: bool = True
+    """Write the responses of an iteration to the run folder as they end, with their scores: a run that is
+    killed and resumed draws none of them again. Not under --deterministic, where what is left of a
+    rollout would run in other rows, and round otherwise."""
     check_integrity: bool = False
     """Check the accounts of rows and pages of the KV cache after each burst, and before it that all
     processes of the run are about to do the same; for debugging."""

@@ -192,6 +192,11 @@ class RunConfig:
         return batches * self.algorithm.num_iterations
 
     @property
+    def trains_adapters(self) -> bool:
+        """And nothing else."""
+        return self.lora.is_on
+
+    @property
     def micro_batch_option(self) -> str:
         """What sets the size of a micro-batch, and to what."""
         return f"--algorithm.tokens_per_micro_batch ({self.algorithm.tokens_per_micro_batch})"
@@ -204,6 +209,11 @@ class RunConfig:
     def is_planned(self) -> bool:
         """The planner chooses the layout of every moment."""
         return self.layout == "auto" and not self.switch_to
+
+    @property
+    def keeps_unfinished(self) -> bool:
+        """Responses of iterations that no checkpoint covers yet."""
+        return self.rollout.keep_unfinished and not self.deterministic
 
     @property
     def learning_notes(self) -> list[str]:

@@ -167,6 +167,11 @@ class SftConfig:
         )
 
     @property
+    def trains_adapters(self) -> bool:
+        """And nothing else."""
+        return self.lora.is_on
+
+    @property
     def micro_batch_option(self) -> str:
         """What sets the size of a micro-batch, and to what."""
         return f"--tokens_per_micro_batch ({self.tokens_per_micro_batch})"

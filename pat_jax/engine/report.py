@@ -55,6 +55,16 @@ class RolloutReport:
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 
     @property
+    def tokens_per_s(self) -> float:
+        """0 where nothing was generated, as where all was on disk."""
+        return self.tokens / self.total_s if self.total_s else 0.0
+
+    @property
+    def row_occupancy(self) -> float:
+        """Part of the rows x steps that sampled a token; 0 where none ran."""
+        return self.busy_rows / max(1, self.total_rows)
+
+    @property
     def prefill_padding(self) -> float:
         """Part of the computed tokens that were none."""
         return 1 - self.prefill_tokens / max(1, self.prefill_room)

@@ -5,9 +5,7 @@ Knows requests and files. Does not know what generates, nor rewards.
 
 import json
 import os
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +50,7 @@ class KeptResponses:
           UserError: what is there was said to other requests.
         """
         for place, (line, checksum, done) in self._kept.items():
-            if place >= len(requests) or _checksum(requests[place]) != checksum:
+            if place >= len(requests) or requests[place].checksum != checksum:
                 raise UserError(
                     f"{self.path}, line {line}, is the response to another problem than is asked now: "
                     "expected the files of --data, and the tokenizer of the model, as they were; put "
@@ -72,7 +70,7 @@ class KeptResponses:
         self.num_tokens += len(done.tokens)
         row = {
             "place": place,
-            "request": _checksum(request),
+            "request": request.checksum,
             "tokens": done.tokens.tolist(),
             "truncated": done.is_truncated,
         }
@@ -93,10 +91,3 @@ class KeptResponses:
         # An evaluation looks at no log-probabilities; whoever did would see that there are none.
         nothing = np.full(len(tokens), np.nan, np.float32)
         return place, (number, checksum, Completion(tokens, nothing, is_truncated))
-
-
-def _checksum(request: Request) -> int:
-    """Of all that a response depends on, beside the model."""
-    drawn = request.key.tolist(), astuple(request.sampling)
-    whole = request.tokens, request.max_new_tokens, request.ignore_eos, *drawn
-    return zlib.crc32(repr(whole).encode())

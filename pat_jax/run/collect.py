@@ -27,6 +27,7 @@ from pat_jax.run.scoring import wait_for_rewards
 from pat_jax.run.speed import sequence_lengths
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
+from pat_jax.run.unfinished import Iteration, Unfinished
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Drawn:
     failures: Mapping[int, Failure]  # by response, one group after the other
     scores: Sequence[FunctionScores]  # of each reward function
     hidden_seconds: float  # of scoring, beside the rollout
+    from_disk: int = 0  # responses that were drawn before the run was killed
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,14 @@ class Collector:
         scorer: RewardScorer,
         completions: Completions,
         progress: Progress,
+        unfinished: Unfinished,
         totals: Totals,
     ):
         """
         Args:
           totals: of the iterations before.
         """
+        self._unfinished = unfinished
         self._config, self._task, self._scorer = config, task, scorer
         self._read = response_reader(task.columns, task.tokenizer)
         self._completions, self._progress = completions, progress
@@ -85,13 +89,13 @@ class Collector:
         """
         wanted, more = self._config.rollout.prompts_per_step, self._batches_to_add
         drawn, groups, rewards = [], [], []
-        while True:
-            drawn.append(self._draw(step, generator, clock))
-            keeps = self._keeps(drawn[-1])
-            groups += [group for group, keep in zip(drawn[-1].groups, keeps, strict=True) if keep]
-            rewards.append(drawn[-1].rewards[keeps])
-            if len(groups) >= wanted or len(drawn) > more:
-                break
+        with self._unfinished.iteration(step, generator.policy) as kept:
+            while len(groups) < wanted and len(drawn) <= more:
+                drawn.append(self._draw(step, generator, clock, kept))
+                keeps = self._keeps(drawn[-1])
+                pairs = zip(drawn[-1].groups, keeps, strict=True)
+                groups += [group for group, keep in pairs if keep]
+                rewards.append(drawn[-1].rewards[keeps])
         last = drawn[-1]
         measured = _describe(drawn) | self.totals.metrics(self._task.batches_per_epoch)
         if not groups:
@@ -107,21 +111,30 @@ class Collector:
             return np.full(len(drawn.groups), True)
         return has_signal(drawn.rewards)
 
-    def _draw(self, step: int, generator: Generator, clock: Stopwatch) -> Drawn:
+    def _draw(
+        self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration
+    ) -> Drawn:
         number, rollout = self.totals.batches, self._config.rollout
         prompts = self._task.train_batch(number, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
-        scoring = self._scorer.begin(texts, self._read)
+        kept = iteration.batch(number)
+        scoring = self._scorer.begin(texts, self._read, kept)
         with clock("rollout"):  # prompt -> rollout, switching inside; rewards of what has ended
-            groups, report = generator.rollout(prompts, number, scoring.add)
+            groups, report = generator.rollout(prompts, number, scoring.add, kept)
         said = [one for group in groups for one in group.rollouts]
         with clock("reward"), self._completions.kept(step + 1, "train", said):
             rewards = wait_for_rewards(scoring, self._progress)
+        kept.keep_all(scoring.scores)
+        if kept.taken:
+            self._progress.print(
+                f"{kept.taken} of {len(said)} responses were on disk from before, and were not drawn again"
+            )
         self._completions.write(step + 1, "train", said, rewards, scoring.scores)
         self.totals = self.totals.plus(int(sequence_lengths(groups).sum()))
         by_group = rewards.reshape(len(groups), -1)
         failures, scores = scoring.failures, scoring.scores
-        return Drawn(groups, report, by_group, failures, scores, scoring.hidden_seconds)
+        hidden = scoring.hidden_seconds
+        return Drawn(groups, report, by_group, failures, scores, hidden, kept.taken)
 
 
 def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
@@ -134,5 +147,6 @@ def _describe(drawn: Sequence[Drawn]) -> dict[str, Any]:
     measured |= describe_rollouts(groups, drawn[-1].report)
     measured["rollout/tokens"] = sum(one.report.tokens for one in drawn)
     measured["rollout/batches"] = len(drawn)
+    measured["rollout/from_disk"] = sum(one.from_disk for one in drawn)
     measured["reward/hidden_seconds"] = sum(one.hidden_seconds for one in drawn)
     return measured

@@ -21,6 +21,7 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.unfinished import Batch
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import logprob_gap
 
@@ -57,16 +58,27 @@ class Generator:
         start = company().agree("first layout", lambda: self.planner.start(load))
         return self.engine.layouts[start]
 
+    @property
+    def policy(self) -> int:
+        """Checksum of what it samples."""
+        assert self.trainer.sent is not None, "no policy has been loaded"
+        return self.trainer.sent
+
     def release(self) -> None:
         """Frees the rollout's weights: the update needs the memory."""
         self.engine.release_weights()
 
     def rollout(
-        self, prompts: Sequence[Prompt], iteration: int, on_end: OnEnd
+        self,
+        prompts: Sequence[Prompt],
+        iteration: int,
+        on_end: OnEnd,
+        kept: Batch | None = None,
     ) -> tuple[list[RolloutGroup], RolloutReport]:
         """Samples a group of responses to each prompt.
 
         Args:
+          kept: the responses that are on disk already; told of the others.
           on_end: told of each response when it has ended, the others going on: its place among the
             responses of all groups, one group after the other, and what was said.
         """
@@ -80,7 +92,14 @@ class Generator:
         ]
         ids = np.array([request.prompt_id for request in requests])
         report, rollouts = RolloutReport(), dict[int, Rollout]()
-        for i, done in self._generate(requests, report, self.lengths.expected(ids)):
+
+        def ask(places: Sequence[int]) -> Iterator[tuple[int, Completion]]:
+            asked, expected = [requests[i] for i in places], self.lengths.expected(ids[places])
+            for i, done in self._generate(asked, report, expected):
+                yield places[i], done
+
+        every = range(len(requests))
+        for i, done in kept.completions(requests, ask) if kept else ask(every):
             rollouts[i] = to_rollout(prompts[i // size], i % size, done)
             on_end(i, rollouts[i])
         in_order = [rollouts[i] for i in range(len(requests))]
@@ -207,9 +226,9 @@ def describe_rollouts(
         **_describe_lengths("rollout/ended_length_", lengths[~is_cut]),
         "rollout/truncated": float(is_cut.mean()),
         "rollout/tokens": report.tokens,
-        "rollout/tokens_per_s": report.tokens / report.total_s,
+        "rollout/tokens_per_s": report.tokens_per_s,
         "rollout/decode_steps": report.decode_steps,
-        "rollout/row_occupancy": report.busy_rows / report.total_rows,
+        "rollout/row_occupancy": report.row_occupancy,
         "rollout/prefill_padding": report.prefill_padding,
         "rollout/kv_waste": report.kv_waste,
         "rollout/layouts": " -> ".join(report.trace.path),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.export import export_policy
+from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.learning import training_batch
@@ -40,8 +42,10 @@ from pat_jax.run.plot import plot_rollout
 from pat_jax.run.prepare import cost_planner, frozen, warm_up
 from pat_jax.run.scoring import try_out
 from pat_jax.run.setup import Setup
+from pat_jax.run.skipped import Skipped
 from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
 from pat_jax.run.stop_signals import Stopped, StopSignals
+from pat_jax.run.unfinished import Unfinished
 from pat_jax.training.build import learning_rates, micro_shapes
 from pat_jax.training.trainer import UpdateResult
 
@@ -62,6 +66,10 @@ class Run:
         self.completions = Completions(
             setup.task.tokenizer, self.folder, is_asked=config.log_completions
         )
+        self.unfinished = Unfinished(
+            self.folder, Path(config.run_dir) / CHECKPOINTS, is_on=config.keeps_unfinished
+        )
+        self.skipped = Skipped(self.folder, config.optimizer.max_skipped, self.progress.print)
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
 
@@ -100,7 +108,9 @@ class Run:
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
         groups, rewards, last = experience.groups, experience.rewards, experience.last
-        measured = experience.measured | self.hindsight(last.groups, last.report)
+        measured = experience.measured
+        if not last.from_disk:  # the path of some responses alone is not that of all
+            measured |= self.hindsight(last.groups, last.report)
         with self.signals.held():  # from here to its end a step is carried through
             if config.train:
                 self.generator.release()
@@ -113,6 +123,7 @@ class Run:
                 with clock("transfer"):  # the next rollout samples the new policy
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= learned | result.metrics
+                self.skipped.note(step + 1, batch.mini_batches, result.applied)
                 measured |= {"train/padding_efficiency": batch.padding_efficiency}
                 measured |= self.describe_update(groups, batch, result)
             measured |= describe_memory(self.devices) | clock.metrics
@@ -162,7 +173,7 @@ class Run:
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
         self.totals, self.base_checksum = began.totals, began.base_checksum
         parts = self.scorer, self.completions, self.progress
-        self.collector = Collector(self.config, self.task, *parts, self.totals)
+        self.collector = Collector(self.config, self.task, *parts, self.unfinished, self.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
         self.warm_up(began.lengths)
@@ -241,6 +252,7 @@ class Run:
         if config.steps > self.first_step:
             with self.signals.held():
                 self.open.save_last(config.steps, self.kept())
+            self.unfinished.finish()
             plot_rollout(self.report.trace, self.folder / "rollout.png")
         self.open.close()
         log.info("%s", describe_peak(self.setup.memory, self.devices, self.compiled.update))

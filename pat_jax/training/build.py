@@ -189,8 +189,9 @@ def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floati
 
 def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
     """AdamW for `total_steps` optimizer steps."""
-    # How weights are kept, and where moments rest, is the trainer's business.
-    own = {k: v for k, v in asdict(options).items() if k not in ("weight_dtype", "offload")}
+    # How weights are kept and where moments rest is the trainer's business, and when to give up the run's.
+    others = ("weight_dtype", "offload", "max_skipped")
+    own = {k: v for k, v in asdict(options).items() if k not in others}
     return make_optimizer(total_steps=total_steps, **own)
 
 

@@ -65,7 +65,7 @@ def model_functions(
 @dataclass(frozen=True)
 class UpdateResult:
     metrics: dict[str, float]
-    num_updates: int
+    applied: tuple[bool, ...]  # of its optimizer steps, whether the gradient was finite
     updates_applied: int  # since the state's optimizer began
 
 
@@ -112,8 +112,13 @@ class Trainer:
         }
         looks_at_it = REFERENCE in update.loss.needs
         self.has_reference = looks_at_it if has_reference is None else has_reference
-        self._has_logprobs = has_logprobs or self.has_reference
+        # A reference that the loss does not look at is for KL in the reward, which is between both.
+        in_reward = (OLD, REFERENCE) if self.has_reference and not looks_at_it else ()
+        asked = {*update.loss.needs, *in_reward, *[OLD] * has_logprobs}
+        # Columns of log-probabilities that an update begins with, all of them by one program.
+        self.scored = tuple(name for name in (OLD, REFERENCE) if name in asked)
         self.programs = ProgramTable()
+        self.sent: int | None = None  # checksum of the policy that a rollout was handed last
         self.trained = Trained(policy, layout, lora, base_dtype, weight_dtype)
         self.shardings = self.trained.shardings
         self._placement = StatePlacement(self.shardings, layout.sharding(), is_offloaded)
@@ -196,19 +201,24 @@ class Trainer:
         ) -> tuple[Params, Sums]:
             return self.trained.over(frozen, update).grad_step(params, micro, grads, sums)
 
-        def logprob_step(frozen: Params, params: Params, micro: MicroBatch) -> Array:
-            return self.trained.over(frozen, update).logprob_step(params, micro)[0]
+        def logprob_step(
+            frozen: Params, policies: Mapping[str, Params], micro: MicroBatch
+        ) -> dict[str, Array]:
+            over = self.trained.over(frozen, update)
+            return {name: over.logprob_step(p, micro)[0] for name, p in policies.items()}
 
-        held = self.trained.abstract_frozen, params
+        frozen, policies = self.trained.abstract_frozen, dict.fromkeys(self.scored, params)
         by_rows = self.layout.sharding("batch", role="train")
         for shape in micro_shapes:
-            args = *held, self._abstract_micro(shape, needs), self.abstract_gradients, sums
+            micro = self._abstract_micro(shape, needs)
+            args = frozen, params, micro, self.abstract_gradients, sums
             declare(Key(f"{stage}grad", split, *shape), grad_step, *args, **accumulated)
-            if OLD in needs or (self._has_logprobs and stage == REINFORCED):
+            if self.scored and stage == REINFORCED:
                 declare(
-                    Key(f"{stage}logprobs", split, *shape),
+                    Key("logprobs", split, *shape),
                     logprob_step,
-                    *held,
+                    frozen,
+                    policies,
                     self._abstract_micro(shape, ()),
                     out_shardings=everywhere if self.layout.spans_processes else by_rows,
                 )
@@ -245,7 +255,7 @@ class Trainer:
         """
         source, target = self.layout.split, layout.split
         sent = self["merge"](self.trained.frozen, params) if self.trained.lora else params
-        sent_sum = int(self["checksum"](sent))
+        self.sent = sent_sum = int(self["checksum"](sent))
         received = self.programs[Key("transfer", source, target=target)](sent)
         received_sum = int(self.programs[Key("checksum", source, target=target)](received))
         if sent_sum != received_sum:
@@ -261,13 +271,13 @@ class Trainer:
         """Every optimizer step of one iteration's batch.
 
         Args:
-          reference: parameters of the frozen reference policy, where the loss looks at it.
+          reference: parameters of the frozen reference policy, where one is kept.
 
         Raises:
           ValueError: a column that the loss needs is neither in the batch nor computed.
         """
         loss = self.updates[REINFORCED].loss
-        scored = self.with_logprobs(batch, self._policies(state, reference, loss.needs))
+        scored = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
         mini_batches = [
             [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
             for mini in scored.mini_batches
@@ -297,34 +307,36 @@ class Trainer:
           The batch with the columns that this took, and KL(policy || reference) in nats, as
           `TrainBatch.by_response` returns a column.
         """
-        scored = self.with_logprobs(batch, self._policies(state, reference, (OLD, REFERENCE)))
+        scored = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
         both = zip(scored.by_response(OLD), scored.by_response(REFERENCE), strict=True)
         return scored, [estimate_kl(old, other, estimator) for old, other in both]
 
-    def with_logprobs(self, batch: TrainBatch, policies: Mapping[str, Params]) -> TrainBatch:
-        """With a column of log-probabilities under each of these policies, unless it is there."""
+    def with_logprobs(self, batch: TrainBatch, policies: Mapping[str, Params | None]) -> TrainBatch:
+        """With the columns of `scored`, unless they are there.
+
+        Args:
+          policies: the parameters that each column is computed by.
+
+        Raises:
+          ValueError: those of a column are missing.
+        """
+        known = {name: params for name, params in policies.items() if params is not None}
+        if missing := [name for name in self.scored if name not in known]:
+            raise ValueError(f"{', '.join(missing)} is missing: expected the policy it is under")
+        computed = {name: known[name] for name in self.scored}
         mini_batches = [
-            [self._with_logprobs(micro, policies) for micro in mini] for mini in batch.mini_batches
+            [self._with_logprobs(micro, computed) for micro in mini] for mini in batch.mini_batches
         ]
         return replace(batch, mini_batches=mini_batches)
 
     def _with_logprobs(self, micro: MicroBatch, policies: Mapping[str, Params]) -> MicroBatch:
+        if policies.keys() <= micro.columns.keys():
+            return micro
         rows = replace(micro, columns={})
-        computed = {
-            name: self._pass(REINFORCED, "logprobs", micro)(self.trained.frozen, params, rows)
-            for name, params in policies.items()
-            if name not in micro.columns
-        }
+        computed = self._pass(REINFORCED, "logprobs", micro)(self.trained.frozen, policies, rows)
         if self.layout.spans_processes:  # each has all of it, to read and to hand to its devices
             computed = {name: np.asarray(column) for name, column in computed.items()}
-        return replace(micro, columns=micro.columns | computed)
-
-    def _policies(
-        self, state: TrainState, reference: Params | None, names: Sequence[str]
-    ) -> dict[str, Params]:
-        """Of these columns those that are computed, and by which parameters."""
-        policies = {OLD: state.params} | ({REFERENCE: reference} if reference is not None else {})
-        return {name: params for name, params in policies.items() if name in names}
+        return replace(micro, columns={**micro.columns, **computed})
 
     def _pass(self, stage: str, name: str, micro: MicroBatch) -> Callable:
         key = Key(f"{self._passes[stage]}{name}", self.layout.split, *micro.tokens.shape)
@@ -354,4 +366,4 @@ def _summary(loss: Loss, records: Sequence[Record], state: TrainState) -> Update
     metrics = {f"train/{name}": value for name, value in loss.summary(sums).items()}
     metrics["train/grad_norm"] = float(np.mean(norms))
     metrics["train/skipped_updates"] = float(len(applied) - sum(applied))
-    return UpdateResult(metrics, len(records), int(step))
+    return UpdateResult(metrics, tuple(map(bool, applied)), int(step))

@@ -19,8 +19,29 @@ log = logging.getLogger(__name__)
 STEP = "the optimizer's step"
 
 
+class StateOptions(Protocol):
+    """How the state of training is kept."""
+
+    @property
+    def moment_dtype(self) -> str: ...
+
+    @property
+    def weight_dtype(self) -> str: ...
+
+    @property
+    def offload(self) -> bool: ...
+
+
 class UpdateOptions(Protocol):
     """What a run can change where its update does not fit."""
+
+    @property
+    def optimizer(self) -> StateOptions: ...
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Alone, so that the optimizer's state is small."""
+        ...
 
     @property
     def remat(self) -> str: ...
@@ -44,6 +65,7 @@ class Stage:
     name: str
     held: int  # bytes: training state, and the gradients that are added up
     taken: int  # bytes: temporaries, and results that take no argument's place
+    has_rows: bool = True  # of a micro-batch: smaller ones take less
 
     @property
     def total(self) -> int:
@@ -72,7 +94,7 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     held = {"logprobs": state, "merge": state, "transfer": state + merged}
     held |= dict.fromkeys(("apply", "supervised_apply"), state + gradients + fetched)
     return [
-        Stage(name, held.get(key.name, state + gradients), size)
+        Stage(name, held.get(key.name, state + gradients), size, key.rows > 0)
         for key, size in taken.items()
         if (name := _name(key))
     ]
@@ -148,7 +170,7 @@ def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: boo
     return (
         f"the update needs {'at least ' * is_least}{gib(stage.total)} of a device for {stage.name} (training state and "
         f"gradients {gib(stage.held)}, activations and other temporaries {gib(stage.taken)}), but "
-        f"it has {gib(limit)}; {', or '.join(_advice(config))}."
+        f"it has {gib(limit)}; {', or '.join(_advice(stage, config))}."
     )
 
 
@@ -158,11 +180,19 @@ def tightness(stage: Stage, limit: float, config: UpdateOptions) -> str:
         return ""
     return (
         f"the update takes {gib(stage.total)} of a device's {gib(limit)}: it may find no room where "
-        f"memory is in pieces; {', or '.join(_advice(config))}"
+        f"memory is in pieces; {', or '.join(_advice(stage, config))}"
     )
 
 
-def _advice(config: UpdateOptions) -> Iterator[str]:
+def _advice(stage: Stage, config: UpdateOptions) -> Iterator[str]:
+    """What would help, the larger part of the stage first."""
+    of_rows = list(_smaller_rows(config)) if stage.has_rows else []
+    of_state = [] if config.trains_adapters else list(_smaller_state(stage, config.optimizer))
+    yield from of_state + of_rows if stage.held > stage.taken else of_rows + of_state
+    yield "use more devices"
+
+
+def _smaller_rows(config: UpdateOptions) -> Iterator[str]:
     if config.remat != "full":
         yield f"take --remat full, which keeps less of a layer than {config.remat}"
     if config.compute_dtype == "float32":
@@ -170,4 +200,12 @@ def _advice(config: UpdateOptions) -> Iterator[str]:
     if config.micro_batch_option:
         yield f"lower {config.micro_batch_option}, down to one row for each device"
     yield f"allow shorter {config.learned_from}"
-    yield "use more devices"
+
+
+def _smaller_state(stage: Stage, optimizer: StateOptions) -> Iterator[str]:
+    if not optimizer.offload and stage.name != STEP:  # for which moments come back
+        yield "take --optimizer.offload true, which keeps moments in the host's memory"
+    if optimizer.moment_dtype == "float32":
+        yield "take --optimizer.moment_dtype bfloat16"
+    if optimizer.weight_dtype == "float32":
+        yield "take --optimizer.weight_dtype bfloat16"

@@ -183,6 +183,11 @@ class PlanConfig:
         )
 
     @property
+    def trains_adapters(self) -> bool:
+        """And nothing else."""
+        return self.lora_rank > 0
+
+    @property
     def micro_batch_option(self) -> str:
         """What sets the size of a micro-batch, and to what; empty where it is the least."""
         tokens = self.tokens_per_micro_batch

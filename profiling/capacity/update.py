@@ -42,7 +42,7 @@ from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.rl.packing import Shape
 from pat_jax.training.build import logit_tokens, shares_prompts
 from pat_jax.training.model_flops import training_flops
-from pat_jax.training.trainer import OLD, REFERENCE, REINFORCED, Trainer
+from pat_jax.training.trainer import OLD, REFERENCE, Trainer
 from pat_jax.training.update_memory import UpdateOptions
 
 SCORED = {OLD: "the policy before its first step", REFERENCE: "the reference"}
@@ -75,14 +75,13 @@ class PlannedUpdate:
             sum((self._pass(name, each) for each in packed), Seconds()).times(1 / len(packed))
             for name in ("logprobs", "grad")
         )
-        scoring = scoring.times(len(self.scored))
         apply = self.times.seconds(self._apply).times(self.run.updates_per_step)
         flops = fmean(map(self._flops, lengths, (np.array(each.shared) for each in packed)))
         peak = self.plant.order.target.num_devices * self.plant.order.target.chip.flops_s
         return Update(
             self.trainer.layout.split,
             self.work.fsdp,
-            tuple(SCORED[name] for name in self.scored),
+            tuple(SCORED[name] for name in self.trainer.scored),
             "compiler" if self._find("grad") else "arithmetic",
             Batches(
                 fmean(tokens),
@@ -151,15 +150,6 @@ class PlannedUpdate:
         kernels = kernels_for(target, self.data, sums="nccl")
         return UpdateTimes(Composer(kernels, self.plant.order.model), target)
 
-    @property
-    def scored(self) -> list[str]:
-        """Columns of log-probabilities that the trainer computes: what the loss looks at, and both where
-        the reward has the KL."""
-        algorithm = self.run.algorithm
-        needs = self.trainer.updates[REINFORCED].loss.needs
-        in_reward = algorithm.beta > 0 and algorithm.kl_in == "reward"
-        return [name for name in SCORED if name in needs or in_reward]
-
     def _pass(self, name: str, packed: Packed) -> Seconds:
         """Of a program over all micro-batches."""
         spent = Seconds()
@@ -174,7 +164,7 @@ class PlannedUpdate:
 
     def _work(self, name: str, rows: Rows) -> Work:
         """By arithmetic; by what the compiler counted of the largest shape, in proportion."""
-        of = self.work.scores if name == "logprobs" else self.work.gradients
+        of = self._scores if name == "logprobs" else self.work.gradients
         work, program = of(rows), self._find(name)
         if program is None:
             return work
@@ -185,6 +175,9 @@ class PlannedUpdate:
             _moved(program) * work.num_bytes / most.num_bytes,
             _sent(program),
         )
+
+    def _scores(self, rows: Rows) -> Work:
+        return self.work.scores(rows).times(len(self.trainer.scored))
 
     @property
     def _apply(self) -> Work:

@@ -14,7 +14,7 @@ What is no product was read off programs compiled for H100s (docs/costs.md).
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.profiling.predict.composer import layer_weights, num_weights, passes
@@ -60,6 +60,18 @@ class Work:
     attention_flops: float = 0.0
     attention_bytes: float = 0.0
     host_bytes: float = 0.0  # to and from the host's memory
+
+    def times(self, count: int) -> Self:
+        """Of a program that does this so often."""
+        return replace(
+            self,
+            flops=count * self.flops,
+            num_bytes=count * self.num_bytes,
+            sent=tuple(one._replace(count=count * one.count) for one in self.sent),
+            attention_flops=count * self.attention_flops,
+            attention_bytes=count * self.attention_bytes,
+            host_bytes=count * self.host_bytes,
+        )
 
 
 class Rows(NamedTuple):

@@ -174,14 +174,14 @@ def test_a_compilers_count_of_the_largest_rows_holds_in_proportion():
 
 
 def test_a_compiler_that_counts_what_arithmetic_does_changes_nothing():
-    asked = "--beta 0.1 --responses 16"
+    asked = "--beta 0.1 --responses 24 --mini_batch_size 1"
     config = config_of(asked)
     work = PlannedUpdate(plan.question_of(config, "").plant, None, (), config).work
     by_hand, programs = alone(asked), []
     # A smaller shape is among the micro-batches, whose share is arithmetic's.
     assert by_hand.batches.slots % (SHAPE["rows"] * SHAPE["length"])
-    for name, of in (("logprobs", work.scores), ("grad", work.gradients)):
-        counts = of(Rows(SHAPE["length"], 0.0))
+    for name, of, passes in (("logprobs", work.scores, 2), ("grad", work.gradients, 1)):
+        counts = of(Rows(SHAPE["length"], 0.0)).times(passes)
         sent = tuple(Sent(x.kind, round(x.num_bytes), x.group, 0, x.count) for x in counts.sent)
         moved = {"bytes_accessed": counts.num_bytes + 7e9, "product_bytes": 7e9}
         programs.append(program(name, **SHAPE, flops=counts.flops, collectives=sent, **moved))

@@ -28,14 +28,14 @@ class Ends:
         threading.Event().wait()  # what has ended does nothing more
 
 
-ENDED = Ends()
+_ends = Ends()  # of the test that runs; what an earlier one has started may end only now
 
 
 @contextmanager
 def companies(count: int) -> Iterator[list[Company]]:
     found = [Company(i, count) for i in range(count)]
     for one in found:
-        one.end = ENDED.end
+        one.end = _ends.end
     listener, address = listen("localhost")
     with ThreadPoolExecutor(count) as pool:
         first = pool.submit(accept, listener, count - 1)
@@ -135,9 +135,10 @@ def test_a_signal_to_one_stops_all_where_they_next_agree_and_may():
 
 @pytest.fixture
 def ended(monkeypatch) -> list[int]:
-    ENDED.codes = codes = list[int]()
+    global _ends
+    _ends = Ends()
     monkeypatch.setattr(together, "LAST_WORDS_S", 0.01)
-    return codes
+    return _ends.codes
 
 
 def test_processes_that_come_apart_end_with_a_sentence(ended, capfd):

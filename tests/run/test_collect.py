@@ -21,6 +21,7 @@ from pat_jax.run.completions import Completions
 from pat_jax.run.progress import Progress
 from pat_jax.run.task import Task
 from pat_jax.run.totals import Totals
+from pat_jax.run.unfinished import Unfinished
 
 WANTED, SAMPLES = 3, 2
 
@@ -31,7 +32,10 @@ class Sampler:
     def __init__(self, teaches: list[bool]):
         self.teaches, self.iterations = teaches, []
 
-    def rollout(self, prompts, iteration, on_end):
+    policy = 1
+
+    def rollout(self, prompts, iteration, on_end, kept):
+        del kept
         self.iterations.append(iteration)
         groups, report = [], RolloutReport()
         for i, prompt in enumerate(prompts):
@@ -73,6 +77,7 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
             scorer,
             Completions(TOKENIZER, Path(), is_asked=False),
             Progress(1),
+            Unfinished(Path(), Path(), is_on=False),
             Totals(first, 1000),
         )
         found = collector.collect(0, sampler, Stopwatch())

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from compilations import counted_compilations
 from metrics_table import untold
 from runs import SMALL_ROLLOUT, finish, run, start, write_checkpoint, write_problems
 
+from pat_jax.common.errors import UserError
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.rl.examples import Example
@@ -102,6 +104,22 @@ def test_it_learns_what_it_is_shown(whole):
     assert min(row["train/padding_efficiency"] for row in rows[1:]) > 0.4
     names = {name for row in rows for name in row} - {"step", "time"}
     assert untold(names) == set()
+
+
+def test_gradients_that_stay_no_numbers_end_a_run(given_options, tmp_path):
+    folder = tmp_path / "run"
+    config, setup = made(*given_options, "--run_dir", str(folder), "--optimizer.max_skipped", "2")
+    run = SftRun(config, setup, StopSignals())
+    run.compile()
+    run.begin()
+    run.state = replace(run.state, params=jax.tree.map(lambda x: x * np.nan, run.state.params))
+    with pytest.raises(UserError, match=r"3 optimizer steps in a row .* the last in step 3"):
+        run.learn()
+    run.open.release()
+    kept = folder / "skipped" / "step-3.npz"
+    examples = setup.examples.draw(2 * config.batch_size, config.batch_size)
+    (mini,) = to_example_batch(examples, setup.shapes).mini_batches
+    np.testing.assert_array_equal(np.load(kept)["0.0.tokens"], mini[0].tokens)
 
 
 def test_the_held_out_loss_is_that_of_the_update(given_options, tmp_path):

@@ -15,10 +15,19 @@ from pat_jax.engine.memory import shard_bytes
 from pat_jax.planning.memory import GIB
 from pat_jax.run.setup import build
 from pat_jax.training.trainer import Trainer
-from pat_jax.training.update_memory import Stage, check_state, check_update, update_stages
+from pat_jax.training.update_memory import (
+    STEP,
+    Stage,
+    check_state,
+    check_update,
+    shortage,
+    update_stages,
+)
 
 CONFIG = parse([*TINY, "--run_dir", "unused"])
 SHAPES = [(ROWS, LENGTH), (ROWS, 16 * LENGTH)]
+OF_ROWS = ["--compute_dtype bfloat16", "--algorithm.tokens_per_micro_batch"]
+OF_STATE = ["--optimizer.offload true", "--optimizer.moment_dtype", "--optimizer.weight_dtype"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +74,22 @@ def test_the_largest_stage_decides():
         assert option in message
     assert "\n" not in message and ("--remat full" in message) == (CONFIG.remat != "full")
     assert "does not say" in check_update([], 1.0, CONFIG)
+
+
+def test_what_would_help_most_is_said_first():
+    def advised(stage: Stage, *options: str) -> list[str]:
+        config = parse([*TINY, "--run_dir", "unused", *options])
+        said = shortage(stage, 1.0, config).rpartition("; ")[2]
+        found = {said.find(name): name for name in OF_ROWS + OF_STATE}
+        return [name for at, name in sorted(found.items()) if at >= 0]
+
+    state, rows = Stage("a pass", 3 * GIB, GIB), Stage("a pass", GIB, 3 * GIB)
+    assert advised(state) == [*OF_STATE, *OF_ROWS] and advised(rows) == [*OF_ROWS, *OF_STATE]
+    step = Stage(STEP, 3 * GIB, GIB, has_rows=False)  # moments are there, wherever they rest
+    assert advised(step) == OF_STATE[1:]
+    assert advised(step, "--optimizer.moment_dtype", "bfloat16") == OF_STATE[2:]
+    assert advised(state, "--optimizer.offload", "true")[0] == OF_STATE[1]
+    assert advised(state, "--lora.rank", "8") == OF_ROWS
 
 
 def test_little_room_is_said(caplog: pytest.LogCaptureFixture):

@@ -3,8 +3,9 @@
 All on the host, in NumPy. Decides nothing about layouts and touches no device array.
 """
 
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -24,6 +25,13 @@ class Request:
     sampling: Sampling = PLAIN
     ignore_eos: bool = False
     prompt_id: int | None = None  # requests with the same one are siblings: see LengthModel
+
+    @property
+    def checksum(self) -> int:
+        """Of all that a response depends on, beside the model."""
+        drawn = self.key.tolist(), astuple(self.sampling)
+        whole = self.tokens, self.max_new_tokens, self.ignore_eos, *drawn
+        return zlib.crc32(repr(whole).encode())
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pat_jax.run.export import export_policy
 from pat_jax.run.open_run import Kept, OpenRun
 from pat_jax.run.sft.drawn import Drawn
 from pat_jax.run.sft.setup import SftSetup
+from pat_jax.run.skipped import Skipped
 from pat_jax.run.speed import describe_memory, describe_update
 from pat_jax.run.stop_signals import Stopped, StopSignals
 from pat_jax.run.words import introduction
@@ -35,6 +36,8 @@ class SftRun:
         self.learning_rate = schedule_of(config.optimizer, setup.steps)
         self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)
         self.progress, self.stopwatch = self.open.progress, Stopwatch()
+        most = config.optimizer.max_skipped
+        self.skipped = Skipped(self.open.folder, most, self.progress.print)
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
 
     def run(self) -> None:
@@ -94,6 +97,7 @@ class SftRun:
         with self.signals.held():  # from here to its end a step is carried through
             with clock("update"):
                 self.state, result = self.trainer.update(self.state, batch, None)
+            self.skipped.note(step + 1, batch.mini_batches, result.applied)
             self.drawn = self.drawn.plus(examples)
             measured: dict[str, Any] = dict(result.metrics)
             rate = self.learning_rate(max(0, result.updates_applied - 1))
