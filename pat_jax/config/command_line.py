@@ -9,9 +9,10 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -128,6 +129,25 @@ def run_command(main: Callable[[], None]) -> None:
     It ends without a message when the reader of its output has gone (`| head`) and on Ctrl-C, as other
     programs do. A disk without room is one sentence as well.
     """
+    try:
+        _run_command(main)
+    except SystemExit as end:
+        _end_at_once(end.code)
+        raise
+    _end_at_once(0)
+
+
+def _end_at_once(code: str | int | None) -> None:
+    """Where threads of Orbax would keep the process: after a checkpoint that failed they wait for its
+    folder, for ten minutes, and nobody can tell them."""
+    threads = [one for one in threading.enumerate() if not one.daemon]
+    if any(type(one).__module__.startswith("orbax.") for one in threads):
+        with suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _run_command(main: Callable[[], None]) -> None:
     try:
         try:
             with in_one_sentence():

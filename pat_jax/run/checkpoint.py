@@ -6,6 +6,7 @@ state or the metadata mean, nor how damage shows in files (`checkpoint_files.py`
 
 import logging
 import shutil
+import tempfile
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,7 @@ DAMAGED = "damaged_checkpoints"  # beside the folder of the checkpoints
 COMPRESSED = 0.45
 _ITEMS = ("state", "meta")
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those it has not finished
+_PROBE = ".probe-"  # of the name of a folder that is made to see whether one can be
 
 log = logging.getLogger(__name__)
 
@@ -216,10 +218,15 @@ class Checkpointer:
             log.warning("the checkpoint of step %d has no checksums: %s", step, error)
 
     def _lacking(self, num_bytes: int) -> str:
-        """That there is no room, in words. A disk that is full only while it is written to costs hundreds
-        of lines of tracebacks."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self._directory).free
+        """Why nothing can be written, in words. A disk that is full only while it is written to costs
+        hundreds of lines of tracebacks, and a folder that Orbax cannot make leaves threads of its own
+        that wait for it, and a process that does not end."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=_PROBE, dir=self._directory):
+                free = shutil.disk_usage(self._directory).free
+        except OSError as error:
+            return str(error.strerror)
         if free >= COMPRESSED * num_bytes:
             return ""
         return f"it takes {num_bytes / 2**20:,.1f} MiB, of which {free / 2**20:,.1f} are free"

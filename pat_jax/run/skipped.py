@@ -64,7 +64,7 @@ class Skipped:
         """Where they are, in words; empty where the disk does not take them."""
         try:
             path.parent.mkdir(exist_ok=True)
-            np.savez_compressed(path, **dict(_arrays(mini_batches)))
+            np.savez_compressed(path, allow_pickle=False, **dict(_arrays(mini_batches)))
             files = sorted(path.parent.glob("step-*.npz"), key=lambda one: one.stat().st_mtime_ns)
             for old in files[: -max(1, self._most)]:
                 old.unlink()

@@ -159,23 +159,23 @@ def test_a_disk_that_takes_nothing_costs_no_response(tmp_path: Path):
 def test_a_group_is_scored_again_unless_all_its_scores_are_known(tmp_path: Path, known: int):
     """Of a function that sees a group: its scores may be relative."""
     (tmp_path / "counting.py").write_text(COUNTING)
-    texts = ["a", "bb", "ccc", "dddd"]
-    rewards = []
+    texts, rewards = ["a", "bb", "ccc", "dddd"], []
+
+    def read(place: int) -> Response:
+        return Response("", texts[place], {})
+
     for attempt in range(2):
         with (
             folders(tmp_path).iteration(0, POLICY) as iteration,
             RewardScorer(f"{tmp_path / 'counting.py'}:length", timeout=60.0) as scorer,
         ):
             batch = iteration.batch(0)
-            scoring = scorer.begin(
-                ["p", "p", "q", "q"], lambda place: Response("", texts[place], {}), batch
-            )
+            scoring = scorer.begin(["p", "p", "q", "q"], read, batch)
             for place, _ in batch.completions(requests(0), Model(0)):
                 scoring.add(place, place)
             rewards.append(scoring.rewards().tolist())
-            assert len(list(tmp_path.glob("scored *"))) == (
-                4 if attempt == 0 else 4 - 2 * (known // 2)
-            )
+            scored = 2 if attempt == 1 and known == 2 else 4
+            assert len(list(tmp_path.glob("scored *"))) == scored
         for path in tmp_path.glob("scored *"):
             path.unlink()
         _keep_scores(tmp_path / FOLDER / "iteration-0.jsonl", known)
