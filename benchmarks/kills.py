@@ -140,7 +140,9 @@ def _process(run: Path, stage: str, late_ms: float, nth: int) -> bool:
     options = [*OPTIONS, "--run_dir", str(run), "--resume", "auto"]
     options += ["--reward", f"{run.with_name('reward.py')}:slow"]
     command = [sys.executable, "-m", "benchmarks.kills", "victim", stage, str(late_ms), str(nth)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"PYTHONFAULTHANDLER": "1"}
+    whole = [*command, *options]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=300, env=environment)
     if done.returncode not in (0, -9):
         raise SystemExit(
             f"killed in {stage}, then: {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -99,6 +99,27 @@ def test_where_one_dies_or_hangs_the_other_ends_with_a_sentence(tmp_path, gone, 
     assert f"process {gone} on " in sentence and "--resume auto" in sentence
 
 
+@pytest.mark.parametrize("gone", [0, 2])
+def test_where_one_of_four_dies_all_others_end_and_the_same_command_goes_on(tmp_path, gone):
+    folder = tmp_path / "run"
+    each = [*SMALL, "--eval.every", "0", "--run_dir", str(folder), "--resume", "auto"]
+    processes = start_all(4, *each, "--steps", "1000", "--checkpoint.every", "1")
+    wait_for(processes, lambda: len(metrics(folder)) > 2)
+    processes[gone].kill()
+    found = ends(processes, timeout=60)
+    assert found.pop(gone)[0] == -signal.SIGKILL
+    for code, output in found:
+        assert code == 1, output
+        assert f"process {gone} on " in errors(output)[0] and "Traceback" not in output
+    saved = max(
+        int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()
+    )
+    found = ends(start_all(4, *each, "--steps", str(saved + 2)))
+    assert [code for code, _ in found] == [0] * 4, found
+    assert f"resumed after step {saved}" in found[0][1]
+    assert metrics(folder)[-1]["step"] == saved + 2
+
+
 def test_processes_that_are_started_with_other_options_do_not_begin(tmp_path):
     each = [["--seed", "1"], ["--seed", "2"]]
     options = *TINY, "--devices", "2", "--run_dir", str(tmp_path / "run")
