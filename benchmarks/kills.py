@@ -2,27 +2,29 @@
 
     python -m benchmarks.kills --kills 200 --out benchmarks/results/kills.json
 
-Each process of the run is told in which stage to die: a thread of it looks every half millisecond which
-functions are under way, and sends itself SIGKILL up to some milliseconds after a function of that stage
-has begun, in a random one of the first iterations. The next process resumes. A run that comes to its end
-all the same is compared with one that nobody killed, metrics and weights bit for bit (`--deterministic`,
-CPU, float32), and another one is begun.
+Each process of the run is told in which stage to die: in one of the first calls of that stage's function
+it sends itself SIGKILL, a random time after the call has begun or as it returns. The next process resumes.
+A run that comes to its end all the same is compared with one that nobody killed, metrics and weights bit
+for bit (`--deterministic`, CPU, float32), and another one is begun.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
+from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,28 +33,25 @@ from benchmarks.adaptive_vs_static import describe_machine
 from pat_jax.common.devices import configure
 from pat_jax.run.metrics import read_metrics
 
-# What is under way where a function of this name, in a file whose path ends like this, is.
+# The function that is under way in each.
 STAGES = {
-    "compile": ("run/loop.py", "compile"),
-    "warm start": ("run/warm_start.py", "warm_start"),
-    "restore": ("run/open_run.py", "restore"),
-    "warm-up": ("run/loop.py", "warm_up"),
-    "prefill": ("engine/device_executor.py", "prefill"),
-    "burst": ("engine/device_executor.py", "collect"),
-    "switch": ("engine/rollout.py", "_switch"),
-    "reward": ("run/scoring.py", "wait_for_rewards"),
-    "update": ("training/trainer.py", "update"),
-    "transfer": ("training/trainer.py", "transfer"),
-    "checkpoint": ("run/open_run.py", "save"),
-    "end": ("run/loop.py", "finish"),
+    "compile": "pat_jax.run.loop:Run.compile",
+    "warm start": "pat_jax.run.beginning:warm_start",
+    "restore": "pat_jax.run.open_run:OpenRun.restore",
+    "warm-up": "pat_jax.run.loop:Run.warm_up",
+    "prefill": "pat_jax.engine.device_executor:DeviceExecutor.prefill",
+    "burst": "pat_jax.engine.device_executor:DeviceExecutor.collect",
+    "switch": "pat_jax.engine.rollout:_switch",
+    "reward": "pat_jax.run.collect:wait_for_rewards",
+    "update": "pat_jax.training.trainer:Trainer.update",
+    "transfer": "pat_jax.training.trainer:Trainer.transfer",
+    "checkpoint": "pat_jax.run.open_run:OpenRun.save",
+    "end": "pat_jax.run.loop:Run.finish",
 }
-ONLY_FIRST = ("compile", "warm start")  # of a run that has saved nothing yet, or once a process
-LATEST_MS = {
-    "burst": 2.0,
-    "prefill": 2.0,
-    "reward": 2.0,
-    "transfer": 5.0,
-}  # after it has begun; else 40
+ONCE = ("compile", "warm start", "restore", "warm-up", "end")  # a process
+GOES_ON = ("checkpoint",)  # behind its function, in the background
+# Milliseconds after its beginning, at the latest; else 40.
+LATEST_MS = {"compile": 4000.0, "restore": 300.0, "warm-up": 500.0, "checkpoint": 80.0}
 WITHIN = 3  # iterations of a process
 STEPS = 10
 OPTIONS = (
@@ -77,7 +76,8 @@ def slow(prompts, completions, **columns):
 
 def main() -> None:
     if sys.argv[1:2] == ["victim"]:
-        victim(*sys.argv[2:5], sys.argv[5:])
+        stage, late_ms, nth, *options = sys.argv[2:]
+        victim(stage, late_ms, nth, options)
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
@@ -86,16 +86,16 @@ def main() -> None:
     args = parser.parse_args()
     machine = describe_machine(configure(0))
     with tempfile.TemporaryDirectory() as folder:
-        report = kills(Path(folder), args.kills, random.Random(args.seed))
-    print(json.dumps(report, indent=1))
-    if args.out:
         command = "python -m benchmarks.kills " + " ".join(sys.argv[1:])
         about = {"command": command, "machine": machine}
-        args.out.write_text(json.dumps(about | report, indent=1) + "\n")
+        for report in kills(Path(folder), args.kills, random.Random(args.seed)):
+            print(json.dumps(report, indent=1), flush=True)
+            if args.out:  # what has been seen so far
+                args.out.write_text(json.dumps(about | report, indent=1) + "\n")
 
 
-def kills(folder: Path, count: int, moment: random.Random) -> dict[str, Any]:
-    """Until so many have died, by turns in each stage."""
+def kills(folder: Path, count: int, moment: random.Random) -> Iterator[dict[str, Any]]:
+    """Until so many have died, by turns in each stage; what was seen after each whole run."""
     (folder / "reward.py").write_text(REWARD)
     whole = folder / "whole"
     _process(whole, "none", 0.0, 0)
@@ -114,14 +114,13 @@ def kills(folder: Path, count: int, moment: random.Random) -> dict[str, Any]:
             print(f"{sum(died.values())} of {count} kills, {runs} runs", stage, flush=True)
         same += outcome(run) == expected
         shutil.rmtree(run)
-    del died["none"]
-    return {
-        "kills": dict(sorted(died.items())),
-        "kills_in_all": sum(died.values()),
-        "runs_that_came_to_their_end": runs,
-        "of_which_bit_for_bit_like_the_unkilled_one": same,
-        "seconds": round(time.perf_counter() - started),
-    }
+        yield {
+            "kills": {stage: died[stage] for stage in STAGES},
+            "kills_in_all": sum(died.values()),
+            "runs_that_came_to_their_end": runs,
+            "of_which_bit_for_bit_like_the_unkilled_one": same,
+            "seconds": round(time.perf_counter() - started),
+        }
 
 
 def _by_turns(moment: random.Random) -> Iterator[str]:
@@ -177,41 +176,32 @@ def victim(stage: str, late_ms: str, nth: str, options: list[str]) -> None:
 
     sys.argv[1:] = options
     if stage != "none":
-        file, function = STAGES[stage]
-        main_thread = threading.main_thread().ident
-        assert main_thread is not None
-
-        def is_there() -> bool:
-            return _runs(sys._current_frames().get(main_thread), file, function)
-
-        sys.setswitchinterval(1e-4)  # the one that looks must get its turn
-        times = 0 if stage in (*ONLY_FIRST, "restore", "warm-up", "end") else int(nth)
-        killer = threading.Thread(target=_kill, args=(is_there, float(late_ms), times), daemon=True)
-        killer.start()
+        _arm(stage, float(late_ms) / 1e3, 0 if stage in ONCE else int(nth))
     train.main()
 
 
-def _runs(frame: FrameType | None, file: str, function: str) -> bool:
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == function and code.co_filename.endswith(file):
-            return True
-        frame = frame.f_back
-    return False
+def _arm(stage: str, late_s: float, nth: int) -> None:
+    """Has the process die in a call of the stage's function, or as it returns."""
+    module, _, name = STAGES[stage].partition(":")
+    *owners, last = name.split(".")
+    owner = reduce(getattr, owners, import_module(module))
+    function, calls = getattr(owner, last), itertools.count()
+
+    def dying(*args: Any, **options: Any) -> Any:
+        if next(calls) != nth:
+            return function(*args, **options)
+        threading.Timer(late_s, _die).start()
+        try:
+            return function(*args, **options)
+        finally:
+            if stage not in GOES_ON:
+                _die()
+
+    setattr(owner, last, dying)
 
 
-def _kill(is_there: Callable[[], bool], late_ms: float, times: int) -> None:
-    for _ in range(times):
-        _wait(is_there)
-        _wait(lambda: not is_there())
-    _wait(is_there)
-    time.sleep(late_ms / 1e3)
-    os.kill(os.getpid(), 9)
-
-
-def _wait(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        time.sleep(0.0005)
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from pat_jax.profiling.capacity.limits import NAMES, shares
 from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars, colour
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
 from pat_jax.profiling.capacity.tables import (
+    between_hosts_table,
     compile_table,
     depth_words,
     gain_table,
@@ -155,10 +156,16 @@ def _sections(report: PlanReport) -> Iterator[str]:
         yield _section(
             "What a decode step sends",
             html_table(sent_table(report)),
+            *_between_hosts(report),
             details(f"All {len(report.programs)} programs", html_table(program_table(report))),
             source=f"Compiler: {SOURCES['compiler']}. {depth_words(report)}",
         )
     yield _section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
+
+
+def _between_hosts(report: PlanReport) -> Iterator[str]:
+    if (table := between_hosts_table(report)) is not None:
+        yield details("What is sent between hosts, at the least", html_table(table))
 
 
 def _update(report: PlanReport, update: Update) -> Iterator[str]:

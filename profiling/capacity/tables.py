@@ -77,6 +77,24 @@ def _collectives(program: CompiledProgram) -> Iterator[list[Cell]]:
         yield ["nothing", None, None, None]
 
 
+def between_hosts_table(report: PlanReport) -> Table | None:
+    """What each program sends over the slow links; None where there are none."""
+    subject = report.subject
+    if subject.num_hosts == 1:
+        return None
+    per_host = subject.num_devices // subject.num_hosts
+    rate = 1e9 * float(subject.chip["network GB/s of a device"])
+    rows = []
+    for program in report.programs:
+        inside = IN_A_STEP if program.name == "decode" else 0
+        crossing = [x for x in program.collectives if x.depth >= inside and x.hosts > 1]
+        num_bytes = sum(sent.leaving(per_host) for sent in crossing)
+        if num_bytes:
+            run = "step" if inside else "run"
+            rows.append([str(program), run, num_bytes / 2**20, 1e3 * num_bytes / per_host / rate])
+    return Table(["program", "of a", "MiB leave a host", "ms at the links' rate"], rows)
+
+
 def depth_words(report: PlanReport) -> str:
     shallow = next((program for program in report.programs if program.is_extrapolated), None)
     if shallow is None:

@@ -7,6 +7,7 @@ from pat_jax.common.text_table import percent, text_table
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import SOURCES, Memory, PlanReport, StepTimes
 from pat_jax.profiling.capacity.tables import (
+    between_hosts_table,
     compile_table,
     depth_words,
     gain_table,
@@ -74,6 +75,12 @@ def _compiles(report: PlanReport) -> str:
 def _sent(report: PlanReport) -> str:
     table = text_table(*sent_table(report))
     lines = ["A decode step sends (the largest row bucket; counted by the compiler)", table]
+    if (between := between_hosts_table(report)) is not None:
+        lines += [
+            "",
+            "Between hosts, at the least (counted by the compiler; the other programs send nothing there)",
+            text_table(*between),
+        ]
     compiled = sum(program.compile_s for program in report.programs)
     lines.append(
         f"{len(report.programs)} programs compiled in {compiled:.0f} s of compiler time, "

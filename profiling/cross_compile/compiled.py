@@ -4,7 +4,7 @@ Knows programs by name and numbers. Does not know how they were compiled.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,21 @@ class Sent(NamedTuple):
     group: int  # devices that take part together; of a permutation, the pairs that talk
     depth: int  # of the loops around it; those of a decode step are 2
     count: int  # of one run; of `decode`, of one trip of each loop
+    hosts: int = 1  # that such a group is spread over
+
+    def leaving(self, per_host: int) -> float:
+        """Bytes that have to leave each host at the least, for all of its devices.
+
+        What the devices of a host have in common travels once: they sum before, and gather after.
+        """
+        if self.hosts == 1:
+            return 0.0
+        if self.kind == "collective-permute":  # of which it is not known how many pairs cross
+            return float(self.count * self.num_bytes * per_host)
+        members = self.group / self.hosts  # of a group, on a host
+        times = {"all-reduce": 2.0, "reduce-scatter": self.group, "all-to-all": members}
+        sent = times.get(self.kind, 1.0) * self.num_bytes * (1 - 1 / self.hosts)
+        return self.count * sent * per_host / members
 
 
 @dataclass(frozen=True)
@@ -88,13 +103,21 @@ class CompiledProgram:
         )
 
 
+def as_sent(counts: Mapping[tuple[str, int, int, int, int], int]) -> tuple[Sent, ...]:
+    """
+    Args:
+      counts: by kind, bytes, group, depth and hosts.
+    """
+    return tuple(Sent(*key[:4], count, key[4]) for key, count in sorted(counts.items()))
+
+
 def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
     """The parts of one re-slice, which run one after the other, as one record."""
-    sent: Counter[tuple[str, int, int, int]] = Counter()
+    sent: Counter[tuple[str, int, int, int, int]] = Counter()
     kernels: Counter[str] = Counter()
     for part in parts:
         for one in part.collectives:
-            sent[one[:4]] += one.count
+            sent[*one[:4], one.hosts] += one.count
         kernels.update(dict(part.kernels))
     return replace(
         parts[0],
@@ -105,7 +128,7 @@ def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
         flops=sum(part.flops for part in parts),
         bytes_accessed=sum(part.bytes_accessed for part in parts),
         product_bytes=sum(part.product_bytes for part in parts),
-        collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
+        collectives=as_sent(sent),
         kernels=tuple(sorted(kernels.items())),
         compile_s=sum(part.compile_s for part in parts),
         error=next((part.error for part in parts if part.error), None),
@@ -157,20 +180,20 @@ def _collectives(
 ) -> list[Sent]:
     """Equal ones by their number. Where a compiler puts several into one, sizes differ with depth:
     then all of a kind, group and depth are one entry, of their mean size."""
-    by_place: defaultdict[tuple[str, int, int], tuple[list[Sent], list[Sent]]] = defaultdict(
-        lambda: ([], [])
-    )
+    by_place: defaultdict[tuple[str, int, int, int], tuple[list[Sent], list[Sent]]]
+    by_place = defaultdict(lambda: ([], []))
     for i, sents in enumerate((small, large)):
         for sent in sents:
-            by_place[sent.kind, sent.group, sent.depth][i].append(sent)
+            by_place[sent.kind, sent.group, sent.depth, sent.hosts][i].append(sent)
     found = []
-    for (kind, group, depth), (before, after) in sorted(by_place.items()):
+    for (kind, group, depth, hosts), (before, after) in sorted(by_place.items()):
         counts = [{sent.num_bytes: sent.count for sent in sents} for sents in (before, after)]
         if counts[0].keys() == counts[1].keys():
             sizes = {n: (count, counts[1][n]) for n, count in counts[0].items()}
-            found += [Sent(kind, n, group, depth, round(line(*sizes[n]))) for n in sorted(sizes)]
+            for n in sorted(sizes):
+                found.append(Sent(kind, n, group, depth, round(line(*sizes[n])), hosts))
             continue
         count = max(1, round(line(*(sum(each.values()) for each in counts))))
         total = line(*(sum(n * times for n, times in each.items()) for each in counts))
-        found.append(Sent(kind, round(total / count), group, depth, count))
+        found.append(Sent(kind, round(total / count), group, depth, count, hosts))
     return [sent for sent in found if sent.count > 0]

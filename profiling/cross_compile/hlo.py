@@ -2,8 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 _ITEM_BITS = {
     **dict.fromkeys(("s4", "u4", "f4e2m1fn"), 4),
@@ -30,6 +32,7 @@ class Collective:
     depth: int  # of the loops around it
     group: int  # devices that take part together; of a permutation, the pairs that talk
     times: int = 1  # that one run of the module does it, where trips of loops are given
+    hosts: int = 1  # that such a group is spread over, at most
 
     @property
     def received(self) -> float:
@@ -66,20 +69,36 @@ def called(line: str) -> list[tuple[str, str]]:
 
 
 def collectives(
-    text: str, computation: str = "", *, trips: Mapping[str, int] | None = None
+    text: str,
+    computation: str = "",
+    *,
+    trips: Mapping[str, int] | None = None,
+    per_host: int = 0,
 ) -> list[Collective]:
     """Collectives of an HLO module, in the order of a walk from its entry, or from another computation.
 
     Args:
+      per_host: devices of each host, in the order of the program's partitions; 0: there is one host.
       trips: how often the bodies of loops run, by name (`hlo_loops.loop_trips`); once where not given.
     """
     entry, bodies = computations(text)
-    return list(_walk(bodies, computation or entry, trips or {}, 0, 1))
+    every = []
+    for line, depth, times in _walk(bodies, computation or entry, trips or {}, 0, 1):
+        found = _COLLECTIVE.search(line)
+        assert found
+        # What starts one has its operands in its type, the results second; but for sums.
+        is_second = found["started"] and found["name"] != "all-reduce"
+        shape = _second(found["shape"]) if is_second else found["shape"]
+        hosts = _hosts(line, per_host) if per_host else 1
+        of = depth, _group(line), times, hosts
+        every.append(Collective(found["name"], shape_bytes(shape), *of))
+    return every
 
 
 def _walk(
     bodies: Bodies, name: str, trips: Mapping[str, int], depth: int, times: int
-) -> Iterator[Collective]:
+) -> Iterator[tuple[str, int, int]]:
+    """Lines that are collectives, the loops around each, and how often it runs."""
     # A TPU's fusions that multiply while a collective goes on, and those that wait for it, have it inside
     # again.
     goes_on = name.startswith("async_collective_fusion") or any(
@@ -92,10 +111,7 @@ def _walk(
                 inside = depth + (role in ("body", "condition"))
                 yield from _walk(bodies, callee, trips, inside, times * trips.get(callee, 1))
         elif not goes_on:
-            # What starts one has its operands in its type, the results second; but for sums.
-            is_second = found["started"] and found["name"] != "all-reduce"
-            shape = _second(found["shape"]) if is_second else found["shape"]
-            yield Collective(found["name"], shape_bytes(shape), depth, _group(line), times)
+            yield line, depth, times
 
 
 def _second(shape: str) -> str:
@@ -119,6 +135,41 @@ def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 def shape_bytes(shape: str) -> int:
     """Bytes of all arrays in `shape`, padding of tiles left out."""
     return sum(_ITEM_BITS[kind] * math.prod(dims) for kind, dims in arrays(shape)) // 8
+
+
+def _hosts(line: str, per_host: int) -> int:
+    """Hosts that the widest group of a collective has members on; 2 where a permutation crosses."""
+
+    def spread(groups: Iterable[Iterable[int]]) -> int:
+        return max(len({device // per_host for device in group}) for group in groups)
+
+    if pairs := re.search(r"source_target_pairs=\{\{(.*?)\}\}", line):
+        return spread(map(int, pair.split(",")) for pair in pairs[1].split("},{"))
+    if listed := re.search(r"replica_groups=\{\{(.*?)\}\}", line):
+        return spread(map(int, group.split(",")) for group in listed[1].split("},{"))
+    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=(\S+?),? ", line + " "):
+        return spread(_in_order(iota[2]).reshape(_numbers(iota[1])).tolist())
+    mesh = re.search(r"mesh\[(.*?)\](?:, device_ids=\((.*?\)?)\))? \{(.*?)\}", line)
+    assert mesh, f"replica groups in a form not known here: {line}"
+    names = re.findall(r"'(\w+)'", mesh[1])
+    sizes = [int(n) for n in re.findall(r"=(\d+)", mesh[1])]
+    order = _in_order(mesh[2]) if mesh[2] else np.arange(math.prod(sizes))
+    along = [names.index(name) for name in re.findall(r"'(\w+)'", mesh[3])]
+    others = [axis for axis in range(len(sizes)) if axis not in along]
+    devices = order.reshape(sizes).transpose([*others, *along])
+    members = math.prod(sizes[axis] for axis in along)
+    return spread(devices.reshape(-1, members).tolist())
+
+
+def _in_order(text: str) -> np.ndarray:
+    """`[2,8]T(1,0)`: all devices in a row, in this shape, its axes in this order, in a row again."""
+    shape, _, axes = text.partition("T")
+    devices = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return (devices.transpose(_numbers(axes)) if axes else devices).reshape(-1)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text)]
 
 
 def _group(line: str) -> int:

@@ -24,7 +24,7 @@ from jax.experimental import topologies
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.profiling.cross_compile import hlo, hlo_costs, hlo_loops
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent, together
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram, as_sent, together
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.profiling.cross_compile.hlo_loops import loop_trips
 from pat_jax.profiling.cross_compile.plant import CompileJob, Order, Plant, check
@@ -68,6 +68,7 @@ class Compiler:
     kept: Path  # folder of records, by content
     machine: str  # all that a record depends on besides the program
     texts: Path | None = None  # folder for what every program was compiled to; nothing is looked up
+    per_host: int = 0  # devices that fast links join; 0: all
     # Of equal programs the first is compiled, and the others are what it gave.
     locks: defaultdict[str, Lock] = field(default_factory=lambda: defaultdict(Lock))
 
@@ -91,7 +92,7 @@ class Compiler:
             return replace(found, **{name: getattr(job.record, name) for name in same})
         start = time.perf_counter()
         compiled = lowered.compile()
-        record = _described(job.record, compiled)
+        record = _described(job.record, compiled, self.per_host)
         if self.texts is not None:
             name = f"{record}_{record.layers}_{path.stem[:6]}.txt".replace(" ", "_")
             (self.texts / name).write_text(compiled.as_text() or "", encoding="utf-8")
@@ -102,13 +103,20 @@ class Compiler:
         return record
 
 
-def _described(record: CompiledProgram, program: jax.stages.Compiled) -> CompiledProgram:
+def _described(
+    record: CompiledProgram, program: jax.stages.Compiled, per_host: int
+) -> CompiledProgram:
+    """
+    Args:
+      per_host: devices that fast links join; 0: all.
+    """
     text, memory = program.as_text() or "", program.memory_analysis()
     assert memory is not None  # both compilers report it
-    is_burst, sent = record.name == "decode", Counter[tuple[str, int, int, int]]()
-    for c in collectives(text, trips=None if is_burst else loop_trips(text)):
+    is_burst, sent = record.name == "decode", Counter[tuple[str, int, int, int, int]]()
+    trips = None if is_burst else loop_trips(text)
+    for c in collectives(text, trips=trips, per_host=per_host):
         if c.group > 1 or c.name == "collective-permute":  # whose group is its pairs
-            sent[c.name, c.num_bytes, c.group, c.depth] += c.times
+            sent[c.name, c.num_bytes, c.group, c.depth, c.hosts] += c.times
     counted = hlo_costs.count(text, inside=STEP_LOOPS if is_burst else 0)
     called = Counter(re.findall(r'custom_call_target="([^"]+)"', text))
     return replace(
@@ -120,7 +128,7 @@ def _described(record: CompiledProgram, program: jax.stages.Compiled) -> Compile
         flops=counted.flops,
         bytes_accessed=counted.num_bytes,
         product_bytes=counted.product_bytes,
-        collectives=tuple(Sent(*key, count) for key, count in sorted(sent.items())),
+        collectives=as_sent(sent),
         kernels=tuple(sorted(called.items())),
     )
 
@@ -158,7 +166,9 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     of_machine = chip.name, chip.description, order.target.topology
     machine = json.dumps([content["versions"], *of_machine, _reading()])
     texts = content["texts"] and Path(content["texts"])
-    compiler = Compiler(Path(content["kept"]), machine, texts)
+    target = order.target
+    per_host = target.devices_per_host if target.num_hosts > 1 else 0
+    compiler = Compiler(Path(content["kept"]), machine, texts, per_host)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
             _say(lines, program=future.result().to_json())
