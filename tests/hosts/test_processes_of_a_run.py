@@ -39,7 +39,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, deterministic):
         for name in SAME:
             assert ours.get(name) == theirs.get(name), name
         for name in ours.keys() & set(CLOSE):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
+            assert ours[name] == pytest.approx(theirs[name], rel=2e-5, abs=1e-6), name
     rows = metrics(several)
     assert sum(row.get("rollout/switches", 0) for row in rows) > 0
     assert rows[-1]["train/grad_norm"] > 0
