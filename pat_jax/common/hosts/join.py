@@ -21,7 +21,6 @@ from pat_jax.common.hosts.together import Company, company, found
 HEARTBEAT_S = 60
 SHUTDOWN_S = 30
 _MEETING = "pat_jax/meeting"  # key of the first process's address
-_MEETING_MS = 300_000
 
 
 class Place(NamedTuple):
@@ -62,7 +61,7 @@ def join(config: DistributedConfig) -> Company:
     assert index is not None and count is not None, "initialized"
     us = found(index, count)
     if count > 1:
-        _meet(us)
+        _meet(us, config.wait)
     return us
 
 
@@ -76,7 +75,7 @@ def _arguments(place: Place) -> dict[str, Any]:
     }
 
 
-def _meet(us: Company) -> None:
+def _meet(us: Company, wait_s: int) -> None:
     store, coordinator = global_state.client, global_state.coordinator_address
     assert store is not None and coordinator is not None, "initialized"
     if us.is_first:
@@ -85,7 +84,7 @@ def _meet(us: Company) -> None:
         store.key_value_set_bytes(_MEETING, repr(tuple(address)).encode())
         us.meet(accept(listener, us.count - 1))
     else:
-        text = store.blocking_key_value_get_bytes(_MEETING, _MEETING_MS).decode()
+        text = store.blocking_key_value_get_bytes(_MEETING, 1000 * wait_s).decode()
         us.meet(connect(Address(*ast.literal_eval(text)), us.index))
         # The first process speaks for all; why this one ends it says by itself (`Company.fail`).
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
