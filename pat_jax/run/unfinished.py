@@ -8,9 +8,10 @@ scores and files. Does not know what generates, nor what scores.
 import base64
 import json
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -69,7 +70,7 @@ class Unfinished:
     def finish(self) -> None:
         """The last checkpoint is there."""
         if self._is_on and company().is_first:
-            self._forget(self._folder.glob("iteration-*.jsonl"))
+            self._forget()
             if self._folder.is_dir():
                 self._folder.rmdir()
 
@@ -79,8 +80,7 @@ class Unfinished:
         try:
             self._folder.mkdir(exist_ok=True)
             saved = [int(one.name) for one in checkpoints_in(self._checkpoints)]
-            covered = range(max(saved, default=0))
-            self._forget(self._folder / f"iteration-{step}.jsonl" for step in covered)
+            self._forget(max(saved, default=0))
             whole = whole_lines(path)
             opened.append(PatientFile(path))
             os.truncate(path, len(whole))
@@ -89,9 +89,12 @@ class Unfinished:
             return {}
         return _read(whole.splitlines(), policy)
 
-    def _forget(self, paths: Iterable[Path]) -> None:
-        for path in paths:
-            path.unlink(missing_ok=True)
+    def _forget(self, before: float = math.inf) -> None:
+        """Iterations that come before this one."""
+        for path in self._folder.glob("iteration-*.jsonl"):
+            step = path.stem.partition("-")[2]
+            if step.isdigit() and int(step) < before:
+                path.unlink()
 
 
 class Iteration:
@@ -140,9 +143,8 @@ class Batch:
     before: dict[int, Said]  # by place among the requests
     scores: dict[int, Scores] = field(default_factory=dict)  # of those taken from the disk
     taken: int = 0  # responses, from the disk
-    _kept: set[tuple[int, str]] = field(
-        default_factory=set
-    )  # places and functions, of scores there
+    # Places and functions of the scores that are there.
+    _kept: set[tuple[int, str]] = field(default_factory=set)
 
     def completions(
         self, requests: Sequence[Request], ask: Ask
@@ -216,7 +218,7 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], Said]:
                     found[at] = Said(int(row["request"]), _completion(row), {})
             elif at in found:
                 found[at].scores[row["function"]] = _score(row)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             log.warning("a line of an unfinished iteration is left out: %r", error)
     return found
 
