@@ -42,6 +42,7 @@ def make_trainer(
     weight_dtype: jnp.dtype = jnp.float32,
     is_offloaded: bool = False,
     scan_layers: bool = False,
+    has_logprobs: bool = False,
 ) -> Trainer:
     """With only the named programs compiled."""
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
@@ -59,6 +60,7 @@ def make_trainer(
         base_dtype=base_dtype,
         weight_dtype=weight_dtype,
         is_offloaded=is_offloaded,
+        has_logprobs=has_logprobs,
     )
     declared = trainer.programs._declared
     for key in [key for key in declared if key.name not in programs]:

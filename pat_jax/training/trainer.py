@@ -277,10 +277,11 @@ class Trainer:
           ValueError: a column that the loss needs is neither in the batch nor computed.
         """
         loss = self.updates[REINFORCED].loss
-        scored = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
+        if not {*loss.needs}.isdisjoint(self.scored):
+            batch = self.with_logprobs(batch, {OLD: state.params, REFERENCE: reference})
         mini_batches = [
             [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
-            for mini in scored.mini_batches
+            for mini in batch.mini_batches
         ]
         records = []
         for _ in range(self.num_iterations):

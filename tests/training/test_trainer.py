@@ -96,6 +96,15 @@ def test_a_supervised_step_by_shared_passes_says_its_cross_entropy():
     assert losses[2] < losses[1] < losses[0]
 
 
+def test_a_column_that_is_there_for_evaluations_is_in_no_update():
+    layout, names = CHAIN["dp8tp1"], ("init_state", "zero_gradients", "zero_sums", "grad", "apply")
+    trainer = make_trainer(layout, *names, has_logprobs=True)  # and no program that scores
+    assert trainer.scored == ("old_logprobs",)
+    state = trainer["init_state"](jax.device_put(host_weights(), trainer.shardings))
+    _, result = trainer.update(state, TrainBatch([list(micro_batches())], 1.0), None)
+    assert result.applied == (True,)
+
+
 def test_the_columns_that_the_loss_needs_are_computed_and_a_missing_reference_is_said():
     layout, names = CHAIN["dp8tp1"], ("init_state", "zero_gradients", "zero_sums", "grad", "apply")
     trainer = make_trainer(layout, *names, "logprobs", loss=PolicyLoss(beta=0.5))
