@@ -4,6 +4,7 @@ In a mount namespace of its own, where this user may mount: the file system is r
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,8 @@ def test_a_run_goes_on_and_saves_when_it_can(tmp_path: Path, kind: str):
     assert (done.returncode, done.stdout.strip()) == (0, "0"), (done.stderr, said.read_text())
 
     kept, output = tmp_path / "kept", said.read_text()
-    assert "Traceback" not in output
+    # Where the disk fills up in the middle of a save, Orbax's writers print what they raised.
+    assert not re.search(r'File ".*/pat_jax/', output), output
     assert "training goes on, and the next step is saved" in output
     rows = read_metrics(kept / "metrics.jsonl")
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
