@@ -55,27 +55,34 @@ class PagedLayer(NamedTuple):
         The tokens of a row lie within one page; the caller sees to it. A shape that a platform's
         kernel does not take is gathered there.
         """
-        cache, start = self.write(keys, values, positions[:, 0]), positions[:, 0]
+        cache = self.write(keys, values, positions[:, 0])
+        return cache.read(queries, positions[:, 0]), cache
+
+    def read(
+        self,
+        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+        start: Int[Array, " rows"],
+    ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
+        """What the queries of each row see, the first of which is at `start`."""
         shape = self.page_size, queries.shape[-1]
         if queries.shape[1] > 1:
-            attended = jax.lax.platform_dependent(
+            return jax.lax.platform_dependent(
                 queries,
-                *cache,
+                *self,
                 start,
                 cuda=attend_blocks_on_gpu if fits_gpu(*shape) else _attend_to_blocks,
                 tpu=attend_blocks_on_tpu if fits_tpu(*shape) else _attend_to_blocks,
                 default=_attend_to_blocks,
             )
-            return attended, cache
         attended = jax.lax.platform_dependent(
             queries[:, 0],
-            *cache,
+            *self,
             self._to_read(start),
             cuda=attend_on_gpu if fits_gpu(*shape) else _attend_to_one,
             tpu=attend_on_tpu if fits_tpu(*shape) else _attend_to_one,
             default=_attend_to_one,
         )
-        return attended[:, None], cache
+        return attended[:, None]
 
     def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
         """Tokens that each row attends to; nothing reads what comes of a row that has no pages."""

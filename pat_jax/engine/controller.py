@@ -4,13 +4,14 @@ Devices execute it (`device_executor.py`), and so does a simulated clock: every 
 in the scheduler, or in the planner, once.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.layout.buckets import Shapes
+from pat_jax.engine.layout.buckets import Pace, Shapes
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
@@ -22,8 +23,14 @@ from pat_jax.planning.types import Balance, Load, Plan, Split
 
 REFILL_PART = 8
 
-# Layout; row bucket of a group; tokens that a row's cache may come to hold.
-Shape = tuple[Split, int, int]
+
+class Shape(NamedTuple):
+    """Of a burst: what its program is compiled for."""
+
+    split: Split
+    rows: int  # bucket of a group
+    length: int  # tokens that a row's cache may come to hold
+    draft: int = 0  # tokens that a step verifies besides the newest
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,8 @@ class Collected(NamedTuple):
 
     steps: int
     tokens: int
+    verified: int  # steps of single rows
+    accepted: np.ndarray  # int[matches, queries], of them: see `drafts.Drafted`
     held: float  # see Ran
     ended: np.ndarray  # int[ended], the sequences that it ended
     spoilt: Copies  # pages to be written over
@@ -87,7 +96,7 @@ class Controller:
         self.num_preempted = 0
         # Sums over the beginnings and ends of bursts, of what their sequences hold.
         self.kv_slots, self.kv_unused = 0, 0  # tokens
-        self._num_running = 0  # bursts dispatched and not collected
+        self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
 
@@ -119,7 +128,7 @@ class Controller:
         if plan.split != self.split:
             return plan, None
         # What is laid out for bursts on their way is free again before any sequences move.
-        laid_out = self._reserve.left if self._reserve is not None and self._num_running else 0
+        laid_out = self._reserve.left if self._reserve is not None and self._running else 0
         row_buckets = self.shapes.buckets.rows[self.split]
         options = self.scheduler.balance_options(row_buckets, laid_out)
         return plan, planner.balance(load, plan, options)
@@ -174,32 +183,48 @@ class Controller:
         if rows != self.table.rows_per_group:
             self.table.compact(rows)
 
-    def burst(self, threshold: int) -> Burst:
+    def burst(self, threshold: int, draft: int = 0) -> Burst:
         """The next burst of the live sequences; `fit` comes before.
 
         It ends when the planner's `threshold` is reached, where rows can be compacted, or when there
         are rows for those that wait.
+
+        Args:
+          draft: tokens that each step is to verify besides the newest, where rows and pages allow it.
         """
-        shape, steps = self._next(steps_before=0)
+        pace = self._pace(draft)
+        shape, steps = self._next(pace, tokens_before=0)
         tables = self.scheduler.tables
-        size = self.shapes.reserve_size(self.table.rows_per_group)
+        size = self.shapes.reserve_size(self.table.rows_per_group, pace.draft)
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
-        self._reserve.fill(tables.lacking(steps))
+        self._reserve.fill(tables.lacking(steps * pace.step_tokens))
         return self._launched(shape, steps, self._stop_at(threshold), is_ahead=False)
 
-    def burst_behind(self, running: Burst, threshold: int) -> Burst | None:
+    def _pace(self, draft: int) -> Pace:
+        """With drafts only where each row can have the pages of what they may say up to the next test."""
+        pace = self.shapes.pace(draft)
+        has_program = draft in self.shapes.drafts.of(self.table.rows_per_group)
+        tables = self.scheduler.tables
+        if has_program and (tables.lacking(pace.check_tokens) <= tables.free).all():
+            return pace
+        return self.shapes.pace(0)
+
+    def burst_behind(self, running: Burst, threshold: int, draft: int = 0) -> Burst | None:
         """The burst after `running`, whose results are not known yet.
 
         It ends at the newest `threshold`, and where `running` does: if that has come to an end of the
         kind, it takes no step.
 
         Returns:
-          None where rows are to change first, pages are too few, or budgets say that `running` will
-          reach the threshold.
+          None where rows or the `draft` are to change first, pages are too few, or budgets say that
+          `running` will reach the threshold.
         """
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
+        pace = self.shapes.pace(running.shape.draft)
         if table.version != self._version or len(table.waiting):
+            return None
+        if self._pace(draft).draft != pace.draft:
             return None
         live = table.live
         goes_on = live[table.end[live] - table.length[live] > running.max_steps]
@@ -207,8 +232,9 @@ class Controller:
         threshold = max(running.threshold, self._stop_at(threshold))
         if fullest <= threshold:
             return None
-        shape, steps = self._next(running.max_steps)
-        needed = self.scheduler.tables.lacking(running.max_steps + steps)
+        before = running.max_steps * pace.step_tokens
+        shape, steps = self._next(pace, before)
+        needed = self.scheduler.tables.lacking(before + steps * pace.step_tokens)
         if shape != running.shape or not reserve.can_hold(needed):
             return None
         reserve.fill(needed)
@@ -223,46 +249,50 @@ class Controller:
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 
-    def _next(self, steps_before: int) -> tuple[Shape, int]:
-        """Shape and most steps of a burst, behind one of up to `steps_before` steps."""
-        table, shapes = self.table, self.shapes
-        context = table.max_context + steps_before
+    def _next(self, pace: Pace, tokens_before: int) -> tuple[Shape, int]:
+        """Shape and most steps of a burst, behind one of up to `tokens_before` tokens."""
+        table = self.table
+        context = table.max_context + tokens_before
         last_context = int(table.end[table.live].max()) - 1  # with all budgets used up
-        length = shapes.buckets.length_for(min(last_context, context + shapes.check_every))
-        steps = shapes.burst_steps
+        length = self.shapes.buckets.length_for(min(last_context, context + pace.check_tokens))
+        steps = pace.burst_steps
         if length < last_context:
-            steps = min(steps, length - context) // shapes.check_every * shapes.check_every
-        return (self.split, table.rows_per_group, length), steps
+            steps = min(steps, (length - context) // pace.check_tokens * pace.check_every)
+        return Shape(self.split, table.rows_per_group, length, pace.draft), steps
 
     def _launched(self, shape: Shape, steps: int, threshold: int, *, is_ahead: bool) -> Burst:
         assert self._reserve is not None
         self._count_pages()
-        self._num_running += 1
+        self._running.append(shape)
         return Burst(shape, steps, threshold, is_ahead, self._reserve.laid_out())
 
     def collect(self, output: RowsOutput) -> Collected:
         """Takes over the results of the oldest burst on its way."""
         table, tables, reserve = self.table, self.scheduler.tables, self._reserve
         assert reserve is not None, "launched"
-        live = table.live
+        live, pace = table.live, self.shapes.pace(self._running.popleft().draft)
         group, context, row = table.group(live), table.length[live] - 1, table.row[live]
         emitted, goes_on, steps = output.emitted[row], output.live[row], int(output.steps)
+        verified = output.verified[row]
         reserve.note_drawn(tables.add(output.pages))
         groups = self.contents.spoilt_groups(output)
         self.contents.take(output)
-        table.advance(emitted, goes_on, steps)
+        table.advance(emitted, goes_on, steps, verified)
         spoilt = self.scheduler.release_ended()
         self._count_pages()
-        self._num_running -= 1
-        if not self._num_running:
+        if not self._running:
             reserve.take_back()
             parts = zip(spoilt, *map(self.scheduler.wipe, groups), strict=True)
             spoilt = Copies(*map(np.concatenate, parts))
-        held = most_held(context, emitted, group, steps, self.shapes.check_every)
+        # What drafts add, half of it on average.
+        held = most_held(
+            context + (emitted - verified) / 2, verified, group, steps, pace.check_every
+        )
         mean_held = float(held.mean()) if steps else 0.0
         if self.checks:
             self.check_integrity()
-        return Collected(steps, int(emitted.sum()), mean_held, live[~goes_on], spoilt)
+        counts = int(emitted.sum()), int(verified.sum()), output.accepted.sum(axis=0)
+        return Collected(steps, *counts, mean_held, live[~goes_on], spoilt)
 
     def end(self, has_enough: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
         """Ends the live sequences that have said enough; returns them, and pages to be written over."""
@@ -282,5 +312,5 @@ class Controller:
         Raises:
           AssertionError: no burst is on its way, and rows, pages and the queue contradict each other.
         """
-        if not self._num_running:
+        if not self._running:
             self.scheduler.check_integrity()

@@ -28,7 +28,15 @@ from pat_jax.engine.sequences.prefill_calls import (
     prefill_calls,
 )
 from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.state import BurstOutput, DecodeState, RowState, Until, seen_shape
+from pat_jax.engine.sequences.state import (
+    BurstOutput,
+    DecodeState,
+    RowState,
+    Until,
+    own_columns,
+    seen_shape,
+)
+from pat_jax.engine.sequences.texts import texts
 
 
 class _Running(NamedTuple):
@@ -63,8 +71,9 @@ class DeviceExecutor(Executor):
         self._rows: RowState | None = None
         self._version = -1
         self._seen: jax.Array | None = None  # as old as the rows
-        # Of the bursts on their way: the rows' pages, and how many have been drawn.
+        # Of the bursts on their way: the rows' pages, how many have been drawn, and, with drafts, texts.
         self._tables: tuple[jax.Array, jax.Array] | None = None
+        self._text: jax.Array | None = None
 
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.group):
@@ -105,18 +114,20 @@ class DeviceExecutor(Executor):
             if self._rows is None or self._seen is None or self._version != table.version:
                 self._rows = layout.put(self.responses.row_state(), "batch")
                 self._seen, self._version = self._put_seen(), table.version
-            tables = self.tables.rows(table.occupants, self.specs.width(burst.shape[-1]))
+            tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
             none_drawn = np.zeros(layout.split.dp, np.int32)
             self._tables = layout.put((tables, none_drawn), "batch")
+            self._text = self._put_text(burst)
         elif layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
         assert self._rows is not None and self._seen is not None and self._tables is not None
-        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables)
+        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, self._text)
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold))
-        program = self.programs[Key("decode", *burst.shape)]
+        split, rows, length, draft = burst.shape
+        program = self.programs[Key("decode", split, rows, length, draft=draft)]
         state, output = program(self.weights.params, state, burst.reserved, until)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
-        self._tables = state.tables, state.drawn
+        self._tables, self._text = (state.tables, state.drawn), state.text
         self._running.append(_Running(burst, output))
 
     def _digest(self, burst: Burst) -> tuple[object, ...]:
@@ -126,6 +137,17 @@ class DeviceExecutor(Executor):
         told = [np.asarray(x) for x in (*known, reserved.pages, reserved.filled)]
         crc = zlib.crc32(b"".join(x.tobytes() for x in told))
         return (*burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, crc)
+
+    def _put_text(self, burst: Burst) -> jax.Array | None:
+        """What rows draft from; None where they do not."""
+        draft, specs = burst.shape.draft, self.specs
+        if not draft:
+            return None
+        length = specs.width(burst.shape.length) * specs.page_size
+        own = own_columns(length, draft)
+        return self.pool.layout.put(
+            texts(self.responses, specs.drafts.texts * length, own), "batch"
+        )
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""

@@ -28,7 +28,7 @@ from pat_jax.engine.device.program_specs import (
 from pat_jax.engine.device.programs import ProgramTable
 from pat_jax.engine.device.weights import Weights
 from pat_jax.engine.device_executor import DeviceExecutor
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import rollout
@@ -56,6 +56,7 @@ class RolloutEngine:
         reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES,
         kv_bytes: float = math.inf,
         runs_ahead: bool | None = None,
+        drafts: Drafts = NO_DRAFTS,
     ):
         """
         Args:
@@ -66,6 +67,7 @@ class RolloutEngine:
           runs_ahead: dispatch a burst before the results of the one before it are known, so that
             the devices do not wait for the host. A switch that no threshold foresaw then comes one
             burst later. None: where the `Backend` does.
+          drafts: those that bursts may verify, to be compiled as well.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks = config.check_integrity
@@ -101,6 +103,7 @@ class RolloutEngine:
             ),
             config.prefill_blocks,
             reslice_chunk_bytes,
+            drafts,
         )
         self.programs = ProgramTable()
         self.specs.declare(self.programs)

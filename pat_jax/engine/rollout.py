@@ -45,12 +45,12 @@ def rollout(
                 plan, stays = _prepare(controller, executor, planner, report, tell), True
                 began = clock.elapsed
                 with clock("decode"):
-                    running = controller.burst(plan.threshold)
+                    running = controller.burst(plan.threshold, plan.draft)
                     executor.launch(running)
             following = None
             if controller.runs_ahead and stays:
                 with clock("schedule"):
-                    following = controller.burst_behind(running, plan.threshold)
+                    following = controller.burst_behind(running, plan.threshold, plan.draft)
                     if following is not None:
                         executor.launch(following)
             live = len(controller.table.live)
@@ -59,7 +59,8 @@ def rollout(
                 done = controller.collect(output)
                 executor.wipe(done.spoilt)
             if done.steps:
-                ran = Ran(*running.shape, live, done.held, done.steps, clock.elapsed - began)
+                shape, seconds = running.shape, clock.elapsed - began
+                ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.draft)
                 report.add_burst(ran, began, done.tokens)
                 if is_timed:
                     planner.observe(ran)

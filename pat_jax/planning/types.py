@@ -57,7 +57,7 @@ class Load:
     budget: np.ndarray  # int[live], tokens that may still be sampled
     siblings: Siblings | None = None  # where every sequence is of a known prompt
     waiting: int = 0  # sequences without a row, that get one when a live one ends
-    step: int = 0  # decode steps of the rollout so far
+    step: float = 0  # decode steps of the rollout so far, as many as they would be without drafts
 
     @property
     def live(self) -> int:
@@ -79,6 +79,7 @@ class Ran:
     held: float  # tokens in the caches of the group that holds most, on average over the steps
     steps: int
     seconds: float  # of all steps
+    draft: int = 0  # tokens that each step verified besides the newest
 
     @property
     def step_s(self) -> float:
@@ -107,6 +108,7 @@ class Plan:
     predicted_remaining_s: float = 0.0  # of the whole plan
     reason: str = ""
     prediction: Prediction | None = None  # where the planner learns from what comes of a switch
+    draft: int = 0  # tokens that each step of the next burst is to verify besides the newest
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
+from pat_jax.planning.drafts import MATCHES
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.carry import carried_seconds
@@ -31,6 +32,8 @@ class SimulatedOutput:
     live: np.ndarray
     steps: int
     pages: np.ndarray
+    verified: np.ndarray
+    accepted: np.ndarray
 
 
 class SimulatedExecutor(Executor):
@@ -80,9 +83,14 @@ class SimulatedExecutor(Executor):
         emitted[table.row[live]], goes_on[table.row[live]] = said, left > steps
         if steps:
             held = most_held(table.length[live] - 1, said, table.group(live), steps, check_every)
-            step_s = fmean(machine.truth.decode_step(*burst.shape, n) for n in held.tolist())
+            split, rows_of_group, length, _ = burst.shape
+            step_s = fmean(
+                machine.truth.decode_step(split, rows_of_group, length, n) for n in held.tolist()
+            )
             self.now_s += steps * (step_s + machine.host_s_per_sequence * len(live))
-        return SimulatedOutput(emitted, goes_on, steps, self._draw(burst, more)), True
+        none_drafted = np.zeros((1, len(MATCHES) + 1, 1), np.int64)
+        pages = self._draw(burst, more)
+        return SimulatedOutput(emitted, goes_on, steps, pages, emitted, none_drafted), True
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
         """Decode steps until no group has more than `threshold` live sequences."""

@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
+from pat_jax.engine.device.decode_step import Cache, DecodeStep, Moving
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
-from pat_jax.engine.device.sampling import Seen, likeliest, remember, sample, uniform
+from pat_jax.engine.device.sampling import uniform
+from pat_jax.engine.layout.buckets import Pace
 from pat_jax.engine.layout.layout import Layout, ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
@@ -27,17 +29,17 @@ from pat_jax.engine.sequences.state import (
     ReservedPages,
     RowState,
     Until,
+    own_columns,
 )
-from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.burst_layer import BurstLayer
+from pat_jax.models.draft_layer import DraftRows
 from pat_jax.models.kv_cache import KV_AXES
-from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
+from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.drafts import MATCHES
 
-Caches = tuple[LayerPages | BurstLayer, ...]
-_Step = tuple[RowState, Seen, Caches, BurstOutput]
 # Tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
-_Carry = tuple[_Step, Array, Array, Array]
+_Carry = tuple[Moving, Array, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -52,25 +54,32 @@ class DecodeFunctions:
     max_logprobs: int = 0  # likeliest tokens that a request may ask for
 
     def burst(
-        self, layout: Layout
+        self, layout: Layout, draft: int = 0
     ) -> Callable[[Params, DecodeState, ReservedPages, Until], tuple[DecodeState, BurstOutput]]:
         """Decodes until `until`, or until a group has no reserved page left; rows draw pages from it as they grow.
 
         The state is to be donated.
+
+        Args:
+          draft: tokens that each step verifies besides the newest; 0: the state has no texts.
         """
         # A spec stands for all arrays below its place in the tree.
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        state = DecodeState(rows, rows, pool, rows, rows)
+        state = DecodeState(rows, rows, pool, rows, rows, rows if draft else None)
         said = scalar if layout.spans_processes else rows
+        output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)
         return jax.shard_map(
-            lambda *args: self._burst(layout, *args),
+            lambda *args: self._burst(layout, self.pace(draft), *args),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, rows, scalar),
-            out_specs=(state, BurstOutput(said, said, said, said, said, scalar, said, said, said)),
+            out_specs=(state, BurstOutput(**output | {"steps": scalar})),
             check_vma=False,
         )
+
+    def pace(self, draft: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, draft)
 
     def prefill(self, layout: Layout) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
         """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
@@ -102,28 +111,19 @@ class DecodeFunctions:
     def _burst(
         self,
         layout: Layout,
+        pace: Pace,
         params: Params,
         state: DecodeState,
         reserved: ReservedPages,
         until: Until,
     ) -> tuple[DecodeState, BurstOutput]:
-        page_size, steps = state.pool[0].keys.shape[2], self.check_every
-        rows, most = state.rows.position.shape[0], num_pages_for(self.burst_steps, page_size)
-        output = BurstOutput(
-            tokens=jnp.zeros((rows, self.burst_steps), jnp.int32),
-            logprobs=jnp.zeros((rows, self.burst_steps), jnp.float32),
-            unfiltered=jnp.zeros((rows, self.burst_steps), jnp.float32),
-            emitted=jnp.zeros(rows, jnp.int32),
-            live=state.rows.live,
-            steps=jnp.int32(0),
-            top_tokens=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.int32),
-            top_logprobs=jnp.zeros((rows, self.burst_steps, self.max_logprobs), jnp.float32),
-            pages=jnp.zeros((rows, most), jnp.int32),
-        )
+        page_size, start = state.pool[0].keys.shape[2], state.rows.position
+        most = num_pages_for(pace.burst_tokens, page_size)
+        output = self._nothing_said(state.rows, pace, most)
         (ring,), (filled,) = reserved.pages, reserved.filled  # one group
 
         def wanted(rows: RowState, tables: Array) -> Int[Array, " rows"]:
-            return lacking(rows, tables, steps=steps, page_size=page_size)
+            return lacking(rows, tables, steps=pace.check_tokens, page_size=page_size)
 
         def outlook(rows: RowState, tables: Array, drawn: Array) -> Int[Array, "2"]:
             """Live rows of the fullest group; 1 where some group has too few reserved pages, else 0."""
@@ -132,36 +132,72 @@ class DecodeFunctions:
             return jax.lax.pmax(mine, layout.dp_axes) if layout.dp_axes else mine
 
         def keep_going(carry: _Carry) -> Array:
-            (*_, output), _, _, (live, is_short) = carry
-            return (live > until.threshold) & (output.steps < until.steps) & (is_short == 0)
+            moving, _, _, (live, is_short) = carry
+            return (live > until.threshold) & (moving.output.steps < until.steps) & (is_short == 0)
 
         def several_steps(carry: _Carry) -> _Carry:
             before, tables, drawn, _ = carry
-            more = wanted(before[0], tables)
-            tables, drawn = draw(tables, more, ring, drawn, most=num_pages_for(steps, page_size))
+            more = wanted(before.rows, tables)
+            at_once = num_pages_for(pace.check_tokens, page_size)
+            tables, drawn = draw(tables, more, ring, drawn, most=at_once)
             # A fixed trip count: only this outer loop has a condition for the host side to wait on.
             after = jax.lax.fori_loop(
-                0, steps, lambda _, c: self._step(layout, params, numbers, tables, *c), before
+                0, pace.check_every, lambda _, x: step(params, numbers, tables, x), before
             )
-            return after, tables, drawn, outlook(after[0], tables, drawn)
+            return after, tables, drawn, outlook(after.rows, tables, drawn)
 
         # The numbers of all steps at once: one by one they cost more than the rest of sampling.
-        ahead = state.rows.position[None, :] + 1 + jnp.arange(self.burst_steps)[:, None]
+        ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
         numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
         tables, (drawn,) = state.tables, state.drawn
-        held = num_held(tables)
-        caches = self._begin(layout, state.pool, tables, state.rows.position)
+        step = self._step(layout, pace.draft, tables.shape[1] * page_size, state.text)
+        caches = self._begin(layout, state.pool, tables, start, pace)
         carry = (
-            (state.rows, state.seen, caches, output),
+            Moving(state.rows, state.seen, state.text, caches, output),
             tables,
             drawn,
             outlook(state.rows, tables, drawn),
         )
+        held = num_held(tables)
         done, tables, drawn, _ = jax.lax.while_loop(keep_going, several_steps, carry)
-        after, seen, caches, output = done
+        rows, seen, text, caches, output = done
         output = _told(replace(output, pages=added(tables, held, most=most)), layout)
-        pool = self._end(caches, state.pool, tables, after.position)
-        return DecodeState(after, seen, pool, tables, drawn[None]), output
+        pool = self._end(caches, state.pool, tables, start, rows.position, pace)
+        return DecodeState(rows, seen, pool, tables, drawn[None], text), output
+
+    def _step(self, layout: Layout, draft: int, length: int, text: Array | None) -> DecodeStep:
+        """
+        Args:
+          length: tokens of a row's table.
+        """
+        own = 0 if text is None else text.shape[1] - own_columns(length, draft)
+        common = self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs
+        return DecodeStep(*common, draft, own)
+
+    def _nothing_said(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
+        """
+        Args:
+          pages: most that a row draws in a burst.
+        """
+        count = len(rows.position)
+
+        def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
+            return jnp.zeros(shape, dtype)
+
+        said, top = (count, pace.burst_tokens), self.max_logprobs
+        return BurstOutput(
+            tokens=zeros(*said),
+            logprobs=zeros(*said, dtype=jnp.float32),
+            unfiltered=zeros(*said, dtype=jnp.float32),
+            emitted=zeros(count),
+            live=rows.live,
+            steps=jnp.int32(0),
+            top_tokens=zeros(*said, top),
+            top_logprobs=zeros(*said, top, dtype=jnp.float32),
+            pages=zeros(count, pages),
+            verified=zeros(count),
+            accepted=zeros(1, len(MATCHES) + 1, 1 + pace.draft),
+        )
 
     def _begin(
         self,
@@ -169,90 +205,36 @@ class DecodeFunctions:
         pool: Pool,
         tables: Int[Array, "rows width"],
         start: Int[Array, " rows"],
-    ) -> Caches:
+        pace: Pace,
+    ) -> tuple[Cache, ...]:
         """The caches to decode with: pages where a kernel reads them, else a copy in one piece."""
-        if layout.backend.cache == "copy":
-            pages = (PagedLayer(*layer, tables) for layer in pool)
-            return tuple(BurstLayer.begin(layer, start, self.burst_steps) for layer in pages)
-        return pool
+        if layout.backend.cache == "pages":
+            return pool
+        pages = [PagedLayer(*layer, tables) for layer in pool]
+        if pace.draft:
+            return tuple(DraftRows.begin(layer, pace.draft) for layer in pages)
+        return tuple(BurstLayer.begin(layer, start, pace.burst_steps) for layer in pages)
 
     @staticmethod
     def _end(
-        caches: Caches, pool: Pool, tables: Int[Array, "rows width"], stop: Int[Array, " rows"]
+        caches: tuple[Cache, ...],
+        pool: Pool,
+        tables: Int[Array, "rows width"],
+        start: Int[Array, " rows"],
+        stop: Int[Array, " rows"],
+        pace: Pace,
     ) -> Pool:
-        def end(cache: LayerPages | BurstLayer, before: LayerPages) -> LayerPages:
+        def end(cache: Cache, before: LayerPages) -> LayerPages:
             if isinstance(cache, LayerPages):
                 return cache
-            written = cache.end(PagedLayer(*before, tables), stop)
+            pages = PagedLayer(*before, tables)
+            if isinstance(cache, BurstLayer):
+                written = cache.end(pages, stop)
+            else:
+                written = cache.end(pages, start, stop, most=pace.burst_tokens)
             return LayerPages(written.keys, written.values)
 
         return tuple(map(end, caches, pool))
-
-    def _step(
-        self,
-        layout: Layout,
-        params: Params,
-        numbers: Float[Array, "steps rows"],
-        tables: Int[Array, "rows width"],
-        rows: RowState,
-        seen: Seen,
-        caches: Caches,
-        output: BurstOutput,
-    ) -> _Step:
-        model, partition = self.policy.bind(params), ManualPartition(layout)
-        # What a row that has ended had may be another one's by now.
-        own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
-        hidden, written = model(
-            rows.last_token[:, None],
-            rows.position[:, None],
-            tuple(_with_tables(cache, own) for cache in caches),
-            partition=partition,
-            dtype=self.dtype,
-        )
-        assert written is not None  # caches went in
-        logits = model.logits(hidden[:, 0], partition)
-        with jax.named_scope("sample"):
-            number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
-            vocab_size, endings = self.policy.config.vocab_size, self._endings(rows)
-            may_end = rows.position + 1 >= rows.sampling.may_end_at
-            forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
-            drawn = sample(logits, number, rows.sampling, seen, forbidden, vocab_size=vocab_size)
-            tokens, logprobs, unfiltered = drawn
-            top_tokens, top_logprobs = likeliest(
-                logits, rows.sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size
-            )
-        # A log-probability that is no number has come from such logits: nothing good would follow.
-        failed = jnp.isnan(logprobs)
-        stopped = jnp.any(tokens[:, None] == endings, axis=1) | failed
-        after = _advance(rows, tokens, stopped, failed)
-        output = replace(
-            output,
-            tokens=_put_column(output.tokens, tokens, output.steps),
-            logprobs=_put_column(output.logprobs, logprobs, output.steps),
-            unfiltered=_put_column(output.unfiltered, unfiltered, output.steps),
-            emitted=output.emitted + rows.live,
-            live=after.live,
-            steps=output.steps + 1,
-            top_tokens=_put_column(output.top_tokens, top_tokens, output.steps),
-            top_logprobs=_put_column(output.top_logprobs, top_logprobs, output.steps),
-        )
-        seen = remember(seen, tokens, rows.live)
-        return after, seen, tuple(map(_without_tables, written)), output
-
-    def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
-        """The tokens that end each row's response, NO_TOKEN where there are fewer."""
-        eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
-        eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
-        return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
-
-
-def _with_tables(cache: LayerPages | BurstLayer, tables: Array) -> PagedLayer | BurstLayer:
-    return cache if isinstance(cache, BurstLayer) else PagedLayer(*cache, tables)
-
-
-def _without_tables(cache: PagedLayer | BurstLayer) -> LayerPages | BurstLayer:
-    """All layers have the same ones: a loop is to carry them once."""
-    return cache if isinstance(cache, BurstLayer) else LayerPages(cache.keys, cache.values)
 
 
 def _told(output: BurstOutput, layout: Layout) -> BurstOutput:
@@ -262,29 +244,6 @@ def _told(output: BurstOutput, layout: Layout) -> BurstOutput:
     by_rows = [field.name for field in fields(output) if field.name != "steps"]
     gather = partial(jax.lax.all_gather, axis_name=layout.dp_axes, tiled=True)
     return replace(output, **{name: gather(getattr(output, name)) for name in by_rows})
-
-
-def _put_column(buffer: Any, column: Array, at: Any) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(buffer, column[:, None], at, axis=1)
-
-
-def _advance(
-    rows: RowState,
-    tokens: Int[Array, " rows"],
-    stopped: Bool[Array, " rows"],
-    failed: Bool[Array, " rows"],
-) -> RowState:
-    """Rows that are not live stand still: they decode, but nothing reads what comes of it.
-
-    Those that failed do not go on to the token after, so that no NaN counts as one of theirs.
-    """
-    position = rows.position + (rows.live & ~failed)
-    return replace(
-        rows,
-        last_token=jnp.where(rows.live, tokens, rows.last_token),
-        position=position,
-        live=rows.live & ~stopped & (position + 1 < rows.end),
-    )
 
 
 def copy_pages(layout: Layout) -> Callable[[Pool, Array, Array], Pool]:

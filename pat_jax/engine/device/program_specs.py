@@ -16,7 +16,7 @@ from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.pages import PAGE_AXES, Exchange
 from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets, Shapes
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, Shapes
 from pat_jax.engine.layout.layout import Layout, shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
@@ -28,6 +28,7 @@ from pat_jax.engine.sequences.state import (
     abstract_pool,
     abstract_rows,
     abstract_seen,
+    abstract_text,
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
@@ -59,6 +60,7 @@ class ProgramSpecs:
     pages: dict[Split, int]  # of one group, NULL_PAGE among them
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
+    drafts: Drafts = NO_DRAFTS
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -67,7 +69,7 @@ class ProgramSpecs:
     def shapes(self) -> Shapes:
         functions = self.functions
         steps = functions.burst_steps, functions.check_every
-        return Shapes(self.buckets, self.pages, self.page_size, *steps)
+        return Shapes(self.buckets, self.pages, self.page_size, *steps, self.drafts)
 
     def declare(self, table: ProgramTable) -> None:
         for layout in self.layouts.values():
@@ -116,22 +118,10 @@ class ProgramSpecs:
 
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
-        scalar: Any = _scalar(layout)
-        each: Any = self._index(layout, 1)
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
-                seen = abstract_seen(self.functions.policy.config, layout, rows)
-                tables: Any = self._index(layout, rows, self.width(length))
-                ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows))
-                table.declare(
-                    Key("decode", split, rows, length),
-                    self.functions.burst(layout),
-                    params,
-                    DecodeState(abstract_rows(layout, rows), seen, pool, tables, each),
-                    ReservedPages(ring, each),
-                    Until(scalar, scalar),
-                    donate_argnums=1,
-                )
+                for draft in (0, *self.drafts.of(rows)):
+                    self._declare_burst(table, layout, rows, length, draft)
             for blocks in set(self.prefill_sizes):
                 table.declare(
                     Key("prefill", split, blocks, length),
@@ -143,6 +133,26 @@ class ProgramSpecs:
                     self._index(layout, blocks, self.width(length)),
                     donate_argnums=1,
                 )
+
+    def _declare_burst(
+        self, table: ProgramTable, layout: Layout, rows: int, length: int, draft: int
+    ) -> None:
+        scalar: Any = _scalar(layout)
+        each: Any = self._index(layout, 1)
+        seen = abstract_seen(self.functions.policy.config, layout, rows)
+        tables: Any = self._index(layout, rows, self.width(length))
+        ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows, draft))
+        room = self.width(length) * self.page_size
+        text: Any = abstract_text(layout, rows, room, draft, self.drafts.texts)
+        table.declare(
+            Key("decode", layout.split, rows, length, draft=draft),
+            self.functions.burst(layout, draft),
+            self.params(layout),
+            DecodeState(abstract_rows(layout, rows), seen, self.pool(layout), tables, each, text),
+            ReservedPages(ring, each),
+            Until(scalar, scalar),
+            donate_argnums=1,
+        )
 
     def _declare_pages(self, table: ProgramTable, layout: Layout) -> None:
         split, pool = layout.split, self.pool(layout)

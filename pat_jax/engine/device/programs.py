@@ -25,6 +25,7 @@ class Key(NamedTuple):
     length: int = 0
     target: Split | None = None  # of a switch
     part: int = 0  # of a re-slice in chunks
+    draft: int = 0  # tokens that a decode step verifies besides the newest
 
     @property
     def splits(self) -> set[Split]:

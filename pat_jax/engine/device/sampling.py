@@ -42,6 +42,7 @@ def sample(
     options: RowSampling,
     seen: Seen,
     forbidden: Int[Array, "rows some"],
+    said: Int[Array, "rows few"] | None = None,
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
@@ -52,8 +53,10 @@ def sample(
     Args:
       numbers: uniform in [0, 1).
       options: see `types.Sampling`.
-      seen: what penalties look at; in rows without any its content does not matter.
+      seen: what penalties look at; in rows without any its content does not matter. Where it has fewer
+        rows, each stands for as many, one behind the other.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
+      said: tokens of the response that `seen` does not know yet; negative ones stand for none.
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
@@ -69,7 +72,9 @@ def sample(
     is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
     kept = jax.lax.cond(
         jnp.any(is_changed),
-        lambda x: _filter(_forbid(_penalize(x, options, seen), forbidden) / divisor, options),
+        lambda x: _filter(
+            _forbid(_penalize(x, options, seen, said), forbidden) / divisor, options
+        ),
         lambda x: x / divisor,
         logits,
     )
@@ -145,11 +150,18 @@ def likeliest(
     return jax.lax.cond(jnp.any(wanted), find, nothing, logits) if count else nothing(logits)
 
 
-def remember(seen: Seen, tokens: Int[Array, " rows"], is_new: Bool[Array, " rows"]) -> Seen:
-    """`seen` with one more token of the response in the rows where `is_new`."""
-    rows, words = jnp.arange(seen.shape[0]), tokens // 32
-    bits = jnp.where(is_new, jnp.uint32(1) << (tokens % 32).astype(jnp.uint32), jnp.uint32(0))
-    return seen.at[rows, :, words].set(seen[rows, :, words] | bits[:, None])
+def remember(
+    seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]
+) -> Seen:
+    """`seen` with those tokens of the response more that are new."""
+    rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
+    bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)
+    # Bits add up to their union only where each comes once: of equal tokens the first.
+    is_same = (tokens[:, :, None] == tokens[:, None]) & is_new[:, None]
+    is_first = is_new & (jnp.argmax(is_same, axis=2) == jnp.arange(tokens.shape[1])[None])
+    known = seen[rows, :, words]
+    more = jnp.where(is_first[:, :, None], bits[:, :, None] & ~known, jnp.uint32(0))
+    return seen.at[rows, :, words].add(more)
 
 
 def _in_vocab(logits: Array, vocab_size: int) -> Array:
@@ -157,9 +169,15 @@ def _in_vocab(logits: Array, vocab_size: int) -> Array:
     return jnp.where(in_vocab, logits.astype(jnp.float32), NEVER)
 
 
-def _penalize(logits: Array, options: RowSampling, seen: Seen) -> Array:
+def _penalize(logits: Array, options: RowSampling, seen: Seen, said: Array | None) -> Array:
     """Exactly the logits themselves in rows without a penalty."""
     in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
+    if said is not None:
+        each = len(logits) // len(seen)
+        is_said = _any_of(said, logits.shape[-1])
+        in_text, in_response = (
+            jnp.repeat(x, each, axis=0) | is_said for x in (in_text, in_response)
+        )
     factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / factor, logits * factor)
     return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)
@@ -171,9 +189,12 @@ def _unpack(words: UInt32[Array, "rows words"], length: int) -> Bool[Array, "row
 
 
 def _forbid(logits: Array, forbidden: Int[Array, "rows some"]) -> Array:
-    vocabulary = jnp.arange(logits.shape[-1])[None, :, None]
-    is_forbidden = jnp.any(vocabulary == forbidden[:, None, :], axis=-1)
+    is_forbidden = _any_of(forbidden, logits.shape[-1])
     return jnp.where(is_forbidden & ~jnp.isnan(logits), NEVER, logits)
+
+
+def _any_of(tokens: Int[Array, "rows some"], vocab: int) -> Bool[Array, "rows vocab"]:
+    return jnp.any(jnp.arange(vocab)[None, :, None] == tokens[:, None, :], axis=-1)
 
 
 def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:

@@ -29,6 +29,22 @@ def largest_length(max_length: int, min_length: int) -> int:
     return -(-max_length // min_length) * min_length
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """Which drafts have programs."""
+
+    lengths: tuple[int, ...] = ()  # tokens of a draft, ascending
+    most_rows: int = 0  # of a group: more rows leave no room in a step for drafts
+    texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
+
+    def of(self, rows: int) -> tuple[int, ...]:
+        """Draft lengths that bursts of so many rows of a group may have."""
+        return self.lengths if rows <= self.most_rows else ()
+
+
+NO_DRAFTS = Drafts()
+
+
 class Limits(Protocol):
     """What the options of a rollout say of its buckets."""
 
@@ -89,15 +105,53 @@ class Buckets:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How far a burst goes: with drafts a step says up to as many tokens more, and is worth several."""
+
+    check_every: int  # steps between two tests of whether a burst ends
+    burst_steps: int  # most steps of a burst
+    draft: int  # tokens that a step verifies besides the newest
+
+    @classmethod
+    def of(cls, check_every: int, burst_steps: int, draft: int) -> "Pace":
+        """
+        Args:
+          check_every, burst_steps: of bursts without drafts.
+        """
+        if not draft:
+            return cls(check_every, burst_steps, 0)
+        # About as many tokens, and so about as much that is lost behind a threshold.
+        every = max(1, check_every // 2)
+        return cls(every, max(1, burst_steps // 2 // every) * every, draft)
+
+    @property
+    def step_tokens(self) -> int:
+        """Of a row, at most."""
+        return 1 + self.draft
+
+    @property
+    def check_tokens(self) -> int:
+        return self.check_every * self.step_tokens
+
+    @property
+    def burst_tokens(self) -> int:
+        return self.burst_steps * self.step_tokens
+
+
+@dataclass(frozen=True)
 class Shapes:
     """What the programs of a rollout are compiled for."""
 
     buckets: Buckets
     pages: Mapping[Split, int]  # of a group's pool in each layout, NULL_PAGE among them
     page_size: int  # tokens
-    burst_steps: int  # most steps of a burst
-    check_every: int  # steps between two tests of whether a burst ends
+    burst_steps: int  # most steps of a burst without drafts
+    check_every: int  # steps between two of its tests of whether it ends
+    drafts: Drafts = NO_DRAFTS
 
-    def reserve_size(self, rows: int) -> int:
+    def pace(self, draft: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, draft)
+
+    def reserve_size(self, rows: int, draft: int = 0) -> int:
         """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
-        return rows * -(-2 * self.burst_steps // self.page_size)
+        return rows * -(-2 * self.pace(draft).burst_tokens // self.page_size)

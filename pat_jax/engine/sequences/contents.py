@@ -27,6 +27,12 @@ class RowsOutput(Protocol):
         self,
     ) -> np.ndarray: ...  # int32[rows, most], that each drew; NULL_PAGE after the last
 
+    @property
+    def verified(self) -> np.ndarray: ...  # int[rows], steps in which each was live
+
+    @property
+    def accepted(self) -> np.ndarray: ...  # int[groups, matches, queries], see BurstOutput
+
 
 class Contents:
     """What is known of sequences whose tokens are not: which of them share a prompt."""

@@ -57,6 +57,7 @@ class Responses(Contents):
         prompts: dict[tuple[int, ...], int] = {}
         numbers = [prompts.setdefault(request.tokens, len(prompts)) for request in requests]
         self.prompt = np.array(numbers, np.int64)
+        self._by_prompt = np.argsort(self.prompt, kind="stable")
         self.tokens = np.zeros((len(requests), int(table.end.max(initial=1))), np.int32)
         self.logprobs = np.zeros(self.tokens.shape, np.float32)
         # Of those drawn from another distribution than the policy's own, burst by burst.
@@ -80,6 +81,11 @@ class Responses(Contents):
             rows_per_group=rows_per_group,
         )
         return cls(requests, table)
+
+    def samples(self, prompt: int) -> np.ndarray:
+        """The sequences of one of the prompts, by its number; int[samples]."""
+        first, stop = np.searchsorted(self.prompt[self._by_prompt], (prompt, prompt + 1))
+        return self._by_prompt[first:stop]
 
     def known(self, i: int) -> np.ndarray:
         """Tokens so far, int32[length]."""

@@ -36,6 +36,9 @@ class SequenceTable:
         ids = np.zeros(0, np.int64) if prompt_id is None else prompt_id
         self.prompt_id, self.sibling = np.unique(ids, return_inverse=True)
         self.num_steps = 0  # decode steps so far
+        # Tokens by which a sequence that is live all along has gone on, on average: with drafts more
+        # than steps.
+        self.progress = 0.0
         self.done_after = np.zeros(len(self.length), np.int64)  # decode steps, of those done
         self.row = np.full(len(self.length), NO_ROW, np.int64)
         # Counts what the host has changed of the rows. A copy of them that was made under another
@@ -89,7 +92,7 @@ class SequenceTable:
             budget=self.end[live] - self.length[live],
             siblings=self._siblings(live) if self.has_prompt_ids else None,
             waiting=len(self.waiting),
-            step=self.num_steps,
+            step=self.progress,
         )
 
     def _siblings(self, live: np.ndarray) -> Siblings:
@@ -124,13 +127,24 @@ class SequenceTable:
         self.row[sequences] = NO_ROW
         self._changed()
 
-    def advance(self, emitted: np.ndarray, still_live: np.ndarray, steps: int) -> None:
-        """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows."""
-        live = self.live
+    def advance(
+        self,
+        emitted: np.ndarray,
+        still_live: np.ndarray,
+        steps: int,
+        verified: np.ndarray | None = None,
+    ) -> None:
+        """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows.
+
+        Args:
+          verified: int[live], steps in which each was live; one a token where not given.
+        """
+        live, verified = self.live, emitted if verified is None else verified
         self.length[live] += emitted
         self.is_done[live] = ~still_live
-        self.done_after[live] = self.num_steps + emitted
+        self.done_after[live] = self.num_steps + verified
         self.num_steps += steps
+        self.progress += steps * float(emitted.sum()) / max(1, float(verified.sum()))
         self.row[live[~still_live]] = NO_ROW
         self._live = live[still_live]
 

@@ -66,6 +66,8 @@ class DecodeState:
     # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
     drawn: Int[Array, " groups"]  # pages of the reserve that rows have taken
+    # What rows draft from, see `device/suffix.py`; None where nothing is drafted.
+    text: Int[Array, "rows columns"] | None = None
 
 
 @pytree_dataclass
@@ -100,6 +102,9 @@ class BurstOutput:
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
+    verified: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
+    # Such steps by the kind of match (`planning.drafts.MATCHES`) and the tokens of its draft accepted.
+    accepted: Int[Array | np.ndarray, "groups matches queries"]
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
@@ -110,6 +115,25 @@ def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
 def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> Any:
     shape = seen_shape(config, rows_per_group * layout.split.dp)
     return jax.ShapeDtypeStruct(shape, jnp.uint32, sharding=layout.sharding("batch"))
+
+
+def own_columns(length: int, draft: int) -> int:
+    """Of a row's text, for its own tokens: `length` of them, and what a last step may write behind."""
+    return length + 1 + draft
+
+
+def abstract_text(
+    layout: Layout, rows_per_group: int, length: int, draft: int, texts: int
+) -> jax.ShapeDtypeStruct | None:
+    """
+    Args:
+      length: tokens of a row's table.
+      texts: room for others to draft from, in such lengths.
+    """
+    if not draft:
+        return None
+    shape = rows_per_group * layout.split.dp, texts * length + own_columns(length, draft)
+    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
 
 def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ class FixedLayout(Planner):
 
     split: Split
     reason: str = "pinned"
+    draft: int = 0  # see Plan
 
     def start(self, load: Load) -> Split:
         del load
@@ -20,7 +21,7 @@ class FixedLayout(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del load, current
-        return Plan(self.split, threshold=0, reason=self.reason)
+        return Plan(self.split, threshold=0, reason=self.reason, draft=self.draft)
 
 
 class Step(NamedTuple):
@@ -37,6 +38,7 @@ class ScriptedPath(Planner):
 
     first: Split
     steps: tuple[Step, ...]
+    draft: int = 0  # see Plan
 
     def start(self, load: Load) -> Split:
         del load
@@ -49,4 +51,6 @@ class ScriptedPath(Planner):
         now = due[-1] if due else Step(self.first, 0)
         # Stop when the groups' fullest could mean that the total has been reached.
         threshold = max(to_come, default=0) // now.split.dp
-        return Plan(now.split, threshold, now.recompute_below, reason="scripted")
+        return Plan(
+            now.split, threshold, now.recompute_below, reason="scripted", draft=self.draft
+        )

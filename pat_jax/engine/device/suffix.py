@@ -1,0 +1,89 @@
+"""Drafts without a model: what followed, somewhere in the texts of a row, the tokens it has said last.
+
+A row's text is one array: first texts that the host has laid out (of the same prompt, from siblings and
+earlier iterations), then the row's own tokens, each at its position behind them. Entries that are no
+token are negative; what they separate is never matched across.
+
+The longest match of the last tokens is found without a suffix tree: every place of the text is compared
+at once. Functions of one device's rows.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Shaped
+
+from pat_jax.engine.sequences.types import NO_TOKEN
+
+CONTEXT = 16  # most tokens of a match: longer ones draft no better (`python -m benchmarks.draft_acceptance`)
+
+
+class Draft(NamedTuple):
+    tokens: Int[Array, "rows draft"]  # NO_TOKEN where the text has no more
+    matched: Int[Array, " rows"]  # tokens of the match, 0 where there is none
+
+
+def find(
+    text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int
+) -> Draft:
+    """What came after the longest match of the tokens up to column `newest`; of equal ones the last.
+
+    Args:
+      most: tokens of a draft.
+    """
+    rows, columns = text.shape
+    before = jnp.pad(text, ((0, 0), (CONTEXT, 0)), constant_values=NO_TOKEN)
+    recent = _windows(before, newest + 1, CONTEXT)
+    run, goes_on = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
+    for back in range(CONTEXT):
+        there = jax.lax.slice_in_dim(before, CONTEXT - back, CONTEXT - back + columns, axis=1)
+        token = recent[:, CONTEXT - 1 - back, None]
+        goes_on = goes_on & (there == token) & (token >= 0)
+        run = run + goes_on
+    has_more = jnp.pad(text[:, 1:], ((0, 0), (0, 1)), constant_values=NO_TOKEN) >= 0
+    place = jnp.arange(columns, dtype=jnp.int32)[None]
+    # Of the length first, then of the place.
+    best = jnp.max(jnp.where(has_more, run * columns + place, 0), axis=1)
+    matched, at = best // columns, best % columns
+    ahead = jnp.pad(text, ((0, 0), (0, most)), constant_values=NO_TOKEN)
+    tokens = _windows(ahead, at + 1, most)
+    is_text = jnp.cumprod(tokens >= 0, axis=1) * (matched > 0)[:, None] > 0
+    return Draft(jnp.where(is_text, tokens, NO_TOKEN), matched)
+
+
+def append(
+    text: Int[Array, "rows columns"],
+    tokens: Int[Array, "rows some"],
+    count: Int[Array, " rows"],
+    at: Int[Array, " rows"],
+) -> Int[Array, "rows columns"]:
+    """The text with the first `count` of a row's `tokens` from column `at` on, and nothing behind them."""
+    is_new = jnp.arange(tokens.shape[1])[None] < count[:, None]
+    return put_windows(text, jnp.where(is_new, tokens, NO_TOKEN), at)
+
+
+def _windows(x: Int[Array, "rows columns"], at: Int[Array, " rows"], size: int) -> Array:
+    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size))(x, at)
+
+
+def put_windows(
+    x: Shaped[Array, "rows columns *rest"],
+    new: Shaped[Array, "rows some *rest"],
+    at: Int[Array, " rows"],
+) -> Array:
+    """`x` with each row's `new` entries from its own column on."""
+
+    def in_turn(x: Array, new: Array, at: Array) -> Array:
+        def put(row: Int[Array, ""], x: Array) -> Array:
+            one = jax.lax.dynamic_index_in_dim(new, row)
+            return jax.lax.dynamic_update_slice(x, one, (row, at[row], *[0] * (x.ndim - 2)))
+
+        return jax.lax.fori_loop(0, len(at), put, x)
+
+    def at_once(x: Array, new: Array, at: Array) -> Array:
+        put = jax.lax.dynamic_update_slice_in_dim
+        return jax.vmap(lambda row, new, at: put(row, new, at, axis=0))(x, new, at)
+
+    # XLA:CPU may copy all of it for a scatter.
+    return jax.lax.platform_dependent(x, new, at, cpu=in_turn, default=at_once)
