@@ -38,6 +38,7 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.engine.sequences.state import RowState
+from pat_jax.planning.drafts import NONE_DRAFTED
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.machine import Machine
@@ -120,7 +121,8 @@ class Draws(SimulatedExecutor):
             self._note("within", float(np.sum(unused)))
         pages = added(jnp.asarray(tables), num_held(jnp.asarray(before)), most=most)
         said = np.minimum(says, steps)
-        return SimulatedOutput(said, says > steps, steps, np.asarray(pages)), True
+        pages = np.asarray(pages)
+        return SimulatedOutput(said, says > steps, steps, pages, said, NONE_DRAFTED), True
 
     def note_end(self) -> None:
         """When the pages of those that a burst has ended are free again."""

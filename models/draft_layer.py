@@ -46,9 +46,7 @@ class DraftPages(NamedTuple):
         return cache.read(queries, positions[:, 0]), DraftPages(*cache)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=()
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())
 @dataclass(frozen=True)
 class DraftRows:
     """A copy of the rows' pages in one piece, as `BurstLayer` is, but with each token at its position."""

@@ -22,7 +22,9 @@ class RolloutReport:
 
     tokens: int = 0
     decode_steps: int = 0
-    busy_rows: int = 0  # rows x steps that sampled a token
+    busy_rows: int = 0  # rows x steps that sampled a token, or several
+    drafted: int = 0  # tokens of the drafts that were verified, where a text had as many
+    accepted: int = 0  # tokens of drafts that were right
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
@@ -41,9 +43,10 @@ class RolloutReport:
     switches: list[Switch] = field(default_factory=list)
     balanced: list[Balanced] = field(default_factory=list)
     bursts: list[Ran] = field(default_factory=list)
+    tokens_per_step: list[float] = field(default_factory=list)  # of a row, in each burst
 
-    def add_burst(self, burst: Ran, began_s: float, tokens: int) -> None:
-        """A burst that began then and sampled so many tokens."""
+    def add_burst(self, burst: Ran, began_s: float, tokens: int, row_steps: int) -> None:
+        """A burst that began then and sampled so many tokens in so many steps of single rows."""
         self.times_s.append(began_s)
         self.steps.append(self.decode_steps)
         self.live.append(burst.live)
@@ -51,13 +54,21 @@ class RolloutReport:
         self.bursts.append(burst)
         self.tokens += tokens
         self.decode_steps += burst.steps
-        self.busy_rows += tokens
+        self.tokens_per_step.append(tokens / max(1, row_steps))
+        self.busy_rows += row_steps
+        self.drafted += burst.draft * row_steps
+        self.accepted += tokens - row_steps
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 
     @property
     def tokens_per_s(self) -> float:
         """0 where nothing was generated, as where all was on disk."""
         return self.tokens / self.total_s if self.total_s else 0.0
+
+    @property
+    def tokens_per_row_step(self) -> float:
+        """What a sequence says in a decode step, on average; 1 where nothing is drafted."""
+        return self.tokens / max(1, self.busy_rows)
 
     @property
     def row_occupancy(self) -> float:

@@ -12,6 +12,7 @@ from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Executor
 from pat_jax.engine.report import RolloutReport, describe_switch
 from pat_jax.engine.trace import Balanced, Switch
+from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Balance, Plan, Ran, Relocated, way
 
@@ -61,9 +62,11 @@ def rollout(
             if done.steps:
                 shape, seconds = running.shape, clock.elapsed - began
                 ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.draft)
-                report.add_burst(ran, began, done.tokens)
+                report.add_burst(ran, began, done.tokens, done.verified)
                 if is_timed:
                     planner.observe(ran)
+                if ran.draft:
+                    planner.observe(Drafted(done.accepted))
             ended = [done.ended]
             if has_enough is not None:
                 enough, spoilt = controller.end(has_enough)

@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pat_jax.planning.drafts import Drafted
+
 Carry = Literal["migrate", "recompute", "mixed"]  # how the KV cache crosses a switch
 OneWay = Literal["migrate", "recompute"]
 # What a decode step reads of the KV cache: as many tokens for every row as its length bucket has room
@@ -131,5 +133,5 @@ class Relocated:
     carry: Carry = "migrate"
 
 
-# What came of a decision: a burst that ran, or sequences that moved.
-Outcome = Ran | Relocated
+# What came of a decision: a burst that ran and its drafts, or sequences that moved.
+Outcome = Ran | Drafted | Relocated

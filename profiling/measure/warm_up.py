@@ -30,8 +30,10 @@ from pat_jax.engine.sequences.state import (
     ReservedPages,
     RowState,
     Until,
+    abstract_text,
     seen_shape,
 )
+from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.policy import Params
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
@@ -72,7 +74,7 @@ class Warmup:
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
         """The known tables whose entries mean here what they meant there."""
-        specs, names = self.specs, {"decode_table", "reslice_table"}
+        specs, names = self.specs, {"decode_table", "verify_table", "reslice_table"}
         if known.round_tokens == self._round_tokens:
             names.add("migrate_table")
         one_call = (specs.prefill_blocks, specs.page_size)
@@ -173,7 +175,8 @@ class Warmup:
             for blocks in sorted(set(self.specs.prefill_sizes), reverse=True):
                 pool = self._prefill(layout, blocks, length, pool)
             for rows in self.specs.buckets.rows[layout.split]:
-                pool = self._decode(layout, rows, length, pool)
+                for draft in (0, *self.specs.drafts.of(rows)):
+                    pool = self._decode(layout, rows, length, draft, pool)
         return pool
 
     def _tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
@@ -202,29 +205,30 @@ class Warmup:
             self._warm(once)
         return pool
 
-    def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
+    def _decode(self, layout: Layout, rows: int, length: int, draft: int, pool: Pool) -> Pool:
         """Times steps with every row live and near the end of its pages."""
-        program = self.programs[Key("decode", layout.split, rows, length)]
-        functions = self.specs.functions
-        steps = min(functions.burst_steps, BURST_CHECKS * functions.check_every)
+        program = self.programs[Key("decode", layout.split, rows, length, draft=draft)]
+        pace = self.specs.functions.pace(draft)
+        steps = min(pace.burst_steps, BURST_CHECKS * pace.check_every)
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
         until = Until(np.int32(steps), np.int32(0))
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows)), np.int32)
+        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, draft)), np.int32)
         reserved = ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
+        text = self._blank_text(layout, rows, length, draft)
 
         def once() -> float:
             # Positions go back to where they were: each run writes the same tokens.
             nonlocal pool
-            rows_on_device, seen, pages, none_drawn = layout.put(
-                (state, unseen, tables, nothing), "batch"
+            rows_on_device, seen, pages, none_drawn, blank = layout.put(
+                (state, unseen, tables, nothing, text), "batch"
             )
             jax.block_until_ready(rows_on_device)
-            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn)
+            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank)
             start = time.perf_counter()
             carried, _ = jax.block_until_ready(
                 program(self.engine.params, carried, reserved, until)
@@ -232,8 +236,18 @@ class Warmup:
             pool = carried.pool
             return time.perf_counter() - start
 
-        self._note("decode_table", (layout.split, rows, length), once, per=steps)
+        at = layout.split, rows, length
+        if draft:
+            self._note("verify_table", (*at, draft), once, per=steps)
+        else:
+            self._note("decode_table", at, once, per=steps)
         return pool
+
+    def _blank_text(self, layout: Layout, rows: int, length: int, draft: int) -> np.ndarray | None:
+        """Nothing to draft from: a step takes as long whatever it finds."""
+        size = self.specs.width(length) * self.specs.page_size
+        shape = abstract_text(layout, rows, size, draft, self.specs.drafts.texts)
+        return None if shape is None else np.full(shape.shape, NO_TOKEN, np.int32)
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
         """Copies pages; untimed."""

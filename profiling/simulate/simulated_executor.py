@@ -16,7 +16,7 @@ from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
-from pat_jax.planning.drafts import MATCHES
+from pat_jax.planning.drafts import NONE_DRAFTED
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.carry import carried_seconds
@@ -88,9 +88,8 @@ class SimulatedExecutor(Executor):
                 machine.truth.decode_step(split, rows_of_group, length, n) for n in held.tolist()
             )
             self.now_s += steps * (step_s + machine.host_s_per_sequence * len(live))
-        none_drafted = np.zeros((1, len(MATCHES) + 1, 1), np.int64)
         pages = self._draw(burst, more)
-        return SimulatedOutput(emitted, goes_on, steps, pages, emitted, none_drafted), True
+        return SimulatedOutput(emitted, goes_on, steps, pages, emitted, NONE_DRAFTED), True
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
         """Decode steps until no group has more than `threshold` live sequences."""

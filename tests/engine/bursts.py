@@ -14,6 +14,7 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.prefill_calls import PageMoves, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import BurstOutput
+from pat_jax.planning.drafts import NONE_DRAFTED
 
 
 def burst_output(
@@ -33,6 +34,8 @@ def burst_output(
         top,
         -top.astype(np.float32),
         none_drawn,
+        emitted,
+        NONE_DRAFTED,
     )
 
 

@@ -30,8 +30,8 @@ def ahead(monkeypatch) -> list[str]:
     done, burst_behind, launch = [], Controller.burst_behind, DeviceExecutor.launch
     collect = Controller.collect
 
-    def noted_burst(self: Controller, running: Burst, threshold: int) -> Burst | None:
-        burst = burst_behind(self, running, threshold)
+    def noted_burst(self: Controller, running: Burst, threshold: int, draft: int) -> Burst | None:
+        burst = burst_behind(self, running, threshold, draft)
         if burst is None:
             done.append("no launch")
         return burst

@@ -10,6 +10,7 @@ from pat_jax.engine.layout.buckets import Buckets, Shapes
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.planning.drafts import NONE_DRAFTED
 from pat_jax.planning.types import Split
 
 DP2 = Split(2, 1)
@@ -31,6 +32,8 @@ class Said:
     live: np.ndarray
     steps: int
     pages: np.ndarray
+    verified: np.ndarray
+    accepted: np.ndarray
 
 
 def make_controller(
@@ -74,7 +77,7 @@ def collect(controller: Controller, burst: Burst, steps: int) -> Collected:
             pages[row, turn] = burst.reserved.pages[group, drawn[group]]
             drawn[group] += 1
     assert (np.array(drawn) <= burst.reserved.filled).all()
-    return controller.collect(Said(emitted, emitted > 0, steps, pages))
+    return controller.collect(Said(emitted, emitted > 0, steps, pages, emitted, NONE_DRAFTED))
 
 
 def test_a_burst_ends_for_those_that_wait_when_an_eighth_of_the_fullest_group_is_free():
@@ -129,7 +132,7 @@ def test_a_burst_is_as_long_as_its_length_bucket_has_room_for():
     for _ in range(4):
         controller.fit()
         burst = controller.burst(0)
-        seen.append((controller.table.max_context, burst.shape[-1], burst.max_steps))
+        seen.append((controller.table.max_context, burst.shape.length, burst.max_steps))
         collect(controller, burst, burst.max_steps)
     # At 21 tokens there is room for two tests and a part of a third.
     assert seen == [(5, 32, 16), (21, 32, 8), (29, 64, 16), (45, 64, 16)]

@@ -7,7 +7,7 @@ as rejection sampling does (arXiv 2211.17192, with a draft distribution of one t
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ class DecodeStep:
             seen = remember(seen, drawn.tokens, is_said)
             assert text is not None  # a draft came from it
             text = append(text, drawn.tokens, said, self.own + rows.position + 1)
-            output = _noted_several(output, drawn, rows, after, said)
+            output = _noted(output, drawn, rows, after, said)
             output = replace(output, accepted=output.accepted + _counted(draft, right, rows.live))
         return Moving(after, seen, text, caches, output)
 
@@ -137,9 +137,7 @@ class DecodeStep:
         tokens, logprobs, unfiltered = sample(
             logits, number, sampling, seen, forbidden, said, vocab_size=vocab_size
         )
-        top = likeliest(
-            logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size
-        )
+        top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
         each = [jnp.reshape(x, shape) for x in (tokens, logprobs, unfiltered)]
         return _Drawn(*each, *(jnp.reshape(x, (*shape, -1)) for x in top))
 
@@ -239,41 +237,26 @@ def _advance_by(
     return _advance(before, token, stops, fails)
 
 
-def _noted(output: BurstOutput, drawn: _Drawn, rows: RowState, after: RowState) -> BurstOutput:
-    """With one token of each row in the column of the step."""
-
-    def put(name: str) -> Array:
-        buffer = getattr(output, name)
-        return jax.lax.dynamic_update_slice_in_dim(
-            buffer, getattr(drawn, name), output.steps, axis=1
-        )
-
-    return replace(
-        output,
-        **{name: put(name) for name in _Drawn._fields},
-        emitted=output.emitted + rows.live,
-        verified=output.verified + rows.live,
-        live=after.live,
-        steps=output.steps + 1,
-    )
-
-
-def _noted_several(
+def _noted(
     output: BurstOutput,
     drawn: _Drawn,
     rows: RowState,
     after: RowState,
-    said: Int[Array, " rows"],
+    said: Int[Array, " rows"] | None = None,
 ) -> BurstOutput:
-    """With what each row has said behind what it had; what lies behind that is written over."""
-    put: dict[str, Any] = {
-        name: put_windows(getattr(output, name), getattr(drawn, name), output.emitted)
-        for name in _Drawn._fields
-    }
+    """With what each row has said: one token in the column of the step, or, of rows that say different
+    numbers of them, `said` behind what it had. What lies behind that is written over."""
+
+    def put(name: str) -> Array:
+        buffer, new = getattr(output, name), getattr(drawn, name)
+        if said is None:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, new, output.steps, axis=1)
+        return put_windows(buffer, new, jnp.asarray(output.emitted))
+
     return replace(
         output,
-        **put,
-        emitted=output.emitted + said,
+        **{name: put(name) for name in _Drawn._fields},
+        emitted=output.emitted + (rows.live if said is None else said),
         verified=output.verified + rows.live,
         live=after.live,
         steps=output.steps + 1,

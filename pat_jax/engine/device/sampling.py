@@ -72,9 +72,7 @@ def sample(
     is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
     kept = jax.lax.cond(
         jnp.any(is_changed),
-        lambda x: _filter(
-            _forbid(_penalize(x, options, seen, said), forbidden) / divisor, options
-        ),
+        lambda x: _filter(_forbid(_penalize(x, options, seen, said), forbidden) / divisor, options),
         lambda x: x / divisor,
         logits,
     )
@@ -150,9 +148,7 @@ def likeliest(
     return jax.lax.cond(jnp.any(wanted), find, nothing, logits) if count else nothing(logits)
 
 
-def remember(
-    seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]
-) -> Seen:
+def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "rows some"]) -> Seen:
     """`seen` with those tokens of the response more that are new."""
     rows, words = jnp.arange(seen.shape[0])[:, None], tokens // 32
     bits = jnp.uint32(1) << (tokens % 32).astype(jnp.uint32)

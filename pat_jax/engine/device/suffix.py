@@ -24,15 +24,13 @@ class Draft(NamedTuple):
     matched: Int[Array, " rows"]  # tokens of the match, 0 where there is none
 
 
-def find(
-    text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int
-) -> Draft:
+def find(text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int) -> Draft:
     """What came after the longest match of the tokens up to column `newest`; of equal ones the last.
 
     Args:
       most: tokens of a draft.
     """
-    rows, columns = text.shape
+    columns = text.shape[1]
     before = jnp.pad(text, ((0, 0), (CONTEXT, 0)), constant_values=NO_TOKEN)
     recent = _windows(before, newest + 1, CONTEXT)
     run, goes_on = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)

@@ -18,7 +18,7 @@ from pat_jax.planning.types import Ran, Reads, Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
-TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table")
+TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table", "verify_table")
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
 READS = "reads"  # and what of the KV cache its steps read
 
@@ -57,6 +57,8 @@ class LatencyModel:
     page_size: int  # tokens
     round_tokens: int  # of a group, that one round of a migration moves
     reads: Reads = "bucket"
+    # (split, rows, length, draft): one step that verifies so many tokens besides the newest of each row.
+    verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     # What a run has seen of step times.
     correction: Correction = field(default_factory=Correction, compare=False)
 
@@ -75,6 +77,29 @@ class LatencyModel:
         for (split, length), seconds in self.prefill_table.items():
             points[split][self.prefill_blocks, length] = seconds
         return {split: Surface(known) for split, known in points.items()}
+
+    @cached_property
+    def drafts(self) -> tuple[int, ...]:
+        """Tokens of the drafts whose steps were measured, ascending."""
+        return tuple(sorted({draft for *_, draft in self.verify_table}))
+
+    @cached_property
+    def _verifying(self) -> dict[int, "LatencyModel"]:
+        tables = defaultdict(dict)
+        for (*at, draft), seconds in self.verify_table.items():
+            tables[draft][tuple(at)] = seconds
+        return {
+            draft: replace(self, decode_table=table, verify_table={})
+            for draft, table in tables.items()
+        }
+
+    def verifying(self, draft: int) -> "LatencyModel":
+        """The same machine, whose steps verify drafts of so many tokens; 0: itself.
+
+        Raises:
+          KeyError: none was measured.
+        """
+        return self._verifying[draft] if draft else self
 
     def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
         """One decode step with `rows` live rows in the fullest group and contexts up to `length`.
@@ -166,6 +191,19 @@ class LatencyModel:
         surface = self.prefill[split]
         return surface(self.prefill_blocks, surface.cover(0, length)[1])
 
+    def _on_drafts(
+        self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]
+    ) -> dict[tuple[Split, int, int, int], float]:
+        """`verify_table` for these buckets, up to as many rows as were measured with each draft."""
+        return {
+            (split, n, length, draft): surface(n, length)
+            for draft in self.drafts
+            for split, surface in self.verifying(draft).decode.items()
+            for n in rows.get(split, ())
+            if n <= surface.rows[-1]
+            for length in lengths
+        }
+
     def on(self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]) -> "LatencyModel":
         """What an engine costs whose buckets are these: as measured where they were, else predicted.
 
@@ -191,14 +229,18 @@ class LatencyModel:
                 for split in rows.keys() & self.prefill.keys()
                 for length in lengths
             },
+            verify_table=self._on_drafts(rows, lengths),
         )
 
     def observed(self, burst: Ran) -> "LatencyModel":
         """Corrected by what the steps of a burst took: drift, heat, a noisy neighbour, the host."""
-        profiled = self.profiled_step(burst.split, burst.rows, burst.length, burst.held)
+        profiled = self.verifying(burst.draft).profiled_step(
+            burst.split, burst.rows, burst.length, burst.held
+        )
         seen = self.correction.observed(burst.split, burst.live, profiled, burst.step_s)
         model = replace(self, correction=seen)
-        model.__dict__["decode"] = self.decode  # the tables are the same: sorted and fitted once
+        # The tables are the same: sorted and fitted once.
+        model.__dict__.update(decode=self.decode, _verifying=self._verifying)
         return model
 
     def covers(self, other: "LatencyModel") -> bool:

@@ -27,6 +27,7 @@ KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a wo
     "reslice_table": (2, 0, ()),
     "migrate_table": (2, 0, ROUNDS),
     "prefill_table": (1, 1, ()),
+    "verify_table": (1, 3, ()),
 }
 
 
@@ -137,7 +138,8 @@ def _parsed(path: Path) -> Profile:
         subject = Subject(**content["subject"])
         # Profiles from before it was written down: kernels read pages where they were not measured on a CPU.
         read = "bucket" if subject.backend == "cpu" else "held"
-        latency = LatencyModel.from_json({READS: read, **content["latency"]})
+        # Those from before drafts have no steps that verify any; the other tables have to be there.
+        latency = LatencyModel.from_json({READS: read, "verify_table": [], **content["latency"]})
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,

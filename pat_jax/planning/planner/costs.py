@@ -34,6 +34,8 @@ class CostTables:
     page_size: int  # tokens
     capacity: int  # sequences that have rows at once, whatever the layout
     reads: Reads
+    # Of steps that verify drafts, by the tokens of a draft; rows up to those measured.
+    verifying: tuple[tuple[int, "CostTables"], ...] = ()
 
     @classmethod
     def of(cls, latency: LatencyModel, splits: Sequence[Split]) -> "CostTables":
@@ -66,6 +68,7 @@ class CostTables:
             latency.page_size,
             min((s.dp * x.rows[-1] for s, x in latency.decode.items() if s in splits), default=0),
             latency.reads,
+            tuple((n, cls.of(latency.verifying(n), splits)) for n in latency.drafts),
         )
 
     def steps(self, fullest: np.ndarray, context: np.ndarray, mean: np.ndarray) -> np.ndarray:

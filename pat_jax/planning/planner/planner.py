@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
@@ -89,13 +90,15 @@ class CostModelPlanner(Planner):
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
+    acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
     _regret_budget: RegretBudget | None = field(
         default=None, init=False, repr=False
     )  # of this rollout
     # Profile seconds of a step in each layout when the last burst began, and the steps done then.
-    _burst: tuple[np.ndarray, int] | None = field(default=None, init=False, repr=False)
+    _burst: tuple[np.ndarray, float] | None = field(default=None, init=False, repr=False)
+    _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
@@ -112,9 +115,14 @@ class CostModelPlanner(Planner):
         return self.splits[start]
 
     def plan(self, load: Load, current: Split) -> Plan:
-        here = self.splits.index(current)
         forecast, costs = self._outlook(load, current)
-        self._book(load, here, costs)
+        self._book(load, self.splits.index(current), costs)
+        plan = self._path(load, current, forecast, costs)
+        draft = costs.drafting.draft(self.splits.index(plan.split), self._undrafted_s)
+        return replace(plan, draft=draft)
+
+    def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
+        here = self.splits.index(current)
         totals, choices = costs.cheapest(self.safety)
         stay = float(costs.run[here].sum())
         path = follow(choices, here)
@@ -143,6 +151,9 @@ class CostModelPlanner(Planner):
         match outcome:
             case Ran() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
+                self._undrafted_s = 0.0 if outcome.draft else self._undrafted_s + outcome.seconds
+            case Drafted() if self.acceptance is not None and not self.is_frozen:
+                self.acceptance = self.acceptance.observed(outcome.counts)
             case Relocated(Plan() as plan):
                 self._observe_switch(plan, outcome)
             case Relocated(Balance() as balance):
@@ -226,7 +237,15 @@ class CostModelPlanner(Planner):
         tables, memory = self._dense(), self.memory
         reslice = self.switch_costs.reslice(self.splits, tables.reslice)
         tables = replace(tables, reslice=reslice)
-        costs = Costs.of(tables, self.latency, forecast, self.carry, self.switch_costs, memory)
+        costs = Costs.of(
+            tables,
+            self.latency,
+            forecast,
+            self.carry,
+            self.switch_costs,
+            memory,
+            self.acceptance,
+        )
         if memory is None:
             return costs
         return costs.where(memory.has_room(self.splits), memory.may_switch(self.splits))

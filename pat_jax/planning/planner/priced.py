@@ -5,11 +5,13 @@ from typing import Literal
 
 import numpy as np
 
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SwitchCosts
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
-from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
+from pat_jax.planning.planner.drafting import Drafting, cheapest_steps
+from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.turns import Turns
 from pat_jax.planning.types import OneWay
 
@@ -27,6 +29,7 @@ class Costs:
     prefill: np.ndarray  # float[split], seconds, to begin there with the cache of the first moment
     profile_step_s: np.ndarray  # float[split], of a decode step at the first moment, uncorrected
     shared: np.ndarray  # float[moments], seconds of `run` that are the same in every split
+    drafting: Drafting  # in each split at the first moment
 
     @classmethod
     def of(
@@ -37,18 +40,18 @@ class Costs:
         carry: OneWay | Literal["auto"],
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
+        acceptance: Acceptance | None = None,
     ) -> "Costs":
         """
         Args:
           carry: the only way allowed to carry the KV cache, or auto.
           memory: what pools hold; everything where not given.
+          acceptance: what drafts are expected to be worth; none are made where not given.
         """
         turns = Turns.of(forecast, tables.splits, memory)
         correction = latency.correction
         factors = np.array([correction.factor(split) for split in tables.splits])
-        step = np.tensordot(
-            WEIGHTS, tables.steps(turns.rows, turns.context, forecast.mean_context), axes=1
-        )
+        step, drafting = cheapest_steps(tables, turns, forecast.mean_context, acceptance)
         fullest = turns.rows[0]
         mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
         one = tables.recomputations(np.ones_like(fullest), mean_context)
@@ -78,6 +81,7 @@ class Costs:
             prefill[:, 0],
             step[:, 0],
             shared,
+            drafting,
         )
 
     def slower(self, times: np.ndarray) -> "Costs":

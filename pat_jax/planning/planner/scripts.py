@@ -51,6 +51,4 @@ class ScriptedPath(Planner):
         now = due[-1] if due else Step(self.first, 0)
         # Stop when the groups' fullest could mean that the total has been reached.
         threshold = max(to_come, default=0) // now.split.dp
-        return Plan(
-            now.split, threshold, now.recompute_below, reason="scripted", draft=self.draft
-        )
+        return Plan(now.split, threshold, now.recompute_below, reason="scripted", draft=self.draft)
