@@ -156,7 +156,7 @@ class Decoder:
         while controller.has_work:
             controller.fit()
             start = clock()
-            executor.launch(controller.burst(threshold=0))
+            executor.launch(controller.burst(Plan(split, threshold=0)))
             jax.block_until_ready(executor.pool.pages)
             seconds += clock() - start
             controller.collect(executor.collect()[0])

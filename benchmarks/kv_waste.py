@@ -122,7 +122,7 @@ class Draws(SimulatedExecutor):
         pages = added(jnp.asarray(tables), num_held(jnp.asarray(before)), most=most)
         said = np.minimum(says, steps)
         pages = np.asarray(pages)
-        return SimulatedOutput(said, says > steps, steps, pages, said, NONE_DRAFTED), True
+        return SimulatedOutput(said, says > steps, steps, pages, said, *NONE_DRAFTED), True
 
     def note_end(self) -> None:
         """When the pages of those that a burst has ended are free again."""

@@ -1,4 +1,8 @@
-"""The KV cache of steps that verify drafts: several new tokens a row, from wherever the row stands.
+"""The KV cache of steps that verify drafts: as many new tokens of each row as are worth it, in one line.
+
+A line of tokens holds every live row's newest one and, behind it, some of its draft. What is computed token
+by token takes the line as it is; attention looks at each row's tokens together, so that its keys and values
+are read once for all of them.
 
 Rows go on by different numbers of tokens. What a step writes of tokens that are not accepted lies behind
 the row's newest one, where nothing sees it, until the next step writes over it.
@@ -16,86 +20,69 @@ from pat_jax.models.layers import MASKED
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 
 
+class Line(NamedTuple):
+    """Which rows the tokens of a line are of."""
+
+    row: Int[Array, " tokens"]
+    turn: Int[Array, " tokens"]  # among those of its row, from 0
+    place: Int[Array, "rows turns"]  # in the line; of turns that a row does not have any place
+    start: Int[Array, " rows"]  # position of each row's first token
+
+    def by_row(self, x: Float[Array, "1 tokens *rest"]) -> Float[Array, "rows turns *rest"]:
+        return x[0, self.place]
+
+    def in_line(self, x: Float[Array, "rows turns *rest"]) -> Float[Array, "1 tokens *rest"]:
+        return x[self.row, self.turn][None]
+
+    @property
+    def positions(self) -> Int[Array, "rows turns"]:
+        """Of a row's turns, those too that it does not have: what they write, nothing sees."""
+        return self.start[:, None] + jnp.arange(self.place.shape[1])[None]
+
+
 class DraftPages(NamedTuple):
     """Pages, where kernels read them; the tokens of a row may lie in several.
 
-    A row's table reaches as far as its last query, behind its pages with NULL_PAGE.
+    A row's table reaches as far as its last turn, behind its pages with NULL_PAGE.
     """
 
     keys: Float[Array, "pages kv_heads page_size head_dim"]
     values: Float[Array, "pages kv_heads page_size head_dim"]
     table: Int[Array, "rows width"]
+    line: Line
 
     def attend(
         self,
-        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "rows length kv_heads head_dim"],
-        values: Float[Array, "rows length kv_heads head_dim"],
-        positions: Int[Array, "rows length"],
-    ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "DraftPages"]:
-        """As `LayerCache.attend`."""
-        each = PagedLayer(
-            self.keys, self.values, jnp.repeat(self.table, positions.shape[1], axis=0)
-        )
-
-        def apart(x: Array) -> Array:
-            return jnp.reshape(x, (-1, 1, *x.shape[2:]))
-
-        written = each.write(apart(keys), apart(values), jnp.ravel(positions))
+        queries: Float[Array, "1 tokens kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "1 tokens kv_heads head_dim"],
+        values: Float[Array, "1 tokens kv_heads head_dim"],
+        positions: Int[Array, "1 tokens"],
+    ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
+        """As `LayerCache.attend`, of all rows in one line."""
+        each = PagedLayer(self.keys, self.values, self.table[self.line.row])
+        written = each.write(jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1), positions[0])
         cache = PagedLayer(written.keys, written.values, self.table)
-        return cache.read(queries, positions[:, 0]), DraftPages(*cache)
+        attended = cache.read(self.line.by_row(queries), self.line.start)
+        return self.line.in_line(attended), DraftPages(*cache, self.line)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())
 @dataclass(frozen=True)
-class DraftRows:
-    """A copy of the rows' pages in one piece, as `BurstLayer` is, but with each token at its position."""
+class DraftCopy:
+    """A copy of the rows' pages in one piece, as `BurstLayer` has it, but each token at its position."""
 
     keys: Float[Array, "rows*kv_heads head_dim columns"]
     values: Float[Array, "rows*kv_heads columns head_dim"]
 
     @classmethod
-    def begin(cls, layer: PagedLayer, draft: int) -> "DraftRows":
+    def begin(cls, layer: PagedLayer, turns: int) -> "DraftCopy":
         """
         Args:
-          draft: most tokens of a draft: so far a row's last step may write past its table.
+          turns: most tokens of a row in a step: so far its last one may write past its table.
         """
         keys, values = (jnp.reshape(x, (-1, *x.shape[2:])) for x in layer.gather())
-        behind = ((0, 0), (0, 1 + draft), (0, 0))
+        behind = ((0, 0), (0, turns), (0, 0))
         return cls(jnp.swapaxes(jnp.pad(keys, behind), 1, 2), jnp.pad(values, behind))
-
-    def attend(
-        self,
-        queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
-        keys: Float[Array, "rows length kv_heads head_dim"],
-        values: Float[Array, "rows length kv_heads head_dim"],
-        positions: Int[Array, "rows length"],
-    ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "DraftRows"]:
-        """As `LayerCache.attend`."""
-        cache = DraftRows(
-            _put(self.keys, jnp.transpose(keys, (0, 2, 3, 1)), positions[:, 0], axis=2),
-            _put(self.values, jnp.swapaxes(values, 1, 2), positions[:, 0], axis=1),
-        )
-        return cache._attend(queries, positions), cache
-
-    def _attend(self, queries: Array, positions: Array) -> Array:
-        rows, length, heads, group, dim = queries.shape
-        flat = jnp.reshape(jnp.swapaxes(queries, 1, 2), (rows * heads, length * group, dim))
-        scores = jnp.einsum("nqd,nds->nqs", flat, self.keys, preferred_element_type=jnp.float32)
-        scores = scores * dim**-0.5
-        column = jnp.arange(self.keys.shape[2])[None, None]
-        is_visible = column <= jnp.repeat(positions, group, axis=1)[:, :, None]
-        scores = jnp.where(jnp.repeat(is_visible, heads, axis=0), scores, MASKED)
-        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-        total = jnp.sum(weights, axis=-1, keepdims=True)
-        out = jnp.einsum(
-            "nqs,nsd->nqd",
-            weights.astype(self.values.dtype),
-            self.values,
-            preferred_element_type=jnp.float32,
-        )
-        out = jnp.reshape(out / total, (rows, heads, length, group, dim))
-        return jnp.swapaxes(out, 1, 2).astype(queries.dtype)
 
     def end(
         self,
@@ -110,6 +97,55 @@ class DraftRows:
             layer.values, self.values, layer.table, start, stop, most=most, turned=False
         )
         return PagedLayer(keys, values, layer.table)
+
+
+class DraftRows(NamedTuple):
+    """A copy, for one step."""
+
+    copy: DraftCopy
+    line: Line
+
+    def attend(
+        self,
+        queries: Float[Array, "1 tokens kv_heads queries_per_kv head_dim"],
+        keys: Float[Array, "1 tokens kv_heads head_dim"],
+        values: Float[Array, "1 tokens kv_heads head_dim"],
+        positions: Int[Array, "1 tokens"],
+    ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftRows"]:
+        """As `LayerCache.attend`, of all rows in one line."""
+        del positions  # the line knows them, of every turn
+        line = self.line
+        keys, values = line.by_row(keys), line.by_row(values)
+        copy = DraftCopy(
+            _put(self.copy.keys, jnp.transpose(keys, (0, 2, 3, 1)), line.start, axis=2),
+            _put(self.copy.values, jnp.swapaxes(values, 1, 2), line.start, axis=1),
+        )
+        attended = _attend(copy, line.by_row(queries), line.positions)
+        return line.in_line(attended), DraftRows(copy, line)
+
+
+def _attend(
+    copy: DraftCopy,
+    queries: Float[Array, "rows turns kv_heads queries_per_kv head_dim"],
+    positions: Int[Array, "rows turns"],
+) -> Float[Array, "rows turns kv_heads queries_per_kv head_dim"]:
+    rows, turns, heads, group, dim = queries.shape
+    flat = jnp.reshape(jnp.swapaxes(queries, 1, 2), (rows * heads, turns * group, dim))
+    scores = jnp.einsum("nqd,nds->nqs", flat, copy.keys, preferred_element_type=jnp.float32)
+    scores = scores * dim**-0.5
+    column = jnp.arange(copy.keys.shape[2])[None, None]
+    is_visible = column <= jnp.repeat(positions, group, axis=1)[:, :, None]
+    scores = jnp.where(jnp.repeat(is_visible, heads, axis=0), scores, MASKED)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    out = jnp.einsum(
+        "nqs,nsd->nqd",
+        weights.astype(copy.values.dtype),
+        copy.values,
+        preferred_element_type=jnp.float32,
+    )
+    out = jnp.reshape(out / total, (rows, heads, turns, group, dim))
+    return jnp.swapaxes(out, 1, 2).astype(queries.dtype)
 
 
 def _put(rows: Array, new: Float[Array, "rows kv_heads *chunk"], at: Array, axis: int) -> Array:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.layout.buckets import Pace, Shapes
+from pat_jax.engine.layout.buckets import Shapes
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.state import ReservedPages
+from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Balance, Load, Plan, Split
@@ -30,7 +31,7 @@ class Shape(NamedTuple):
     split: Split
     rows: int  # bucket of a group
     length: int  # tokens that a row's cache may come to hold
-    draft: int = 0  # tokens that a step verifies besides the newest
+    budget: int = 0  # tokens of drafts that a step has room for, for each row
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Burst:
     max_steps: int
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another
+    worth: np.ndarray | None  # of drafts, see Plan
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
@@ -62,7 +64,7 @@ class Collected(NamedTuple):
     steps: int
     tokens: int
     verified: int  # steps of single rows
-    accepted: np.ndarray  # int[matches, queries], of them: see `drafts.Drafted`
+    drafted: Drafted
     held: float  # see Ran
     ended: np.ndarray  # int[ended], the sequences that it ended
     spoilt: Copies  # pages to be written over
@@ -183,62 +185,59 @@ class Controller:
         if rows != self.table.rows_per_group:
             self.table.compact(rows)
 
-    def burst(self, threshold: int, draft: int = 0) -> Burst:
+    def burst(self, plan: Plan) -> Burst:
         """The next burst of the live sequences; `fit` comes before.
 
-        It ends when the planner's `threshold` is reached, where rows can be compacted, or when there
-        are rows for those that wait.
-
-        Args:
-          draft: tokens that each step is to verify besides the newest, where rows and pages allow it.
+        It ends when the plan's threshold is reached, where rows can be compacted, or when there are rows
+        for those that wait. It has the plan's drafts where rows and pages allow it.
         """
-        pace = self._pace(draft)
-        shape, steps = self._next(pace, tokens_before=0)
+        budget = self._budget(plan)
+        pace = self.shapes.pace(budget)
+        shape, steps = self._next(budget, tokens_before=0)
         tables = self.scheduler.tables
-        size = self.shapes.reserve_size(self.table.rows_per_group, pace.draft)
+        size = self.shapes.reserve_size(self.table.rows_per_group, budget)
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
         self._reserve.fill(tables.lacking(steps * pace.step_tokens))
-        return self._launched(shape, steps, self._stop_at(threshold), is_ahead=False)
+        stop_at = self._stop_at(plan.threshold)
+        return self._launched(shape, steps, stop_at, plan.worth, is_ahead=False)
 
-    def _pace(self, draft: int) -> Pace:
-        """With drafts only where each row can have the pages of what they may say up to the next test."""
-        pace = self.shapes.pace(draft)
-        has_program = draft in self.shapes.drafts.of(self.table.rows_per_group)
+    def _budget(self, plan: Plan) -> int:
+        """That of the plan, if each row can have the pages of what it may say up to the next test."""
+        if plan.budget not in self.shapes.drafts.of(self.table.rows_per_group):
+            return 0
         tables = self.scheduler.tables
-        if has_program and (tables.lacking(pace.check_tokens) <= tables.free).all():
-            return pace
-        return self.shapes.pace(0)
+        lacking = tables.lacking(self.shapes.pace(plan.budget).check_tokens)
+        return plan.budget if (lacking <= tables.free).all() else 0
 
-    def burst_behind(self, running: Burst, threshold: int, draft: int = 0) -> Burst | None:
+    def burst_behind(self, running: Burst, plan: Plan) -> Burst | None:
         """The burst after `running`, whose results are not known yet.
 
-        It ends at the newest `threshold`, and where `running` does: if that has come to an end of the
-        kind, it takes no step.
+        It ends at the newest plan's threshold, and where `running` does: if that has come to an end of
+        the kind, it takes no step.
 
         Returns:
-          None where rows or the `draft` are to change first, pages are too few, or budgets say that
+          None where rows or the budget of drafts are to change first, pages are too few, or budgets say that
           `running` will reach the threshold.
         """
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
-        pace = self.shapes.pace(running.shape.draft)
-        if table.version != self._version or len(table.waiting):
-            return None
-        if self._pace(draft).draft != pace.draft:
+        budget = running.shape.budget
+        if table.version != self._version or len(table.waiting) or self._budget(plan) != budget:
             return None
         live = table.live
         goes_on = live[table.end[live] - table.length[live] > running.max_steps]
         fullest = int(np.bincount(table.group(goes_on), minlength=1).max())
-        threshold = max(running.threshold, self._stop_at(threshold))
+        threshold = max(running.threshold, self._stop_at(plan.threshold))
         if fullest <= threshold:
             return None
+        pace = self.shapes.pace(budget)
         before = running.max_steps * pace.step_tokens
-        shape, steps = self._next(pace, before)
+        shape, steps = self._next(budget, before)
         needed = self.scheduler.tables.lacking(before + steps * pace.step_tokens)
         if shape != running.shape or not reserve.can_hold(needed):
             return None
         reserve.fill(needed)
-        return self._launched(shape, steps, threshold, is_ahead=True)
+        return self._launched(shape, steps, threshold, plan.worth, is_ahead=True)
 
     def _stop_at(self, threshold: int) -> int:
         rows, fullest = self.table.rows_per_group, self.table.fullest
@@ -249,28 +248,30 @@ class Controller:
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 
-    def _next(self, pace: Pace, tokens_before: int) -> tuple[Shape, int]:
+    def _next(self, budget: int, tokens_before: int) -> tuple[Shape, int]:
         """Shape and most steps of a burst, behind one of up to `tokens_before` tokens."""
-        table = self.table
+        table, pace = self.table, self.shapes.pace(budget)
         context = table.max_context + tokens_before
         last_context = int(table.end[table.live].max()) - 1  # with all budgets used up
         length = self.shapes.buckets.length_for(min(last_context, context + pace.check_tokens))
         steps = pace.burst_steps
         if length < last_context:
             steps = min(steps, (length - context) // pace.check_tokens * pace.check_every)
-        return Shape(self.split, table.rows_per_group, length, pace.draft), steps
+        return Shape(self.split, table.rows_per_group, length, budget), steps
 
-    def _launched(self, shape: Shape, steps: int, threshold: int, *, is_ahead: bool) -> Burst:
+    def _launched(
+        self, shape: Shape, steps: int, threshold: int, worth: np.ndarray | None, *, is_ahead: bool
+    ) -> Burst:
         assert self._reserve is not None
         self._count_pages()
         self._running.append(shape)
-        return Burst(shape, steps, threshold, is_ahead, self._reserve.laid_out())
+        return Burst(shape, steps, threshold, is_ahead, worth, self._reserve.laid_out())
 
     def collect(self, output: RowsOutput) -> Collected:
         """Takes over the results of the oldest burst on its way."""
         table, tables, reserve = self.table, self.scheduler.tables, self._reserve
         assert reserve is not None, "launched"
-        live, pace = table.live, self.shapes.pace(self._running.popleft().draft)
+        live, pace = table.live, self.shapes.pace(self._running.popleft().budget)
         group, context, row = table.group(live), table.length[live] - 1, table.row[live]
         emitted, goes_on, steps = output.emitted[row], output.live[row], int(output.steps)
         verified = output.verified[row]
@@ -291,8 +292,9 @@ class Controller:
         mean_held = float(held.mean()) if steps else 0.0
         if self.checks:
             self.check_integrity()
-        counts = int(emitted.sum()), int(verified.sum()), output.accepted.sum(axis=0)
-        return Collected(steps, *counts, mean_held, live[~goes_on], spoilt)
+        drafted = Drafted(*(x.sum(axis=0) for x in (output.matched, output.tried, output.right)))
+        counts = int(emitted.sum()), int(verified.sum())
+        return Collected(steps, *counts, drafted, mean_held, live[~goes_on], spoilt)
 
     def end(self, has_enough: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:
         """Ends the live sequences that have said enough; returns them, and pages to be written over."""

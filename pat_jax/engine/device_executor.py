@@ -122,9 +122,10 @@ class DeviceExecutor(Executor):
             jax.block_until_ready(self._running[-1].output)
         assert self._rows is not None and self._seen is not None and self._tables is not None
         state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, self._text)
-        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold))
-        split, rows, length, draft = burst.shape
-        program = self.programs[Key("decode", split, rows, length, draft=draft)]
+        split, rows, length, budget = burst.shape
+        worth = None if burst.worth is None or not budget else burst.worth.astype(np.float32)
+        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), worth)
+        program = self.programs[Key("decode", split, rows, length, budget=budget)]
         state, output = program(self.weights.params, state, burst.reserved, until)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
         self._tables, self._text = (state.tables, state.drawn), state.text
@@ -140,11 +141,11 @@ class DeviceExecutor(Executor):
 
     def _put_text(self, burst: Burst) -> jax.Array | None:
         """What rows draft from; None where they do not."""
-        draft, specs = burst.shape.draft, self.specs
-        if not draft:
+        specs = self.specs
+        if not burst.shape.budget:
             return None
         length = specs.width(burst.shape.length) * specs.page_size
-        own = own_columns(length, draft)
+        own = own_columns(length, specs.drafts.longest)
         return self.pool.layout.put(
             texts(self.responses, specs.drafts.texts * length, own), "batch"
         )

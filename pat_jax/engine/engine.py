@@ -88,6 +88,7 @@ class RolloutEngine:
             config.check_every,
             config.burst_steps,
             config.max_logprobs,
+            drafts.longest,
         )
         self.specs = ProgramSpecs(
             functions,

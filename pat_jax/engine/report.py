@@ -11,6 +11,7 @@ from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
+from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.types import Ran
 
 MIB = 2**20
@@ -23,8 +24,8 @@ class RolloutReport:
     tokens: int = 0
     decode_steps: int = 0
     busy_rows: int = 0  # rows x steps that sampled a token, or several
-    drafted: int = 0  # tokens of the drafts that were verified, where a text had as many
-    accepted: int = 0  # tokens of drafts that were right
+    drafted: int = 0  # tokens of drafts that were verified
+    accepted: int = 0  # and of these, those that were said
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
@@ -45,7 +46,9 @@ class RolloutReport:
     bursts: list[Ran] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)  # of a row, in each burst
 
-    def add_burst(self, burst: Ran, began_s: float, tokens: int, row_steps: int) -> None:
+    def add_burst(
+        self, burst: Ran, began_s: float, tokens: int, row_steps: int, drafted: Drafted
+    ) -> None:
         """A burst that began then and sampled so many tokens in so many steps of single rows."""
         self.times_s.append(began_s)
         self.steps.append(self.decode_steps)
@@ -56,7 +59,7 @@ class RolloutReport:
         self.decode_steps += burst.steps
         self.tokens_per_step.append(tokens / max(1, row_steps))
         self.busy_rows += row_steps
-        self.drafted += burst.draft * row_steps
+        self.drafted += drafted.verified
         self.accepted += tokens - row_steps
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 

@@ -12,7 +12,6 @@ from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Executor
 from pat_jax.engine.report import RolloutReport, describe_switch
 from pat_jax.engine.trace import Balanced, Switch
-from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Balance, Plan, Ran, Relocated, way
 
@@ -46,12 +45,12 @@ def rollout(
                 plan, stays = _prepare(controller, executor, planner, report, tell), True
                 began = clock.elapsed
                 with clock("decode"):
-                    running = controller.burst(plan.threshold, plan.draft)
+                    running = controller.burst(plan)
                     executor.launch(running)
             following = None
             if controller.runs_ahead and stays:
                 with clock("schedule"):
-                    following = controller.burst_behind(running, plan.threshold, plan.draft)
+                    following = controller.burst_behind(running, plan)
                     if following is not None:
                         executor.launch(following)
             live = len(controller.table.live)
@@ -61,12 +60,12 @@ def rollout(
                 executor.wipe(done.spoilt)
             if done.steps:
                 shape, seconds = running.shape, clock.elapsed - began
-                ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.draft)
-                report.add_burst(ran, began, done.tokens, done.verified)
+                ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.budget)
+                report.add_burst(ran, began, done.tokens, done.verified, done.drafted)
                 if is_timed:
                     planner.observe(ran)
-                if ran.draft:
-                    planner.observe(Drafted(done.accepted))
+                if ran.budget:
+                    planner.observe(done.drafted)
             ended = [done.ended]
             if has_enough is not None:
                 enough, spoilt = controller.end(has_enough)

@@ -5,6 +5,7 @@ Knows counts. Does not know where drafts come from, nor what verifying them cost
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,25 @@ PRIOR_KINDS = (0.10, 0.26, 0.18, 0.16, 0.12, 0.08, 0.10)  # of the steps, none f
 KINDS_HALVE, RIGHT_HALVE = 2_000.0, 50_000.0
 
 
-# What is counted of bursts that draft nothing: see `Acceptance.observed`, for each of one group.
-NONE_DRAFTED = np.zeros((1, len(MATCHES) + 1, 1), np.int64)
+class Drafted(NamedTuple):
+    """What came of the drafts of a burst, by the kind of match that they come from."""
+
+    matched: np.ndarray  # int[matches], steps of single rows, with none first
+    tried: (
+        np.ndarray
+    )  # int[matches, draft], drafts that were right up to each token, and had it verified
+    right: np.ndarray  # int[matches, draft], and were right there too
+
+    @property
+    def verified(self) -> int:
+        """Tokens of drafts, as far as they were right, and the first that was not."""
+        return int(self.tried.sum())
+
+
+# Of the one group of a burst that drafts nothing.
+NONE_DRAFTED = Drafted(
+    np.zeros((1, len(MATCHES) + 1), np.int64), *[np.zeros((1, len(MATCHES) + 1, 0), np.int64)] * 2
+)
 
 
 def _prior_right() -> np.ndarray:
@@ -40,8 +58,7 @@ def _prior_right() -> np.ndarray:
 class Acceptance:
     """How many tokens of drafts are right, by the kind of match that they come from.
 
-    Learned as P(token i is right | those before it are), of each kind; what a step says with a draft is
-    the mean over the kinds as often as they come now.
+    Learned as P(token i is right | those before it are), of each kind, and how often each kind comes.
     """
 
     tried: np.ndarray  # float[matches, MOST], drafts that came to each token
@@ -53,40 +70,47 @@ class Acceptance:
         tried = np.full((len(MATCHES) + 1, MOST), PRIOR_STEPS)
         return cls(tried, PRIOR_STEPS * _prior_right(), PRIOR_STEPS * np.array(PRIOR_KINDS))
 
-    def observed(self, counts: np.ndarray) -> "Acceptance":
-        """After a burst with drafts.
-
-        Args:
-          counts: int[matches, 1 + draft], steps of single rows by how many of the tokens were right.
-        """
-        steps, draft = float(counts.sum()), counts.shape[1] - 1
-        if not (steps and draft):
-            return self
+    def observed(self, drafted: Drafted) -> "Acceptance":
+        """After a burst with drafts."""
+        steps, draft = float(drafted.matched.sum()), drafted.tried.shape[1]
         kept = 0.5 ** (steps / RIGHT_HALVE)
         tried, right = kept * self.tried, kept * self.right
-        # Of each number of tokens, the drafts with as many right, or more.
-        reached = counts[:, ::-1].cumsum(axis=1)[:, ::-1]
-        tried[:, :draft] += reached[:, :-1]
-        right[:, :draft] += reached[:, 1:]
-        kinds = 0.5 ** (steps / KINDS_HALVE) * self.kinds + counts.sum(axis=1)
+        tried[:, :draft] += drafted.tried
+        right[:, :draft] += drafted.right
+        kinds = 0.5 ** (steps / KINDS_HALVE) * self.kinds + drafted.matched
         return Acceptance(tried, right, kinds)
 
     @cached_property
-    def _right_so_far(self) -> np.ndarray:
-        """float[matches, MOST], P(the first tokens of a draft up to this one are right)."""
+    def _worth(self) -> np.ndarray:
         return np.cumprod(self.right / self.tried, axis=1)
 
-    def by_kind(self, draft: int) -> np.ndarray:
-        """Tokens that a step with a draft of so many is expected to say, float[matches]."""
-        return 1.0 + self._right_so_far[:, :draft].sum(axis=1)
+    def worth(self, draft: int) -> np.ndarray:
+        """How likely each of the first tokens of a draft is right, those before it included,
+        float[matches, draft]."""
+        return self._worth[:, :draft]
 
-    def tokens(self, draft: int) -> float:
-        """The same over all kinds, as often as they come now; 1 without a draft."""
-        return float(self.kinds @ self.by_kind(draft) / self.kinds.sum())
+    def tokens(self, budget: float, draft: int, rows: float) -> float:
+        """What a row is expected to say in a step, 1 without drafts.
+
+        The room goes to the tokens that are likeliest right. Of many rows, each kind of match is there as
+        often as it comes; a row alone has one kind, whatever it is worth. In between lies what is
+        between.
+
+        Args:
+          budget: tokens of drafts that a step has room for, for each row.
+          draft: most tokens of one draft.
+          rows: that share the room.
+        """
+        share = self.kinds / self.kinds.sum()
+        worth = self.worth(draft)
+        alone = float(share @ _first(worth, min(budget, draft)))
+        order = np.argsort(-worth, axis=None)
+        mass = np.repeat(share, draft)[order]
+        before = np.cumsum(mass) - mass
+        together = float(np.clip(budget - before, 0, mass) @ worth.ravel()[order])
+        return 1.0 + together + (alone - together) / max(rows, 1.0)
 
 
-@dataclass(frozen=True)
-class Drafted:
-    """What came of the drafts of a burst."""
-
-    counts: np.ndarray  # int[matches, 1 + draft], see `Acceptance.observed`
+def _first(worth: np.ndarray, count: float) -> np.ndarray:
+    """The sum over the first `count` columns, the last of them in part."""
+    return np.clip(count - np.arange(worth.shape[1]), 0, 1) @ worth.T

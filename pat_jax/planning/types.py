@@ -1,6 +1,6 @@
 """The words the planner and the engine share: what is running, and what to do next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -81,7 +81,7 @@ class Ran:
     held: float  # tokens in the caches of the group that holds most, on average over the steps
     steps: int
     seconds: float  # of all steps
-    draft: int = 0  # tokens that each step verified besides the newest
+    budget: int = 0  # tokens of drafts that each step had room for, for each row
 
     @property
     def step_s(self) -> float:
@@ -110,7 +110,10 @@ class Plan:
     predicted_remaining_s: float = 0.0  # of the whole plan
     reason: str = ""
     prediction: Prediction | None = None  # where the planner learns from what comes of a switch
-    draft: int = 0  # tokens that each step of the next burst is to verify besides the newest
+    # Tokens of drafts that each step of the next burst is to have room for, for each row, and how likely
+    # each is right, float[matches, draft], by which the room is given to them: see `Acceptance`.
+    budget: int = 0
+    worth: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.policy import Params
+from pat_jax.planning.drafts import MATCHES
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.measure.recheck import describe, rescaled
@@ -175,8 +176,8 @@ class Warmup:
             for blocks in sorted(set(self.specs.prefill_sizes), reverse=True):
                 pool = self._prefill(layout, blocks, length, pool)
             for rows in self.specs.buckets.rows[layout.split]:
-                for draft in (0, *self.specs.drafts.of(rows)):
-                    pool = self._decode(layout, rows, length, draft, pool)
+                for budget in (0, *self.specs.drafts.of(rows)):
+                    pool = self._decode(layout, rows, length, budget, pool)
         return pool
 
     def _tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
@@ -205,27 +206,29 @@ class Warmup:
             self._warm(once)
         return pool
 
-    def _decode(self, layout: Layout, rows: int, length: int, draft: int, pool: Pool) -> Pool:
+    def _decode(self, layout: Layout, rows: int, length: int, budget: int, pool: Pool) -> Pool:
         """Times steps with every row live and near the end of its pages."""
-        program = self.programs[Key("decode", layout.split, rows, length, draft=draft)]
-        pace = self.specs.functions.pace(draft)
+        program = self.programs[Key("decode", layout.split, rows, length, budget=budget)]
+        pace = self.specs.functions.pace(budget)
         steps = min(pace.burst_steps, BURST_CHECKS * pace.check_every)
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
-        until = Until(np.int32(steps), np.int32(0))
+        text, worth = self._blank_text(layout, rows, length), None
+        if budget:
+            worth = np.zeros((len(MATCHES) + 1, self.specs.drafts.longest), np.float32)
+        until = Until(np.int32(steps), np.int32(0), worth)
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, draft)), np.int32)
+        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, budget)), np.int32)
         reserved = ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
         unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
-        text = self._blank_text(layout, rows, length, draft)
 
         def once() -> float:
             # Positions go back to where they were: each run writes the same tokens.
             nonlocal pool
             rows_on_device, seen, pages, none_drawn, blank = layout.put(
-                (state, unseen, tables, nothing, text), "batch"
+                (state, unseen, tables, nothing, text if budget else None), "batch"
             )
             jax.block_until_ready(rows_on_device)
             carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank)
@@ -237,17 +240,17 @@ class Warmup:
             return time.perf_counter() - start
 
         at = layout.split, rows, length
-        if draft:
-            self._note("verify_table", (*at, draft), once, per=steps)
+        if budget:
+            self._note("verify_table", (*at, budget), once, per=steps)
         else:
             self._note("decode_table", at, once, per=steps)
         return pool
 
-    def _blank_text(self, layout: Layout, rows: int, length: int, draft: int) -> np.ndarray | None:
+    def _blank_text(self, layout: Layout, rows: int, length: int) -> np.ndarray:
         """Nothing to draft from: a step takes as long whatever it finds."""
-        size = self.specs.width(length) * self.specs.page_size
-        shape = abstract_text(layout, rows, size, draft, self.specs.drafts.texts)
-        return None if shape is None else np.full(shape.shape, NO_TOKEN, np.int32)
+        size, drafts = self.specs.width(length) * self.specs.page_size, self.specs.drafts
+        shape = abstract_text(layout, rows, size, drafts.longest, drafts.texts).shape
+        return np.full(shape, NO_TOKEN, np.int32)
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
         """Copies pages; untimed."""

@@ -33,7 +33,9 @@ class SimulatedOutput:
     steps: int
     pages: np.ndarray
     verified: np.ndarray
-    accepted: np.ndarray
+    matched: np.ndarray
+    tried: np.ndarray
+    right: np.ndarray
 
 
 class SimulatedExecutor(Executor):
@@ -89,7 +91,7 @@ class SimulatedExecutor(Executor):
             )
             self.now_s += steps * (step_s + machine.host_s_per_sequence * len(live))
         pages = self._draw(burst, more)
-        return SimulatedOutput(emitted, goes_on, steps, pages, emitted, NONE_DRAFTED), True
+        return SimulatedOutput(emitted, goes_on, steps, pages, emitted, *NONE_DRAFTED), True
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
         """Decode steps until no group has more than `threshold` live sequences."""

@@ -35,7 +35,7 @@ def burst_output(
         -top.astype(np.float32),
         none_drawn,
         emitted,
-        NONE_DRAFTED,
+        *NONE_DRAFTED,
     )
 
 

@@ -20,7 +20,7 @@ from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Plan
 from tests.near_ties import Tally, compare
 
 
@@ -30,8 +30,8 @@ def ahead(monkeypatch) -> list[str]:
     done, burst_behind, launch = [], Controller.burst_behind, DeviceExecutor.launch
     collect = Controller.collect
 
-    def noted_burst(self: Controller, running: Burst, threshold: int, draft: int) -> Burst | None:
-        burst = burst_behind(self, running, threshold, draft)
+    def noted_burst(self: Controller, running: Burst, plan: Plan) -> Burst | None:
+        burst = burst_behind(self, running, plan)
         if burst is None:
             done.append("no launch")
         return burst

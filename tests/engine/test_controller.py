@@ -11,7 +11,7 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.drafts import NONE_DRAFTED
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Plan, Split
 
 DP2 = Split(2, 1)
 PROMPT, CAP = 5, 59
@@ -33,7 +33,9 @@ class Said:
     steps: int
     pages: np.ndarray
     verified: np.ndarray
-    accepted: np.ndarray
+    matched: np.ndarray
+    tried: np.ndarray
+    right: np.ndarray
 
 
 def make_controller(
@@ -62,6 +64,10 @@ def one_size(rows: int) -> Shapes:
     return replace(SHAPES, buckets=replace(SHAPES.buckets, rows={DP2: (rows,)}))
 
 
+def at(threshold: int) -> Plan:
+    return Plan(DP2, threshold)
+
+
 def collect(controller: Controller, burst: Burst, steps: int) -> Collected:
     """A burst in which every live sequence has said so many tokens; row by row they draw their pages."""
     table, tables = controller.table, controller.scheduler.tables
@@ -77,20 +83,20 @@ def collect(controller: Controller, burst: Burst, steps: int) -> Collected:
             pages[row, turn] = burst.reserved.pages[group, drawn[group]]
             drawn[group] += 1
     assert (np.array(drawn) <= burst.reserved.filled).all()
-    return controller.collect(Said(emitted, emitted > 0, steps, pages, emitted, NONE_DRAFTED))
+    return controller.collect(Said(emitted, emitted > 0, steps, pages, emitted, *NONE_DRAFTED))
 
 
 def test_a_burst_ends_for_those_that_wait_when_an_eighth_of_the_fullest_group_is_free():
     controller = make_controller(20, one_size(8))
     assert len(controller.table.waiting) == 4
-    assert controller.burst(0).threshold == 8 - 1
+    assert controller.burst(at(0)).threshold == 8 - 1
     controller = make_controller(20, one_size(9), rows=9)
     assert len(controller.table.waiting) == 2
-    assert controller.burst(0).threshold == 9 - 2
-    assert make_controller(16, one_size(8)).burst(0).threshold == 0, "nobody waits"
+    assert controller.burst(at(0)).threshold == 9 - 2
+    assert make_controller(16, one_size(8)).burst(at(0)).threshold == 0, "nobody waits"
     controller = make_controller(20, one_size(8))
     end(controller, kept=1)
-    assert controller.table.fullest == 1 and controller.burst(0).threshold == 0
+    assert controller.table.fullest == 1 and controller.burst(at(0)).threshold == 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_a_burst_ends_where_rows_can_be_compacted_or_the_plan_says(live, planned
     """Buckets of 2, 4 and 8 rows; as long as it ends at all after a step."""
     controller = make_controller(2 * live)
     controller.fit()
-    assert controller.burst(planned).threshold == threshold
+    assert controller.burst(at(planned)).threshold == threshold
 
 
 def test_rows_are_the_smallest_bucket_that_holds_the_fullest_group():
@@ -118,7 +124,7 @@ def test_what_changes_no_row_leaves_the_copies_of_the_rows_as_they_are():
     version = controller.table.version
     controller.fit()
     controller.admit()
-    collect(controller, controller.burst(0), 4)
+    collect(controller, controller.burst(at(0)), 4)
     controller.end(lambda i: False)
     controller.fit()
     assert controller.table.version == version
@@ -131,7 +137,7 @@ def test_a_burst_is_as_long_as_its_length_bucket_has_room_for():
     controller, seen = make_controller(2, prompt=6), []
     for _ in range(4):
         controller.fit()
-        burst = controller.burst(0)
+        burst = controller.burst(at(0))
         seen.append((controller.table.max_context, burst.shape.length, burst.max_steps))
         collect(controller, burst, burst.max_steps)
     # At 21 tokens there is room for two tests and a part of a third.
@@ -147,7 +153,7 @@ def test_before_a_burst_there_is_room_for_half_of_it():
     # 24 + 8 tokens are eight pages each, all that there are; 28 + 8 are nine.
     for context, pages in ((16, [5, 5, 5, 5]), (24, [7, 7, 7, 7]), (28, [8, 8, 0, 0])):
         controller.fit()
-        collect(controller, controller.burst(0), context - controller.table.max_context)
+        collect(controller, controller.burst(at(0)), context - controller.table.max_context)
         assert controller.num_preempted == 0 and controller.table.max_context == context
         controller.admit()
         assert tables.count.tolist() == pages
@@ -159,21 +165,21 @@ class TestBehind:
     def running(self, count: int = 16) -> tuple[Controller, Burst]:
         controller = make_controller(count)
         controller.fit()
-        return controller, controller.burst(0)
+        return controller, controller.burst(at(0))
 
     def test_it_ends_where_the_one_before_it_does_or_at_a_newer_threshold(self):
         controller = make_controller(16)
         controller.fit()
-        running = controller.burst(5)
+        running = controller.burst(at(5))
         assert running.threshold == 5
         for planned, threshold in ((0, 5), (6, 6)):
-            burst = controller.burst_behind(running, planned)
+            burst = controller.burst_behind(running, at(planned))
             assert burst is not None and burst.is_ahead and not running.is_ahead
             assert (burst.threshold, burst.shape) == (threshold, running.shape)
 
     def test_pages_are_laid_out_behind_those_of_the_one_before_it(self):
         controller, running = self.running(2)
-        burst = controller.burst_behind(running, 0)
+        burst = controller.burst_behind(running, at(0))
         assert burst is not None
         first, filled = running.reserved.pages, running.reserved.filled
         assert (burst.reserved.filled > filled).all()
@@ -186,7 +192,7 @@ class TestBehind:
         controller, running = self.running()
         end(controller, kept=7)
         assert controller.table.rows_per_group == 8, "though the bucket is the same"
-        assert controller.burst_behind(running, 0) is None
+        assert controller.burst_behind(running, at(0)) is None
 
     def test_not_for_rows_to_be_compacted(self):
         controller, running = self.running()
@@ -194,17 +200,17 @@ class TestBehind:
         ended = np.isin(table.live, [i for g in range(2) for i in table.live[g::2][4:]])
         table.advance(np.ones(16, int), ~ended, 4)
         assert table.fullest == 4
-        assert controller.burst_behind(running, 0) is None
+        assert controller.burst_behind(running, at(0)) is None
 
     def test_not_where_budgets_say_that_it_takes_no_step(self):
         controller, running = self.running()
         controller.table.end[:] = controller.table.length + running.max_steps
-        assert controller.burst_behind(running, 0) is None
+        assert controller.burst_behind(running, at(0)) is None
 
     def test_not_where_somebody_waits(self):
         controller, running = self.running(18)
         assert len(controller.table.waiting) == 2
-        assert controller.burst_behind(running, 0) is None
+        assert controller.burst_behind(running, at(0)) is None
 
     def test_not_where_pages_are_too_few(self):
         """16 and 16 steps, in a pool that has pages for 28 tokens."""
@@ -213,16 +219,16 @@ class TestBehind:
         for pool in tables.pools:
             pool.take(16 - 2 - 5)
         controller.fit()
-        running = controller.burst(0)
+        running = controller.burst(at(0))
         free = tables.free.copy()
-        assert controller.burst_behind(running, 0) is None
+        assert controller.burst_behind(running, at(0)) is None
         assert tables.free.tolist() == free.tolist(), "nothing is laid out"
 
 
 def test_it_is_checked_only_while_no_burst_is_on_its_way():
     controller = make_controller(4)
     controller.fit()
-    burst = controller.burst(0)
+    burst = controller.burst(at(0))
     controller.check_integrity()
     with pytest.raises(AssertionError, match="other holders"):
         controller.scheduler.check_integrity()

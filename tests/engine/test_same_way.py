@@ -10,7 +10,6 @@ from two_devices import DP2, TP2, engine, generate, look_at_pages
 from pat_jax.engine.controller import Controller, Shape
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import Pace
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.planning.memory import MemoryModel
@@ -37,9 +36,9 @@ def test_the_simulator_goes_the_same_way(runs_ahead, seed, monkeypatch):
 NEXT = Controller._next
 
 
-def in_short_bursts(self: Controller, pace: Pace, tokens_before: int) -> tuple[Shape, int]:
-    shape, steps = NEXT(self, pace, tokens_before)
-    return shape, min(steps, pace.check_every)
+def in_short_bursts(self: Controller, budget: int, tokens_before: int) -> tuple[Shape, int]:
+    shape, steps = NEXT(self, budget, tokens_before)
+    return shape, min(steps, self.shapes.check_every)
 
 
 def in_the_largest_bucket(self: Controller) -> None:

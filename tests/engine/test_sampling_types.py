@@ -25,7 +25,7 @@ def test_what_the_device_remembers_is_what_the_host_would_send(prompts, response
     ]
     seen, remembers = np.stack(host), jax.jit(remember)
     for tokens in steps:
-        seen = remembers(seen, np.array(tokens, np.int32), np.array(live))
+        seen = remembers(seen, np.array(tokens, np.int32)[:, None], np.array(live)[:, None])
         for row in np.flatnonzero(live):
             responses[row] = [*responses[row], tokens[row]]
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):

@@ -32,7 +32,7 @@ from pat_jax.engine.sequences.state import (
     own_columns,
 )
 from pat_jax.models.burst_layer import BurstLayer
-from pat_jax.models.draft_layer import DraftRows
+from pat_jax.models.draft_layer import DraftCopy
 from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
@@ -52,34 +52,35 @@ class DecodeFunctions:
     check_every: int
     burst_steps: int
     max_logprobs: int = 0  # likeliest tokens that a request may ask for
+    longest_draft: int = 0  # tokens of a row that a step may verify besides the newest
 
     def burst(
-        self, layout: Layout, draft: int = 0
+        self, layout: Layout, budget: int = 0
     ) -> Callable[[Params, DecodeState, ReservedPages, Until], tuple[DecodeState, BurstOutput]]:
         """Decodes until `until`, or until a group has no reserved page left; rows draw pages from it as they grow.
 
         The state is to be donated.
 
         Args:
-          draft: tokens that each step verifies besides the newest; 0: the state has no texts.
+          budget: tokens of drafts that a step has room for, for each row; 0: the state has no texts.
         """
         # A spec stands for all arrays below its place in the tree.
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        state = DecodeState(rows, rows, pool, rows, rows, rows if draft else None)
+        state = DecodeState(rows, rows, pool, rows, rows, rows if budget else None)
         said = scalar if layout.spans_processes else rows
         output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)
         return jax.shard_map(
-            lambda *args: self._burst(layout, self.pace(draft), *args),
+            lambda *args: self._burst(layout, budget, *args),
             mesh=layout.mesh,
             in_specs=(layout.param_specs(self.policy), state, rows, scalar),
             out_specs=(state, BurstOutput(**output | {"steps": scalar})),
             check_vma=False,
         )
 
-    def pace(self, draft: int) -> Pace:
-        return Pace.of(self.check_every, self.burst_steps, draft)
+    def pace(self, budget: int) -> Pace:
+        return Pace.of(self.check_every, self.burst_steps, self.longest_draft if budget else 0)
 
     def prefill(self, layout: Layout) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
         """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
@@ -111,13 +112,17 @@ class DecodeFunctions:
     def _burst(
         self,
         layout: Layout,
-        pace: Pace,
+        budget: int,
         params: Params,
         state: DecodeState,
         reserved: ReservedPages,
         until: Until,
     ) -> tuple[DecodeState, BurstOutput]:
-        page_size, start = state.pool[0].keys.shape[2], state.rows.position
+        pace, page_size, start = (
+            self.pace(budget),
+            state.pool[0].keys.shape[2],
+            state.rows.position,
+        )
         most = num_pages_for(pace.burst_tokens, page_size)
         output = self._nothing_said(state.rows, pace, most)
         (ring,), (filled,) = reserved.pages, reserved.filled  # one group
@@ -142,7 +147,7 @@ class DecodeFunctions:
             tables, drawn = draw(tables, more, ring, drawn, most=at_once)
             # A fixed trip count: only this outer loop has a condition for the host side to wait on.
             after = jax.lax.fori_loop(
-                0, pace.check_every, lambda _, x: step(params, numbers, tables, x), before
+                0, pace.check_every, lambda _, x: step(numbers, tables, x), before
             )
             return after, tables, drawn, outlook(after.rows, tables, drawn)
 
@@ -150,7 +155,7 @@ class DecodeFunctions:
         ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
         numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
         tables, (drawn,) = state.tables, state.drawn
-        step = self._step(layout, pace.draft, tables.shape[1] * page_size, state.text)
+        step = self._step(layout, budget, params, state, until)
         caches = self._begin(layout, state.pool, tables, start, pace)
         carry = (
             Moving(state.rows, state.seen, state.text, caches, output),
@@ -165,14 +170,22 @@ class DecodeFunctions:
         pool = self._end(caches, state.pool, tables, start, rows.position, pace)
         return DecodeState(rows, seen, pool, tables, drawn[None], text), output
 
-    def _step(self, layout: Layout, draft: int, length: int, text: Array | None) -> DecodeStep:
-        """
-        Args:
-          length: tokens of a row's table.
-        """
-        own = 0 if text is None else text.shape[1] - own_columns(length, draft)
-        common = self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs
-        return DecodeStep(*common, draft, own)
+    def _step(
+        self, layout: Layout, budget: int, params: Params, state: DecodeState, until: Until
+    ) -> Callable[[Array, Array, Moving], Moving]:
+        """One step, from the numbers of a burst's tokens, the rows' tables and what it changes."""
+        step = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
+        if state.text is None:
+            return partial(step.plain, params)
+        assert until.worth is not None, "drafts are worth something"
+        rows, length = len(state.rows.live), state.tables.shape[1] * state.pool[0].keys.shape[2]
+        own = state.text.shape[1] - own_columns(length, self.longest_draft)
+        worth, room = jnp.asarray(until.worth), rows * (1 + budget)
+
+        def verifying(numbers: Array, tables: Array, moving: Moving) -> Moving:
+            return step.verifying(params, numbers, tables, worth, moving, room=room, own=own)
+
+        return verifying
 
     def _nothing_said(self, rows: RowState, pace: Pace, pages: int) -> BurstOutput:
         """
@@ -184,7 +197,7 @@ class DecodeFunctions:
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
             return jnp.zeros(shape, dtype)
 
-        said, top = (count, pace.burst_tokens), self.max_logprobs
+        said, top, kinds = (count, pace.burst_tokens), self.max_logprobs, len(MATCHES) + 1
         return BurstOutput(
             tokens=zeros(*said),
             logprobs=zeros(*said, dtype=jnp.float32),
@@ -196,7 +209,9 @@ class DecodeFunctions:
             top_logprobs=zeros(*said, top, dtype=jnp.float32),
             pages=zeros(count, pages),
             verified=zeros(count),
-            accepted=zeros(1, len(MATCHES) + 1, 1 + pace.draft),
+            matched=zeros(1, kinds),
+            tried=zeros(1, kinds, pace.draft),
+            right=zeros(1, kinds, pace.draft),
         )
 
     def _begin(
@@ -212,7 +227,7 @@ class DecodeFunctions:
             return pool
         pages = [PagedLayer(*layer, tables) for layer in pool]
         if pace.draft:
-            return tuple(DraftRows.begin(layer, pace.draft) for layer in pages)
+            return tuple(DraftCopy.begin(layer, pace.step_tokens) for layer in pages)
         return tuple(BurstLayer.begin(layer, start, pace.burst_steps) for layer in pages)
 
     @staticmethod

@@ -6,6 +6,7 @@ only says which logits are worth computing ahead. For a guess that comes from te
 as rejection sampling does (arXiv 2211.17192, with a draft distribution of one token).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,19 +14,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.sampling import Seen, likeliest, remember, sample
+from pat_jax.engine.device.lines import kinds, lengths, line_of
+from pat_jax.engine.device.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.suffix import Draft, append, find, put_windows
 from pat_jax.engine.layout.layout import Layout, ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import BurstOutput, LayerPages, RowState
-from pat_jax.engine.sequences.types import NO_TOKEN
+from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
 from pat_jax.models.burst_layer import BurstLayer
-from pat_jax.models.draft_layer import DraftPages, DraftRows
+from pat_jax.models.draft_layer import DraftCopy, DraftPages, DraftRows, Line
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.drafts import MATCHES
 
-Cache = LayerPages | BurstLayer | DraftRows
+Cache = LayerPages | BurstLayer | DraftCopy
 
 
 class Moving(NamedTuple):
@@ -39,13 +41,13 @@ class Moving(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Of each row, for each of its queries."""
+    """Of each row, or of each token of a line."""
 
-    tokens: Int[Array, "rows queries"]
-    logprobs: Float[Array, "rows queries"]
-    unfiltered: Float[Array, "rows queries"]
-    top_tokens: Int[Array, "rows queries top"]
-    top_logprobs: Float[Array, "rows queries top"]
+    tokens: Int[Array, "*each"]
+    logprobs: Float[Array, "*each"]
+    unfiltered: Float[Array, "*each"]
+    top_tokens: Int[Array, "*each top"]
+    top_logprobs: Float[Array, "*each top"]
 
 
 @dataclass(frozen=True)
@@ -57,89 +59,142 @@ class DecodeStep:
     dtype: jnp.dtype
     eos_ids: tuple[int, ...]
     max_logprobs: int
-    draft: int  # most tokens that a step verifies besides the newest
-    own: int = 0  # column of a text at which the row's own begins
 
-    def __call__(
+    def plain(
         self,
         params: Params,
         numbers: Float[Array, "tokens rows"],
         tables: Int[Array, "rows width"],
         moving: Moving,
     ) -> Moving:
-        rows, seen, text, caches, output = moving
-        tokens, draft = rows.last_token[:, None], None
-        if text is not None:
-            with jax.named_scope("draft"):
-                draft = find(text, self.own + rows.position, most=self.draft)
-            tokens = jnp.concatenate([tokens, jnp.maximum(draft.tokens, 0)], axis=1)
-        positions = rows.position[:, None] + jnp.arange(tokens.shape[1])[None]
-        model, partition = self.policy.bind(params), ManualPartition(self.layout)
+        """One token of each row."""
+        rows, seen, _, caches, output = moving
         # What a row that has ended had may be another one's by now.
         own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
-        hidden, written = model(
-            tokens,
-            positions,
-            tuple(_with_tables(cache, own, self.draft) for cache in caches),
-            partition=partition,
-            dtype=self.dtype,
+        logits, caches = self._logits(
+            params,
+            rows.last_token[:, None],
+            rows.position[:, None],
+            [x if isinstance(x, BurstLayer) else PagedLayer(*_pages(x), own) for x in caches],
         )
-        assert written is not None  # caches went in
-        logits = model.logits(hidden, partition)
         with jax.named_scope("sample"):
+            number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
             endings = self._endings(rows)
-            drawn = self._draw(logits, numbers, positions, rows, seen, draft, endings, output)
+            drawn = self._draw(
+                logits[:, 0], number, rows.position, rows.sampling, seen, endings, None
+            )
         # A log-probability that is no number has come from such logits: nothing good would follow.
         failed = jnp.isnan(drawn.logprobs)
-        stopped = jnp.any(drawn.tokens[:, :, None] == endings[:, None], axis=2) | failed
-        caches = tuple(map(_without_tables, written))
-        if draft is None:
-            after = _advance(rows, *(x[:, 0] for x in (drawn.tokens, stopped, failed)))
-            seen = remember(seen, drawn.tokens, rows.live[:, None])
-            return Moving(after, seen, None, caches, _noted(output, drawn, rows, after))
+        stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
+        after = _advance(rows, drawn.tokens, stopped, failed)
+        seen = remember(seen, drawn.tokens[:, None], rows.live[:, None])
+        drawn = jax.tree.map(lambda x: x[:, None], drawn)
+        return Moving(after, seen, None, caches, _noted(output, drawn, rows, after))
+
+    def verifying(
+        self,
+        params: Params,
+        numbers: Float[Array, "tokens rows"],
+        tables: Int[Array, "rows width"],
+        worth: Float[Array, "matches draft"],
+        moving: Moving,
+        *,
+        room: int,
+        own: int,
+    ) -> Moving:
+        """As many tokens of each row as its draft gets right, and one more.
+
+        Args:
+          worth: see `lines.lengths`; as many columns as a draft has tokens at most.
+          room: tokens of a line.
+          own: column of a text at which the row's own begins.
+        """
+        rows, seen, text, caches, output = moving
+        assert text is not None, "there is something to draft from"
+        with jax.named_scope("draft"):
+            draft = find(text, own + rows.position, most=worth.shape[1])
+            length = lengths(draft, rows.live, worth, room=room)
+            turns = 1 + worth.shape[1]
+            line, is_taken = line_of(length, rows.live, rows.position, room=room, turns=turns)
+            said = jnp.concatenate([rows.last_token[:, None], draft.tokens], axis=1)
+            said = jnp.where(is_taken, said[line.row, line.turn], 0)
+        position = line.start[line.row] + line.turn
+        pages = _pages_of_line(tables, rows, line, caches[0])
+        logits, caches = self._logits(
+            params,
+            said[None],
+            position[None],
+            [
+                DraftRows(x, line)
+                if isinstance(x, DraftCopy)
+                else DraftPages(*_pages(x), pages, line)
+                for x in caches
+            ],
+        )
+        with jax.named_scope("sample"):
+            number = numbers[output.emitted[line.row] + line.turn, line.row]
+            sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
+            endings = self._endings(rows)[line.row]
+            ahead = Ahead(line.row, _before_each(draft.tokens, line))
+            drawn = self._draw(logits[0], number, position, sampling, seen, endings, ahead)
+            failed = jnp.isnan(drawn.logprobs)
+            stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
         with jax.named_scope("accept"):
-            right = _agreeing(draft.tokens, drawn.tokens)
-            said = _said(rows, right, stopped)
-            after = _advance_by(rows, said, drawn.tokens, stopped, failed)
-            is_said = jnp.arange(tokens.shape[1])[None] < said[:, None]
-            seen = remember(seen, drawn.tokens, is_said)
-            assert text is not None  # a draft came from it
-            text = append(text, drawn.tokens, said, self.own + rows.position + 1)
-            output = _noted(output, drawn, rows, after, said)
-            output = replace(output, accepted=output.accepted + _counted(draft, right, rows.live))
+            by_row = jax.tree.map(lambda x: x[line.place], (drawn, stopped, failed))
+            return self._accept(moving, draft, length, own, caches, *by_row)
+
+    @staticmethod
+    def _accept(
+        moving: Moving,
+        draft: Draft,
+        length: Int[Array, " rows"],
+        own: int,
+        caches: tuple[Cache, ...],
+        drawn: _Drawn,
+        stopped: Bool[Array, "rows turns"],
+        failed: Bool[Array, "rows turns"],
+    ) -> Moving:
+        rows, seen, text, _, output = moving
+        assert text is not None  # drafts came from it
+        right = _agreeing(draft.tokens, drawn.tokens, length)
+        count = _said(rows, right, stopped)
+        after = _advance_by(rows, count, drawn.tokens, stopped, failed)
+        is_said = jnp.arange(drawn.tokens.shape[1])[None] < count[:, None]
+        seen = remember(seen, drawn.tokens, is_said)
+        text = append(text, drawn.tokens, count, own + rows.position + 1)
+        output = _counted(_noted(output, drawn, rows, after, count), draft, length, right, rows)
         return Moving(after, seen, text, caches, output)
+
+    def _logits(
+        self,
+        params: Params,
+        tokens: Int[Array, "rows length"],
+        positions: Int[Array, "rows length"],
+        caches: Sequence[PagedLayer | BurstLayer | DraftPages | DraftRows],
+    ) -> tuple[Float[Array, "rows length vocab"], tuple[Cache, ...]]:
+        model, partition = self.policy.bind(params), ManualPartition(self.layout)
+        hidden, written = model(
+            tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
+        )
+        assert written is not None  # caches went in
+        return model.logits(hidden, partition), tuple(map(_kept, written))
 
     def _draw(
         self,
-        logits: Float[Array, "rows queries vocab"],
-        numbers: Float[Array, "tokens rows"],
-        positions: Int[Array, "rows queries"],
-        rows: RowState,
+        logits: Float[Array, "rows vocab"],
+        numbers: Float[Array, " rows"],
+        position: Int[Array, " rows"],
+        sampling: RowSampling,
         seen: Seen,
-        draft: Draft | None,
         endings: Int[Array, "rows endings"],
-        output: BurstOutput,
+        ahead: Ahead | None,
     ) -> _Drawn:
-        """A token for each query, as if those before it in its row's draft had been said."""
-        shape, vocab_size = positions.shape, self.policy.config.vocab_size
-        logits = jnp.reshape(logits, (-1, logits.shape[-1]))
-        sampling, said = rows.sampling, None
-        if draft is None:
-            number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
-        else:
-            at = output.emitted[None] + jnp.arange(shape[1])[:, None]
-            number = jnp.ravel(jnp.take_along_axis(numbers, at, axis=0).T)
-            sampling = jax.tree.map(lambda x: jnp.repeat(x, shape[1], axis=0), sampling)
-            endings = jnp.repeat(endings, shape[1], axis=0)
-            said = _before_each(draft.tokens)
-        may_end = jnp.ravel(positions) + 1 >= sampling.may_end_at
+        vocab_size = self.policy.config.vocab_size
+        may_end = position + 1 >= sampling.may_end_at
         forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
-        tokens, logprobs, unfiltered = sample(
-            logits, number, sampling, seen, forbidden, said, vocab_size=vocab_size
-        )
+        drawn = sample(logits, numbers, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
         top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
-        each = [jnp.reshape(x, shape) for x in (tokens, logprobs, unfiltered)]
-        return _Drawn(*each, *(jnp.reshape(x, (*shape, -1)) for x in top))
+        return _Drawn(*drawn, *top)
 
     def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""
@@ -148,42 +203,51 @@ class DecodeStep:
         return jnp.concatenate([eos, rows.sampling.stop_ids], axis=1)
 
 
-def _with_tables(
-    cache: Cache, tables: Int[Array, "rows width"], draft: int
-) -> PagedLayer | BurstLayer | DraftPages | DraftRows:
-    if not isinstance(cache, LayerPages):
-        return cache
-    if not draft:
-        return PagedLayer(*cache, tables)
-    # As far as the last query of a row that is near its end.
-    behind = (0, 0), (0, num_pages_for(draft, cache.keys.shape[2]))
-    return DraftPages(*cache, jnp.pad(tables, behind, constant_values=NULL_PAGE))
-
-
-def _without_tables(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
-    """All layers have the same ones: a loop is to carry them once."""
-    if isinstance(cache, PagedLayer | DraftPages):
-        return LayerPages(cache.keys, cache.values)
+def _pages(cache: Cache) -> LayerPages:
+    assert isinstance(cache, LayerPages), "a burst's caches are all of one kind"
     return cache
 
 
-def _before_each(guesses: Int[Array, "rows draft"]) -> Int[Array, "rows*queries draft"]:
-    """The guesses before each query of a row, NO_TOKEN in place of the others."""
-    draft = guesses.shape[1]
-    is_before = jnp.arange(draft)[None] < jnp.arange(draft + 1)[:, None]
-    before = jnp.where(is_before[None], guesses[:, None], NO_TOKEN)
-    return jnp.reshape(before, (-1, draft))
+def _pages_of_line(
+    tables: Int[Array, "rows width"], rows: RowState, line: Line, cache: Cache
+) -> Int[Array, "rows width"]:
+    """The tables of live rows, as far as the last turn of one that is near its end."""
+    own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
+    if not isinstance(cache, LayerPages):
+        return own
+    behind = num_pages_for(line.place.shape[1], cache.keys.shape[2])
+    return jnp.pad(own, ((0, 0), (0, behind)), constant_values=NULL_PAGE)
+
+
+def _kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
+    """What a loop is to carry: tables and lines are the same for all layers, or of one step."""
+    match cache:
+        case DraftRows():
+            return cache.copy
+        case PagedLayer() | DraftPages():
+            return LayerPages(cache.keys, cache.values)
+    return cache
+
+
+def _before_each(guesses: Int[Array, "rows draft"], line: Line) -> Int[Array, "tokens draft"]:
+    """The guesses of a token's row before it, NO_TOKEN in place of the others."""
+    is_before = jnp.arange(guesses.shape[1])[None] < line.turn[:, None]
+    return jnp.where(is_before, guesses[line.row], NO_TOKEN)
 
 
 def _agreeing(
-    guesses: Int[Array, "rows draft"], tokens: Int[Array, "rows queries"]
+    guesses: Int[Array, "rows draft"],
+    tokens: Int[Array, "rows turns"],
+    length: Int[Array, " rows"],
 ) -> Int[Array, " rows"]:
-    """Guesses of each row, from its first, that are what was drawn."""
-    return jnp.sum(jnp.cumprod(guesses == tokens[:, :-1], axis=1), axis=1, dtype=jnp.int32)
+    """Guesses of each row, from its first to its last that was verified, that are what was drawn."""
+    is_verified = jnp.arange(guesses.shape[1])[None] < length[:, None]
+    agrees = is_verified & (guesses == tokens[:, :-1])
+    return jnp.sum(jnp.cumprod(agrees, axis=1), axis=1, dtype=jnp.int32)
 
 
 def _said(
-    rows: RowState, right: Int[Array, " rows"], stopped: Bool[Array, "rows queries"]
+    rows: RowState, right: Int[Array, " rows"], stopped: Bool[Array, "rows turns"]
 ) -> Int[Array, " rows"]:
     """Tokens that each row says: the right guesses and one more, or up to its end."""
     going_on = jnp.sum(jnp.cumprod(~stopped, axis=1), axis=1, dtype=jnp.int32)
@@ -192,14 +256,27 @@ def _said(
 
 
 def _counted(
-    draft: Draft, right: Int[Array, " rows"], live: Bool[Array, " rows"]
-) -> Int[Array, "1 matches queries"]:
-    """Live rows by how long a match their draft had and how many of its tokens were right."""
-    kind = jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
-    of_kind = (kind[:, None] == jnp.arange(len(MATCHES) + 1)[None]) & live[:, None]
-    by_count = right[:, None] == jnp.arange(draft.tokens.shape[1] + 1)[None]
-    counts = jnp.sum(of_kind[:, :, None] & by_count[:, None], axis=0, dtype=jnp.int32)
-    return counts[None]
+    output: BurstOutput,
+    draft: Draft,
+    length: Int[Array, " rows"],
+    right: Int[Array, " rows"],
+    rows: RowState,
+) -> BurstOutput:
+    """With the live rows' drafts, by kind of match: see `planning.drafts.Drafted`."""
+    of_kind = (jnp.arange(len(MATCHES) + 1)[:, None] == kinds(draft)[None]) & rows.live[None]
+    turn = jnp.arange(draft.tokens.shape[1])[None]
+    came_to = (turn < length[:, None]) & (turn <= right[:, None])
+    is_right = turn < right[:, None]
+
+    def by_kind(x: Bool[Array, "*each"]) -> Int[Array, "1 *kinds"]:
+        return jnp.tensordot(of_kind.astype(jnp.int32), x.astype(jnp.int32), axes=1)[None]
+
+    return replace(
+        output,
+        matched=output.matched + by_kind(rows.live),
+        tried=output.tried + by_kind(came_to),
+        right=output.right + by_kind(is_right),
+    )
 
 
 def _advance(

@@ -29,6 +29,7 @@ from pat_jax.engine.sequences.state import (
     abstract_rows,
     abstract_seen,
     abstract_text,
+    abstract_worth,
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
@@ -120,8 +121,8 @@ class ProgramSpecs:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
         for length in self.buckets.lengths:
             for rows in self.buckets.rows[split]:
-                for draft in (0, *self.drafts.of(rows)):
-                    self._declare_burst(table, layout, rows, length, draft)
+                for budget in (0, *self.drafts.of(rows)):
+                    self._declare_burst(table, layout, rows, length, budget)
             for blocks in set(self.prefill_sizes):
                 table.declare(
                     Key("prefill", split, blocks, length),
@@ -135,22 +136,24 @@ class ProgramSpecs:
                 )
 
     def _declare_burst(
-        self, table: ProgramTable, layout: Layout, rows: int, length: int, draft: int
+        self, table: ProgramTable, layout: Layout, rows: int, length: int, budget: int
     ) -> None:
         scalar: Any = _scalar(layout)
         each: Any = self._index(layout, 1)
         seen = abstract_seen(self.functions.policy.config, layout, rows)
         tables: Any = self._index(layout, rows, self.width(length))
-        ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows, draft))
-        room = self.width(length) * self.page_size
-        text: Any = abstract_text(layout, rows, room, draft, self.drafts.texts)
+        ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows, budget))
+        room, text, worth = self.width(length) * self.page_size, None, None
+        if budget:
+            text = abstract_text(layout, rows, room, self.drafts.longest, self.drafts.texts)
+            worth = abstract_worth(layout, self.drafts.longest)
         table.declare(
-            Key("decode", layout.split, rows, length, draft=draft),
-            self.functions.burst(layout, draft),
+            Key("decode", layout.split, rows, length, budget=budget),
+            self.functions.burst(layout, budget),
             self.params(layout),
             DecodeState(abstract_rows(layout, rows), seen, self.pool(layout), tables, each, text),
             ReservedPages(ring, each),
-            Until(scalar, scalar),
+            Until(scalar, scalar, worth),
             donate_argnums=1,
         )
 

@@ -25,7 +25,7 @@ class Key(NamedTuple):
     length: int = 0
     target: Split | None = None  # of a switch
     part: int = 0  # of a re-slice in chunks
-    draft: int = 0  # tokens that a decode step verifies besides the newest
+    budget: int = 0  # tokens of drafts that a decode step has room for, for each row
 
     @property
     def splits(self) -> set[Split]:

@@ -8,6 +8,8 @@ A logit that is not a number makes every log-probability of its row NaN, whateve
 filters are written so that a NaN survives them.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,13 @@ BLOCK = 512  # tokens, at most, of the vocabulary that are summed up together
 
 # The tokens of prompt and response, and of the response alone, as in `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
+
+
+class Ahead(NamedTuple):
+    """Of tokens that are drawn before it is known whether those before them are said."""
+
+    row: Int[Array, " rows"]  # the row of `Seen` of each
+    said: Int[Array, "rows few"]  # the tokens of its response behind those, negative ones for none
 
 
 def sequence_key(*ids: int) -> np.ndarray:
@@ -42,7 +51,7 @@ def sample(
     options: RowSampling,
     seen: Seen,
     forbidden: Int[Array, "rows some"],
-    said: Int[Array, "rows few"] | None = None,
+    ahead: Ahead | None = None,
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
@@ -53,10 +62,9 @@ def sample(
     Args:
       numbers: uniform in [0, 1).
       options: see `types.Sampling`.
-      seen: what penalties look at; in rows without any its content does not matter. Where it has fewer
-        rows, each stands for as many, one behind the other.
+      seen: what penalties look at; in rows without any its content does not matter.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
-      said: tokens of the response that `seen` does not know yet; negative ones stand for none.
+      ahead: of tokens drawn ahead, whose rows are not those of `seen`.
       vocab_size: tokens from here on are padding and never drawn.
 
     Returns:
@@ -72,7 +80,9 @@ def sample(
     is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
     kept = jax.lax.cond(
         jnp.any(is_changed),
-        lambda x: _filter(_forbid(_penalize(x, options, seen, said), forbidden) / divisor, options),
+        lambda x: _filter(
+            _forbid(_penalize(x, options, seen, ahead), forbidden) / divisor, options
+        ),
         lambda x: x / divisor,
         logits,
     )
@@ -165,15 +175,12 @@ def _in_vocab(logits: Array, vocab_size: int) -> Array:
     return jnp.where(in_vocab, logits.astype(jnp.float32), NEVER)
 
 
-def _penalize(logits: Array, options: RowSampling, seen: Seen, said: Array | None) -> Array:
+def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:
     """Exactly the logits themselves in rows without a penalty."""
     in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
-    if said is not None:
-        each = len(logits) // len(seen)
-        is_said = _any_of(said, logits.shape[-1])
-        in_text, in_response = (
-            jnp.repeat(x, each, axis=0) | is_said for x in (in_text, in_response)
-        )
+    if ahead is not None:
+        is_said = _any_of(ahead.said, logits.shape[-1])
+        in_text, in_response = (x[ahead.row] | is_said for x in (in_text, in_response))
     factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / factor, logits * factor)
     return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)

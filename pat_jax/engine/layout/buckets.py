@@ -33,13 +33,14 @@ def largest_length(max_length: int, min_length: int) -> int:
 class Drafts:
     """Which drafts have programs."""
 
-    lengths: tuple[int, ...] = ()  # tokens of a draft, ascending
-    most_rows: int = 0  # of a group: more rows leave no room in a step for drafts
+    budgets: tuple[int, ...] = ()  # tokens that a step has room for, for each row; ascending
+    longest: int = 0  # tokens of a row's draft
+    most_tokens: int = 0  # of a group, that a step verifies: with more they cost what they bring
     texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Draft lengths that bursts of so many rows of a group may have."""
-        return self.lengths if rows <= self.most_rows else ()
+        """Budgets that bursts of so many rows of a group may have."""
+        return tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)
 
 
 NO_DRAFTS = Drafts()
@@ -110,7 +111,7 @@ class Pace:
 
     check_every: int  # steps between two tests of whether a burst ends
     burst_steps: int  # most steps of a burst
-    draft: int  # tokens that a step verifies besides the newest
+    draft: int  # tokens of a row, at most, that a step verifies besides the newest
 
     @classmethod
     def of(cls, check_every: int, burst_steps: int, draft: int) -> "Pace":
@@ -149,9 +150,10 @@ class Shapes:
     check_every: int  # steps between two of its tests of whether it ends
     drafts: Drafts = NO_DRAFTS
 
-    def pace(self, draft: int) -> Pace:
+    def pace(self, budget: int) -> Pace:
+        draft = self.drafts.longest if budget else 0
         return Pace.of(self.check_every, self.burst_steps, draft)
 
-    def reserve_size(self, rows: int, draft: int = 0) -> int:
+    def reserve_size(self, rows: int, budget: int = 0) -> int:
         """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""
-        return rows * -(-2 * self.pace(draft).burst_tokens // self.page_size)
+        return rows * -(-2 * self.pace(budget).burst_tokens // self.page_size)

@@ -31,7 +31,13 @@ class RowsOutput(Protocol):
     def verified(self) -> np.ndarray: ...  # int[rows], steps in which each was live
 
     @property
-    def accepted(self) -> np.ndarray: ...  # int[groups, matches, queries], see BurstOutput
+    def matched(self) -> np.ndarray: ...  # of drafts, of each group: see `drafts.Drafted`
+
+    @property
+    def tried(self) -> np.ndarray: ...
+
+    @property
+    def right(self) -> np.ndarray: ...
 
 
 class Contents:

@@ -16,6 +16,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.planning.drafts import MATCHES
 
 
 @pytree_dataclass
@@ -85,6 +86,8 @@ class Until:
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
+    # How likely each token of a draft is right, see `device/lines.py`; None where nothing is drafted.
+    worth: Float[Array | np.ndarray, "matches draft"] | None = None
 
 
 @pytree_dataclass
@@ -103,8 +106,10 @@ class BurstOutput:
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
     verified: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
-    # Such steps by the kind of match (`planning.drafts.MATCHES`) and the tokens of its draft accepted.
-    accepted: Int[Array | np.ndarray, "groups matches queries"]
+    # Of drafts, by the kind of match that they come from: see `planning.drafts.Drafted`.
+    matched: Int[Array | np.ndarray, "groups matches"]
+    tried: Int[Array | np.ndarray, "groups matches draft"]
+    right: Int[Array | np.ndarray, "groups matches draft"]
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
@@ -122,18 +127,20 @@ def own_columns(length: int, draft: int) -> int:
     return length + 1 + draft
 
 
-def abstract_text(
-    layout: Layout, rows_per_group: int, length: int, draft: int, texts: int
-) -> jax.ShapeDtypeStruct | None:
+def abstract_text(layout: Layout, rows_per_group: int, length: int, draft: int, texts: int) -> Any:
     """
     Args:
       length: tokens of a row's table.
+      draft: most tokens of a row's draft.
       texts: room for others to draft from, in such lengths.
     """
-    if not draft:
-        return None
     shape = rows_per_group * layout.split.dp, texts * length + own_columns(length, draft)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
+
+
+def abstract_worth(layout: Layout, draft: int) -> Any:
+    shape = len(MATCHES) + 1, draft
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout.sharding())
 
 
 def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:

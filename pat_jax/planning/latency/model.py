@@ -57,7 +57,7 @@ class LatencyModel:
     page_size: int  # tokens
     round_tokens: int  # of a group, that one round of a migration moves
     reads: Reads = "bucket"
-    # (split, rows, length, draft): one step that verifies so many tokens besides the newest of each row.
+    # (split, rows, length, budget): one step with room for so many tokens of drafts for each row.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
     # What a run has seen of step times.
     correction: Correction = field(default_factory=Correction, compare=False)
@@ -79,27 +79,27 @@ class LatencyModel:
         return {split: Surface(known) for split, known in points.items()}
 
     @cached_property
-    def drafts(self) -> tuple[int, ...]:
-        """Tokens of the drafts whose steps were measured, ascending."""
-        return tuple(sorted({draft for *_, draft in self.verify_table}))
+    def budgets(self) -> tuple[int, ...]:
+        """Those of drafts whose steps were measured, ascending."""
+        return tuple(sorted({budget for *_, budget in self.verify_table}))
 
     @cached_property
     def _verifying(self) -> dict[int, "LatencyModel"]:
         tables = defaultdict(dict)
-        for (*at, draft), seconds in self.verify_table.items():
-            tables[draft][tuple(at)] = seconds
+        for (*at, budget), seconds in self.verify_table.items():
+            tables[budget][tuple(at)] = seconds
         return {
-            draft: replace(self, decode_table=table, verify_table={})
-            for draft, table in tables.items()
+            budget: replace(self, decode_table=table, verify_table={})
+            for budget, table in tables.items()
         }
 
-    def verifying(self, draft: int) -> "LatencyModel":
-        """The same machine, whose steps verify drafts of so many tokens; 0: itself.
+    def verifying(self, budget: int) -> "LatencyModel":
+        """The same machine, whose steps have room for so many tokens of drafts for each row; 0: itself.
 
         Raises:
           KeyError: none was measured.
         """
-        return self._verifying[draft] if draft else self
+        return self._verifying[budget] if budget else self
 
     def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
         """One decode step with `rows` live rows in the fullest group and contexts up to `length`.
@@ -194,11 +194,11 @@ class LatencyModel:
     def _on_drafts(
         self, rows: Mapping[Split, Sequence[int]], lengths: Sequence[int]
     ) -> dict[tuple[Split, int, int, int], float]:
-        """`verify_table` for these buckets, up to as many rows as were measured with each draft."""
+        """`verify_table` for these buckets, up to as many rows as were measured with each budget."""
         return {
-            (split, n, length, draft): surface(n, length)
-            for draft in self.drafts
-            for split, surface in self.verifying(draft).decode.items()
+            (split, n, length, budget): surface(n, length)
+            for budget in self.budgets
+            for split, surface in self.verifying(budget).decode.items()
             for n in rows.get(split, ())
             if n <= surface.rows[-1]
             for length in lengths
@@ -234,7 +234,7 @@ class LatencyModel:
 
     def observed(self, burst: Ran) -> "LatencyModel":
         """Corrected by what the steps of a burst took: drift, heat, a noisy neighbour, the host."""
-        profiled = self.verifying(burst.draft).profiled_step(
+        profiled = self.verifying(burst.budget).profiled_step(
             burst.split, burst.rows, burst.length, burst.held
         )
         seen = self.correction.observed(burst.split, burst.live, profiled, burst.step_s)

@@ -34,7 +34,7 @@ class CostTables:
     page_size: int  # tokens
     capacity: int  # sequences that have rows at once, whatever the layout
     reads: Reads
-    # Of steps that verify drafts, by the tokens of a draft; rows up to those measured.
+    # Of steps that verify drafts, by their budget; rows up to those measured.
     verifying: tuple[tuple[int, "CostTables"], ...] = ()
 
     @classmethod
@@ -68,7 +68,7 @@ class CostTables:
             latency.page_size,
             min((s.dp * x.rows[-1] for s, x in latency.decode.items() if s in splits), default=0),
             latency.reads,
-            tuple((n, cls.of(latency.verifying(n), splits)) for n in latency.drafts),
+            tuple((n, cls.of(latency.verifying(n), splits)) for n in latency.budgets),
         )
 
     def steps(self, fullest: np.ndarray, context: np.ndarray, mean: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Whether drafts pay: a step that verifies one, priced by what it is expected to say."""
+"""Whether drafts pay: a step that verifies some, priced by what it is expected to say."""
 
 from dataclasses import dataclass
 
@@ -20,23 +20,27 @@ TRIAL_STEPS = 32  # of such a burst
 class Drafting:
     """Drafts of the next burst, in each split."""
 
-    best: np.ndarray  # int[split], tokens of the draft with which a token costs least; 0: none
-    shortest: int  # tokens of the shortest draft that there is; 0: there is none
+    best: np.ndarray  # int[split], the budget with which a token costs least; 0: no drafts
+    least: int  # the smallest budget that there is; 0: there is none
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
 
-    def draft(self, split: int, undrafted_s: float) -> int:
+    def budget(self, split: int, undrafted_s: float) -> int:
         """
         Args:
           undrafted_s: seconds of decoding since a burst had drafts.
         """
         best = int(self.best[split])
-        if best or not self.shortest:
+        if best or not self.least:
             return best
-        return self.shortest if self.trial_s[split] < TRIAL_SHARE * undrafted_s else 0
+        return self.least if self.trial_s[split] < TRIAL_SHARE * undrafted_s else 0
 
 
 def cheapest_steps(
-    tables: CostTables, turns: Turns, mean_context: np.ndarray, acceptance: Acceptance | None
+    tables: CostTables,
+    turns: Turns,
+    mean_context: np.ndarray,
+    acceptance: Acceptance | None,
+    draft: int,
 ) -> tuple[np.ndarray, Drafting]:
     """Expected seconds in which each live sequence goes on by a token, float[split, moments], with the
     drafts that are cheapest at each moment.
@@ -44,6 +48,7 @@ def cheapest_steps(
     Args:
       mean_context: float[moments], tokens in the cache of a live sequence.
       acceptance: what drafts are worth; None: there are none.
+      draft: most tokens of one.
     """
 
     def priced(one: CostTables) -> np.ndarray:
@@ -53,13 +58,17 @@ def cheapest_steps(
     choice, trial_s = np.zeros(len(plain), np.int64), np.zeros(len(plain))
     if acceptance is None or not tables.verifying:
         return best, Drafting(choice, 0, trial_s)
-    shortest = tables.verifying[0][0]
-    for draft, verifying in tables.verifying:
-        has_program = turns.rows.max(axis=0) <= verifying.rows[-1]
-        tokens, steps = acceptance.tokens(draft), np.where(has_program, priced(verifying), LARGE_S)
+    least, most_rows = tables.verifying[0][0], turns.rows.max(axis=0)
+    for budget, verifying in tables.verifying:
+        rows = verifying.rows
+        has_program = most_rows <= rows[-1]
+        # Of each bucket that a group may run in when all its rows are live.
+        said = np.array([acceptance.tokens(budget, draft, n) for n in rows])
+        tokens = said[np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)]
+        steps = np.where(has_program, priced(verifying), LARGE_S)
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
-        choice = np.where(is_better[:, 0], draft, choice)
+        choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
-        if draft == shortest:
+        if budget == least:
             trial_s = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[:, 0]
-    return best, Drafting(choice, shortest, trial_s)
+    return best, Drafting(choice, least, trial_s)

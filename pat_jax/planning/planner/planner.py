@@ -91,6 +91,7 @@ class CostModelPlanner(Planner):
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
+    draft: int = 0  # most tokens of one
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
     _regret_budget: RegretBudget | None = field(
@@ -118,8 +119,10 @@ class CostModelPlanner(Planner):
         forecast, costs = self._outlook(load, current)
         self._book(load, self.splits.index(current), costs)
         plan = self._path(load, current, forecast, costs)
-        draft = costs.drafting.draft(self.splits.index(plan.split), self._undrafted_s)
-        return replace(plan, draft=draft)
+        budget = costs.drafting.budget(self.splits.index(plan.split), self._undrafted_s)
+        if not budget or self.acceptance is None:
+            return plan
+        return replace(plan, budget=budget, worth=self.acceptance.worth(self.draft))
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -151,9 +154,9 @@ class CostModelPlanner(Planner):
         match outcome:
             case Ran() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
-                self._undrafted_s = 0.0 if outcome.draft else self._undrafted_s + outcome.seconds
+                self._undrafted_s = 0.0 if outcome.budget else self._undrafted_s + outcome.seconds
             case Drafted() if self.acceptance is not None and not self.is_frozen:
-                self.acceptance = self.acceptance.observed(outcome.counts)
+                self.acceptance = self.acceptance.observed(outcome)
             case Relocated(Plan() as plan):
                 self._observe_switch(plan, outcome)
             case Relocated(Balance() as balance):
@@ -245,6 +248,7 @@ class CostModelPlanner(Planner):
             self.switch_costs,
             memory,
             self.acceptance,
+            self.draft,
         )
         if memory is None:
             return costs

@@ -41,17 +41,19 @@ class Costs:
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
         acceptance: Acceptance | None = None,
+        draft: int = 0,
     ) -> "Costs":
         """
         Args:
           carry: the only way allowed to carry the KV cache, or auto.
           memory: what pools hold; everything where not given.
           acceptance: what drafts are expected to be worth; none are made where not given.
+          draft: most tokens of one.
         """
         turns = Turns.of(forecast, tables.splits, memory)
         correction = latency.correction
         factors = np.array([correction.factor(split) for split in tables.splits])
-        step, drafting = cheapest_steps(tables, turns, forecast.mean_context, acceptance)
+        step, drafting = cheapest_steps(tables, turns, forecast.mean_context, acceptance, draft)
         fullest = turns.rows[0]
         mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
         one = tables.recomputations(np.ones_like(fullest), mean_context)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
 
@@ -13,7 +15,8 @@ class FixedLayout(Planner):
 
     split: Split
     reason: str = "pinned"
-    draft: int = 0  # see Plan
+    budget: int = 0  # of drafts, see Plan
+    worth: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
         del load
@@ -21,7 +24,9 @@ class FixedLayout(Planner):
 
     def plan(self, load: Load, current: Split) -> Plan:
         del load, current
-        return Plan(self.split, threshold=0, reason=self.reason, draft=self.draft)
+        return Plan(
+            self.split, threshold=0, reason=self.reason, budget=self.budget, worth=self.worth
+        )
 
 
 class Step(NamedTuple):
@@ -38,7 +43,8 @@ class ScriptedPath(Planner):
 
     first: Split
     steps: tuple[Step, ...]
-    draft: int = 0  # see Plan
+    budget: int = 0  # of drafts, see Plan
+    worth: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
         del load
@@ -51,4 +57,11 @@ class ScriptedPath(Planner):
         now = due[-1] if due else Step(self.first, 0)
         # Stop when the groups' fullest could mean that the total has been reached.
         threshold = max(to_come, default=0) // now.split.dp
-        return Plan(now.split, threshold, now.recompute_below, reason="scripted", draft=self.draft)
+        return Plan(
+            now.split,
+            threshold,
+            now.recompute_below,
+            reason="scripted",
+            budget=self.budget,
+            worth=self.worth,
+        )
