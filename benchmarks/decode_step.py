@@ -47,6 +47,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.weight_formats import WeightFormat
+from pat_jax.planning.types import Plan
 
 SMALL = ModelConfig(
     architecture="qwen3",

@@ -22,6 +22,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.data import JSON_OBJECT, WHOLE_TEXT, DataConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.rl.tokenizer import Chat
 
@@ -109,6 +110,7 @@ class GenerateConfig:
     set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):
@@ -169,6 +171,7 @@ class GenerateConfig:
             self.model_options,
             layout=self.layout,
             profile=self.profile,
+            speculation=self.speculation,
             rollout=rollout,
             algorithm=AlgorithmConfig(mini_batch_size=batch),
         )

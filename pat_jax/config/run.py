@@ -33,6 +33,7 @@ from pat_jax.config.learning import (
 from pat_jax.config.lora import LoraConfig, check_lora
 from pat_jax.config.rewards import check_rewards
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.config.tracking import check_tracking
 
 
@@ -134,6 +135,7 @@ class RunConfig:
     float32)."""
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -28,6 +28,7 @@ from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import REWARD, EvalConfig, check_samples_differ
 from pat_jax.config.rewards import check_rewards
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
 
 SHORTEST_CACHE = 256  # tokens; fewer and longer buckets compile sooner
@@ -109,6 +110,7 @@ class EvaluateConfig:
     num_completions_to_print: int = 0
     """Responses shown at the end."""
     data: DataConfig = field(default_factory=partial(DataConfig, ()))
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):
@@ -217,6 +219,7 @@ class EvaluateConfig:
             reward_token_env=self.reward_token_env,
             layout=self.layout,
             profile=self.profile,
+            speculation=self.speculation,
             rollout=RolloutConfig(
                 prompts_per_step=batch,
                 num_generations=1,

@@ -6,6 +6,7 @@ from pathlib import Path
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile, load_profile
 from pat_jax.planning.lengths.model import LengthModel
@@ -38,6 +39,8 @@ def cost_planner(
         carry=config.rollout.kv_carry,
         is_frozen=config.deterministic,
         memory=setup.memory,
+        acceptance=Acceptance.unseen(),
+        draft=setup.engine.specs.drafts.longest,
     )
 
 

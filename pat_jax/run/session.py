@@ -12,6 +12,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import engine_memory
 from pat_jax.engine.session import Session
 from pat_jax.models.policy import Params
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -53,7 +54,7 @@ def _planner(
     config: RunConfig, engine: RolloutEngine, profile: Profile | None, weights_in: LoadWeights
 ) -> Planner:
     first, *others = engine.layouts
-    if first.dp == 1 and not others:
+    if first.dp == 1 and not others and not engine.specs.drafts.budgets:
         return FixedLayout(first)  # nothing to choose, no groups to keep even
     memory = engine_memory(engine, config.rollout)
     warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
@@ -63,4 +64,6 @@ def _planner(
         latency.on(buckets.rows, buckets.lengths),
         LengthModel.empty(buckets.lengths[-1]),
         memory=memory,
+        acceptance=Acceptance.unseen(),
+        draft=engine.specs.drafts.longest,
     )

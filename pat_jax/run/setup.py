@@ -16,6 +16,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.draft_choice import wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
@@ -184,6 +185,8 @@ def _engine(
     resident: object,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    choice = wanted_drafts(config.speculation, policy, devices[0].platform)
+    log.info("%s", choice.reason)
     policy = policy.with_weights(config.rollout.weights)
     return RolloutEngine(
         policy,
@@ -194,6 +197,7 @@ def _engine(
         dtype=dtype,
         layouts=layouts,
         kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
+        drafts=choice.drafts,
     )
 
 

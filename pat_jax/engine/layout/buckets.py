@@ -39,8 +39,9 @@ class Drafts:
     texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Budgets that bursts of so many rows of a group may have."""
-        return tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)
+        """Budgets that bursts of so many rows of a group may have: the two largest for which there is
+        room. Fewer rows verify more for each, and what is compiled stays little."""
+        return tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)[-2:]
 
 
 NO_DRAFTS = Drafts()

@@ -152,12 +152,18 @@ def optimistic(
     known = {key[0] for key in latency.decode_table}
     widest = max(known, key=lambda split: split.tp)
     decode, prefill = dict(latency.decode_table), dict(latency.prefill_table)
+    verify = dict(latency.verify_table)
     for split in rows.keys() - known:
         share = min(1.0, widest.tp / split.tp)
         for length in lengths:
             prefill[(split, length)] = share * latency.prefill_call(widest, length)
             for n in rows[split]:
                 decode[(split, n, length)] = share * latency.decode_step(widest, n, length)
+                for budget in latency.budgets:
+                    verifying = latency.verifying(budget)
+                    if widest in verifying.decode and n <= verifying.decode[widest].rows[-1]:
+                        seconds = share * verifying.decode_step(widest, n, length)
+                        verify[(split, n, length, budget)] = seconds
     reslice, migrate = dict(latency.reslice_table), dict(latency.migrate_table)
     for pair in permutations(rows, 2):
         if pair not in reslice:
@@ -169,4 +175,5 @@ def optimistic(
         prefill_table=prefill,
         reslice_table=reslice,
         migrate_table=migrate,
+        verify_table=verify,
     )

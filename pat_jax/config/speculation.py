@@ -1,0 +1,44 @@
+"""Options of drafts: tokens that a rollout guesses, and verifies several at a time."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pat_jax.common.rules import check, count, require
+
+LONGEST = 32  # tokens of a draft that anybody may ask for
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Drafts: tokens guessed from texts, of which a decode step verifies several. What is said is the
+    same as without, token by token; where they do not pay the planner makes none."""
+
+    source: Literal["auto", "none", "suffix"] = "auto"
+    """Where drafts come from. suffix: what followed the last tokens before, in the response itself or in
+    others to its prompt. auto: suffix, where a decode step takes as long for several tokens as for one
+    (not for small models on a CPU). none: no drafts."""
+    longest: int = 7
+    """Most tokens of a draft."""
+    budgets: tuple[int, ...] = (1, 3, 7)
+    """Tokens of drafts that a step has room for, for each row: a program for each is compiled, and the
+    planner chooses by load. The room goes to the tokens that are likeliest right, whoever's they are."""
+    texts: int = 4
+    """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from its own
+    text alone."""
+    most_tokens: int = 0
+    """Tokens, newest ones and drafts, that a step of a data-parallel group may verify; 0 takes as many as
+    read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
+
+    def __post_init__(self):
+        check(self, "longest", count(1, LONGEST), "speculation.")
+        check(self, "texts", count(0, 64), "speculation.")
+        check(self, "most_tokens", count(0, 2**16), "speculation.")
+        require(
+            len(self.budgets) > 0
+            and list(self.budgets) == sorted(set(self.budgets))
+            and self.budgets[0] >= 1
+            and self.budgets[-1] <= self.longest,
+            "speculation.budgets",
+            " ".join(map(str, self.budgets)),
+            f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
+        )
