@@ -24,7 +24,7 @@ import jax
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.link import Link, Message, Peer
-from pat_jax.common.hosts.waiting import At, Stall, Wait
+from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
 
@@ -86,16 +86,21 @@ class Company:
         self.come_to(name)
         return self._decide(name, make)
 
-    def gather(self, name: str, value: T) -> list[T]:
-        """What each process gives, in the order of their indices, in every one."""
+    def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
+        """What each process gives, in the order of their indices, in every one.
+
+        Args:
+          trouble: what this process could not do, where others may not come here because of it: they have
+            a minute to.
+        """
         if self.is_alone:
             return [value]
         self.come_to(name)
         if self.is_first:
-            said = [self._receive(peer, name).content for peer in self._peers]
+            said = [self._receive(peer, name, trouble).content for peer in self._peers]
             return self._decide(name, lambda: [value, *said], is_gathered=True)
         self._send_value(name, value)
-        return self._decide(name, list, is_gathered=True)
+        return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
         """Ends all processes where one has come to another `value` than the first, to be looked into."""
@@ -148,10 +153,12 @@ class Company:
         assert self._link is not None
         return list(self._link.peers)
 
-    def _decide(self, name: str, make: Callable[[], Any], *, is_gathered: bool = False) -> Any:
+    def _decide(
+        self, name: str, make: Callable[[], Any], *, is_gathered: bool = False, trouble: str = ""
+    ) -> Any:
         if not self.is_first:
             (first,) = self._peers
-            kind, content = self._receive(first, name).content
+            kind, content = self._receive(first, name, trouble).content
         else:
             kind, content = self._made(make, can_stop=not is_gathered)
             self._send_value(name, (kind, content))
@@ -175,8 +182,8 @@ class Company:
         assert self._link is not None
         self._link.send(Message("value", name, content))
 
-    def _receive(self, peer: Peer, name: str) -> Message:
-        message = self._next(peer, name)
+    def _receive(self, peer: Peer, name: str, trouble: str) -> Message:
+        message = self._next(peer, name, trouble)
         if message.name != name:
             self.fail(
                 f"process {self.index} is at {name!r} and {peer} at {message.name!r}: the processes have come apart; "
@@ -185,11 +192,11 @@ class Company:
             )
         return message
 
-    def _next(self, peer: Peer, name: str) -> Message:
+    def _next(self, peer: Peer, name: str, trouble: str) -> Message:
         """Where it does not come for too long, this process ends, and all others with it."""
         if not peer.values.empty():
             return peer.values.get()
-        wait = Wait(str(self), str(peer), self.index, name, self._patience_s)
+        wait = Wait(str(self), str(peer), self.index, name, self._patience_s, trouble)
         self._at = self._at._replace(waits_for=peer.index)
         message = None
         while message is None:
@@ -223,11 +230,7 @@ class Company:
         )
 
     def _lose(self, peer: Peer, why: str) -> None:
-        self._give_up(
-            f"{peer} {why}, and the run cannot go on without it; start all processes again with "
-            "--resume auto.",
-            FAILED,
-        )
+        self._give_up(f"{peer} {why}, and the run cannot go on without it{START_AGAIN}", FAILED)
 
     def _give_up(self, sentence: str, code: int) -> None:
         """On a thread, whatever the main one is waiting for."""

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import NamedTuple
 
+TROUBLE_S = 60.0  # for others to come to where one says that it is in trouble
 LINE_S = 300.0  # between two lines about what is waited for
 _SHOWN = 3  # processes that a sentence names
+START_AGAIN = "; start all processes again with --resume auto."
 _ADVICE = (
     ", and the run cannot go on; start all processes again with --resume auto, and with a higher "
     "--distributed.patience if it takes so long."
@@ -60,11 +62,15 @@ class Wait:
       index: of the one that waits.
       name: at what.
       patience_s: how long the other may come to nothing new.
+      trouble: why it may not come, where this process is to blame.
     """
 
-    def __init__(self, me: str, other: str, index: int, name: str, patience_s: float):
+    def __init__(
+        self, me: str, other: str, index: int, name: str, patience_s: float, trouble: str = ""
+    ):
         self._me, self._other, self._index, self._name = me, other, index, name
-        self._patience_s = patience_s
+        self._patience_s = min(patience_s, TROUBLE_S) if trouble else patience_s
+        self._trouble = trouble
         self._progress: tuple[int, int | None] | None = None
         self._since = self._said = time.monotonic()
 
@@ -96,6 +102,8 @@ class Wait:
 
     def sentence(self, at: At) -> str:
         """Why nobody waits any longer."""
+        if self._trouble:
+            return f"{self._trouble}, and {self._other}, {at}, cannot go on without its part{START_AGAIN}"
         return (
             f"{self._other} has come to nothing new for {self._patience_s:.0f} s, {at}, while {self._me} "
             f"waits for it at {self._name!r}{_ADVICE}"
