@@ -40,23 +40,28 @@ class Options:
     """Where it does."""
     at: str = ""
     """In which processes, such as 0,1."""
+    restores: bool = False
+    """Restore the newest one, and save none."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def spoil(fault: str) -> None:
-    """The second save fails in this process."""
+    """The second save fails in this process, or the first restore."""
     owner, name = {
         "asked": (CheckpointManager, "save"),
         "beginning": (async_checkpointer.AsyncCheckpointer, "_save"),
         "begun": (CheckpointManager, "save"),
         "written": (async_checkpointer, "_background_wait_for_commit_futures"),
         "written, and waited for": (Checkpointer, "_finish"),
+        "read": (Checkpointer, "_read"),
     }[fault]
-    do, calls = getattr(owner, name), []
+    do, calls = getattr(owner, name), [1] * (fault == "read")
+
+    is_late = fault in ("begun", "read")
 
     def spoilt(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
-        done = do(*arguments, **options) if len(calls) != 2 or fault == "begun" else None
+        done = do(*arguments, **options) if len(calls) != 2 or is_late else None
         if len(calls) == 2:
             raise OSError(f"a mistake where it is {fault}")
         return done
@@ -74,9 +79,14 @@ def main() -> None:
     sharding = NamedSharding(mesh, PartitionSpec("a"))
     total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))
     checkpoints = Checkpointer(Path(options.directory), 9)
+    if options.restores:
+        like = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+        step, state, _ = checkpoints.restore({"x": like})
+        print(f"restored {step} {float(total(state['x'])):.0f}", *checkpoints.stepped_over)
+        return
     saves = Saves(checkpoints, 1, STEPS, print)
     for step in range((checkpoints.latest_step() or 0) + 1, STEPS + 1):
-        x = jax.device_put(np.arange(8.0) * step, sharding)
+        x = jax.device_put(np.arange(8, dtype=np.float32) * step, sharding)
         print(f"step {step} {float(total(x)):.0f}", flush=True)  # it takes all devices
         if saves.is_due(step):
             saves.save(step, {"x": x}, {})

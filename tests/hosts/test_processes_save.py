@@ -6,12 +6,14 @@ import pytest
 from runs import ROOT
 from several import ends, errors, start_all
 
+from pat_jax.run.checkpoint_files import MANIFEST
+
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 WORKER = (str(ROOT / "tests" / "hosts" / "saving_worker.py"),)
 
 
-def save(directory: Path, fault: str = "", at: str = "") -> list[tuple[int, str]]:
-    options = ["--directory", str(directory), "--fault", fault, "--at", at]
+def save(directory: Path, fault: str = "", at: str = "", *more: str) -> list[tuple[int, str]]:
+    options = ["--directory", str(directory), "--fault", fault, "--at", at, *more]
     return ends(start_all(2, *options, "--distributed.patience", "60", program=WORKER), timeout=120)
 
 
@@ -45,3 +47,14 @@ def test_what_others_would_wait_for_on_their_devices_ends_all(tmp_path, fault, a
     found = save(tmp_path)
     assert [code for code, _ in found] == [0, 0], found
     assert saved(tmp_path) == ["1", "2", "3", "4"]
+
+
+def test_what_one_cannot_read_all_step_over(tmp_path):
+    assert [code for code, _ in save(tmp_path)] == [0, 0]
+    (tmp_path / "4" / MANIFEST).unlink()  # as of a run that was killed right after it
+    found = save(tmp_path, "read", "1", "--restores", "true")
+    assert [code for code, _ in found] == [0, 0], found
+    assert (
+        "restored 3 84 the checkpoint of step 4 is damaged: it cannot be read (a mis" in found[0][1]
+    )
+    assert saved(tmp_path) == ["1", "2", "3"]
