@@ -162,7 +162,8 @@ def _run_command(main: Callable[[], None]) -> None:
             raise SystemExit(128 + signal.SIGINT) from None
         except Exception as error:
             if not company().is_alone:  # its end would wait for the others
-                traceback.print_exc(file=sys.__stderr__)
+                if not company().is_ending:
+                    traceback.print_exc(file=sys.__stderr__)
                 company().fail(f"{type(error).__name__}: {error}", 1)
             raise
         finally:

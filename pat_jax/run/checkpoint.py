@@ -6,29 +6,33 @@ state or the metadata mean, nor how damage shows in files (`checkpoint_files.py`
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.together import company
-from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed, move_aside, seal
+from pat_jax.common.hosts.together import FAILED, company
+from pat_jax.common.hosts.waiting import START_AGAIN
+from pat_jax.run.checkpoint_files import (
+    checkpoints_in,
+    damage,
+    is_sealed,
+    lacking,
+    move_aside,
+    seal,
+)
 from pat_jax.run.checkpoint_meta import as_json, check_same, read_meta
+from pat_jax.run.checkpoint_orbax import MISTAKES, first_line, open_manager, reason, silence
 
 DAMAGED = "damaged_checkpoints"  # beside the folder of the checkpoints
-# Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
-# 0.79 of a state whose reference is as it was in bfloat16, 0.48 of such numbers alone.
-COMPRESSED = 0.45
-_ITEMS = ("state", "meta")
+Read = tuple[int, Any, dict[str, Any]]  # a checkpoint's step, state and metadata
 _UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those it has not finished
-_PROBE = ".probe-"  # of the name of a folder that is made to see whether one can be
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +61,7 @@ class Checkpointer:
         *,
         fingerprint: Mapping[str, Any] | None = None,
     ):
-        _silence_orbax()
+        silence()
         self._directory = Path(directory).absolute()
         self._fingerprint = as_json(fingerprint or {})
         self.stepped_over: list[str] = []  # a sentence about each that `restore` moved aside
@@ -69,14 +73,7 @@ class Checkpointer:
     @property
     def _manager(self) -> ocp.CheckpointManager:
         if self._open is None:
-            self._open = ocp.CheckpointManager(
-                self._directory,
-                item_names=_ITEMS,
-                options=ocp.CheckpointManagerOptions(
-                    preservation_policy=ocp.checkpoint_managers.LatestN(self._max_to_keep),
-                    cleanup_tmp_directories=True,
-                ),
-            )
+            self._open = open_manager(self._directory, self._max_to_keep)
         return self._open
 
     def save(self, step: int, state: Any, meta: Mapping[str, Any]) -> None:
@@ -99,22 +96,36 @@ class Checkpointer:
             return
         content = {"fingerprint": self._fingerprint, "meta": dict(meta)}
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        if short := company().agree("room on disk", lambda: self._lacking(num_bytes)):
+        if short := company().agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
-        try:
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(content)
-                ),
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            self._clear(step)
-            log.error("the checkpoint of step %d was not written: %s", step, error)
-            raise self._failure(step, _first_line(error)) from error
+        self._begin(step, state, content)
         self._pending = step, self._writer.submit(self._finish, step)
         if not company().is_alone:
             self.wait()  # what one process finds out in the background the others would not know
+
+    def _begin(self, step: int, state: Any, content: Mapping[str, Any]) -> None:
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(content)
+        )
+        error = None
+        try:
+            self._manager.save(step, args=args)
+        except MISTAKES as raised:
+            error = raised
+        us = company()
+        trouble = (
+            f"{us} could not begin the checkpoint of step {step} ({first_line(error)})"
+            if error
+            else ""
+        )
+        found = us.gather("checkpoint begun", trouble, trouble=trouble)
+        if 0 < len(failed := [*filter(None, found)]) < us.count:
+            # What the others wait for in Orbax will not come.
+            us.fail(
+                f"{failed[0]}, and the others cannot go on without its part{START_AGAIN}", FAILED
+            )
+        if error:
+            self._abandon(step, first_line(error), error)
 
     def check(self) -> None:
         """Raises SaveError where the one being written has failed; does not wait."""
@@ -129,14 +140,17 @@ class Checkpointer:
         futures.wait([writing])  # when this is interrupted, the save is still pending
         self._pending = None
         error = writing.exception()
-        # Orbax's writers raise ValueError for a full disk.
-        if error is not None and not isinstance(error, OSError | ValueError | RuntimeError):
+        if error is not None and not isinstance(error, MISTAKES):
             raise error
-        found = company().gather("checkpoint", error and _first_line(error))
-        if why := next(filter(None, found), None):
-            self._clear(step)
-            log.error("the checkpoint of step %d was not written: %s", step, error or why)
-            raise self._failure(step, why) from error
+        outcome = None if error is None else reason(error)
+        if found := [one for one in company().gather("checkpoint", outcome) if one]:
+            # Who has only waited knows less than whom it has waited for.
+            self._abandon(step, min(found)[1], error)
+
+    def _abandon(self, step: int, why: str, error: BaseException | None) -> NoReturn:
+        self._clear(step)
+        log.error("the checkpoint of step %d was not written: %s", step, error or why)
+        raise self._failure(step, why) from error
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint, or the one being written; None when there is none."""
@@ -148,7 +162,7 @@ class Checkpointer:
         steps = checkpoints_in(self._directory)
         return int(steps[-1].name) if steps else None
 
-    def restore(self, abstract_state: Any) -> tuple[int, Any, dict[str, Any]]:
+    def restore(self, abstract_state: Any) -> Read:
         """The newest checkpoint that is whole; damaged ones are stepped over.
 
         Args:
@@ -166,21 +180,17 @@ class Checkpointer:
         us = company()
         us.agree("what is no checkpoint", self._move_strays)
         for path in reversed(us.agree("checkpoints", lambda: checkpoints_in(self._directory))):
-            is_whole, reason = us.agree(
+            is_whole, why = us.agree(
                 "a checkpoint's files",
                 lambda path=path: (is_sealed(path), damage(path) if is_sealed(path) else None),
             )
-            if is_whole and reason is None:
+            if is_whole and why is None:
                 return self._read(path, abstract_state)
             if not is_whole:
-                try:
-                    return self._read(path, abstract_state)
-                except UserError:
-                    raise
-                except Exception as error:  # what Orbax raises has no common class, seen: bare ones
-                    log.info("%s cannot be read", path, exc_info=error)
-                    reason = f"it cannot be read ({_first_line(error)})"
-            sentence = f"the checkpoint of step {path.name} is damaged: {reason}"
+                read, why = self._read_unsealed(path, abstract_state)
+                if read is not None:
+                    return read
+            sentence = f"the checkpoint of step {path.name} is damaged: {why}"
             us.agree("a damaged checkpoint", partial(self._set_aside, path, sentence))
         damaged = f": damaged ones are in {folder}" if (folder := self._damaged).is_dir() else ""
         raise UserError(f"there is no checkpoint to resume from in {self._directory}{damaged}.")
@@ -196,7 +206,21 @@ class Checkpointer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self, path: Path, abstract_state: Any) -> tuple[int, Any, dict[str, Any]]:
+    def _read_unsealed(self, path: Path, abstract_state: Any) -> tuple[Read | None, str]:
+        """What every process can read, or why one of them cannot."""
+        read, why = None, ""
+        try:
+            read = self._read(path, abstract_state)
+        except UserError:
+            raise
+        except Exception as error:  # what Orbax raises has no common class, seen: bare ones
+            log.info("%s cannot be read", path, exc_info=error)
+            why = f"it cannot be read ({first_line(error)})"
+        whys = company().gather("a checkpoint without checksums", why)
+        found = next(filter(None, whys), "")
+        return None if found else read, found
+
+    def _read(self, path: Path, abstract_state: Any) -> Read:
         read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
@@ -216,20 +240,6 @@ class Checkpointer:
             seal(self._directory / str(step))
         except OSError as error:  # complete and usable all the same
             log.warning("the checkpoint of step %d has no checksums: %s", step, error)
-
-    def _lacking(self, num_bytes: int) -> str:
-        """Why nothing can be written, in words. A disk that is full only while it is written to costs
-        hundreds of lines of tracebacks, and a folder that Orbax cannot make leaves threads of its own
-        that wait for it, and a process that does not end."""
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=_PROBE, dir=self._directory):
-                free = shutil.disk_usage(self._directory).free
-        except OSError as error:
-            return str(error.strerror)
-        if free >= COMPRESSED * num_bytes:
-            return ""
-        return f"it takes {num_bytes / 2**20:,.1f} MiB, of which {free / 2**20:,.1f} are free"
 
     def _failure(self, step: int, why: str) -> SaveError:
         kept = self.latest_step()
@@ -261,42 +271,5 @@ class Checkpointer:
             opened, self._open = self._open, None
             try:
                 opened.close()
-            except (OSError, ValueError, RuntimeError) as error:  # the failed save's, once more
+            except MISTAKES as error:  # the failed save's, once more
                 log.debug("closed after %s", error)
-
-
-def read_part(path: Path, abstract: Any) -> Any:
-    """A part of the state of a complete checkpoint.
-
-    Args:
-      abstract: the structure of that part, as in `Checkpointer.restore`; where a shape is larger than
-        what was saved, zeros are added.
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    _silence_orbax()
-    args = ocp.checkpoint_utils.construct_restore_args(abstract, strict=False)
-    wanted = ocp.args.PyTreeRestore(abstract, restore_args=args, partial_restore=True)
-    try:
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            return reader.restore(path, args=ocp.args.Composite(state=wanted))["state"]
-    except Exception as error:  # what Orbax raises has no common class
-        log.info("%s cannot be read", path, exc_info=error)
-        raise UserError(
-            f"the checkpoint {path} cannot be read ({_first_line(error)}): expected a whole one; choose "
-            "another."
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    """Orbax's errors name the cause last, behind every file that they went through."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if len(text) < 160 else f"… {text[-120:]}"
-
-
-def _silence_orbax() -> None:
-    """Orbax reports every step of its work, a hundred lines a checkpoint where INFO is shown, and a
-    failed save in hundreds, those of its event loop among them; ours is one."""
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)

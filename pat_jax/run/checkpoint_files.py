@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,10 @@ from pathlib import Path
 from pat_jax.common.files import replace_text
 
 MANIFEST = "pat_jax_files.json"
+# Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
+# 0.79 of a state whose reference is as it was in bfloat16, 0.48 of such numbers alone.
+COMPRESSED = 0.45
+_PROBE = ".probe-"  # of the name of a folder that is made to see whether one can be
 _BLOCK = 1 << 22  # bytes read at once
 _THREADS = 4
 
@@ -34,6 +40,21 @@ def move_aside(path: Path, folder: Path) -> Path:
     while os.path.lexists(target):
         target = folder / f"{path.name}.{next(numbers)}"
     return path.rename(target)
+
+
+def lacking(directory: Path, num_bytes: int) -> str:
+    """Why nothing can be written, in words. A disk that is full only while it is written to costs
+    hundreds of lines of tracebacks, and a folder that Orbax cannot make leaves threads of its own
+    that wait for it, and a process that does not end."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_PROBE, dir=directory):
+            free = shutil.disk_usage(directory).free
+    except OSError as error:
+        return str(error.strerror)
+    if free >= COMPRESSED * num_bytes:
+        return ""
+    return f"it takes {num_bytes / 2**20:,.1f} MiB, of which {free / 2**20:,.1f} are free"
 
 
 def seal(checkpoint: Path) -> None:

@@ -17,9 +17,9 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.adapters import lora_of
-from pat_jax.run.checkpoint import read_part
 from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed
 from pat_jax.run.checkpoint_meta import as_json, check_same, read_meta
+from pat_jax.run.checkpoint_orbax import read_part
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.training.trained import Leaves
 

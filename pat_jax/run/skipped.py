@@ -7,6 +7,7 @@ Knows batches and files. Does not know what a step is, nor why one has no gradie
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,9 @@ class Skipped:
         """Where they are, in words; empty where the disk does not take them."""
         try:
             path.parent.mkdir(exist_ok=True)
-            np.savez_compressed(path, allow_pickle=False, **dict(_arrays(mini_batches)))
+            arrays: dict[str, Any] = dict(_arrays(mini_batches))
+            # NumPy before 2.2 would write an option of this as one more array.
+            np.savez_compressed(path, **arrays)
             files = sorted(path.parent.glob("step-*.npz"), key=lambda one: one.stat().st_mtime_ns)
             for old in files[: -max(1, self._most)]:
                 old.unlink()

@@ -1,78 +1,15 @@
-"""Processes that talk: here several companies in one process, joined by real connections."""
+"""Processes that talk: they decide together, and end together."""
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
+from joined import begin_in_each, companies, in_each, wait_for
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts import link, together
-from pat_jax.common.hosts.link import accept, connect, listen
+from pat_jax.common.hosts import link
 from pat_jax.common.hosts.together import Company
 from pat_jax.common.rules import OptionError
-
-
-class Ends:
-    """Exit codes of the processes that would have ended."""
-
-    def __init__(self) -> None:
-        self.codes: list[int] = []
-
-    def end(self, code: int) -> None:
-        self.codes.append(code)
-        threading.Event().wait()  # what has ended does nothing more
-
-
-_ends = Ends()  # of the test that runs; what an earlier one has started may end only now
-
-
-@contextmanager
-def companies(count: int) -> Iterator[list[Company]]:
-    found = [Company(i, count) for i in range(count)]
-    for one in found:
-        one.end = _ends.end
-    listener, address = listen("localhost")
-    with ThreadPoolExecutor(count) as pool:
-        first = pool.submit(accept, listener, count - 1)
-        others = [pool.submit(connect, address, i) for i in range(1, count)]
-        peers = [first.result(), *(other.result() for other in others)]
-    for one, known in zip(found, peers, strict=True):
-        one.meet(known)
-    yield found
-    for one in found:
-        assert one._link is not None
-        one._link.close()
-
-
-def in_each(found: list[Company], do: Callable[[Company], Any]) -> list[Any]:
-    """What each process gives or raises."""
-
-    def guarded(one: Company) -> Any:
-        try:
-            return do(one)
-        except BaseException as error:
-            return error
-
-    with ThreadPoolExecutor(len(found)) as pool:
-        return list(pool.map(guarded, found))
-
-
-def begin_in_each(found: list[Company], do: Callable[[Company], Any]) -> None:
-    """Of processes of which one ends, the others would wait for ever."""
-    for one in found:
-        threading.Thread(target=do, args=(one,), daemon=True).start()
-
-
-def wait_for(is_so: Callable[[], object]) -> None:
-    until = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -131,14 +68,6 @@ def test_a_signal_to_one_stops_all_where_they_next_agree_and_may():
         assert in_each(found, lambda one: one.gather("y", 2)) == [[2, 2, 2]] * 3
         stopped = in_each(found, lambda one: one.agree("z", lambda: 1))
         assert [(type(each), each.args) for each in stopped] == [(Stopped, (15,))] * 3
-
-
-@pytest.fixture
-def ended(monkeypatch) -> list[int]:
-    global _ends
-    _ends = Ends()
-    monkeypatch.setattr(together, "LAST_WORDS_S", 0.01)
-    return _ends.codes
 
 
 def test_processes_that_come_apart_end_with_a_sentence(ended, capfd):

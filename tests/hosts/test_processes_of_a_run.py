@@ -99,6 +99,44 @@ def test_where_one_dies_or_hangs_the_other_ends_with_a_sentence(tmp_path, gone, 
     assert f"process {gone} on " in sentence and "--resume auto" in sentence
 
 
+# The main thread of one process comes to nothing more in the second iteration, before others need it.
+HANGS = """
+import threading
+import jax
+from pat_jax import train
+from pat_jax.config.command_line import run_command
+from pat_jax.run import {module}
+
+def hanging(*arguments, do={module}.{function}, calls=[]):
+    calls.append(1)
+    if jax.process_index() == {index} and len(calls) == 2:
+        threading.Event().wait()
+    return do(*arguments)
+
+{module}.{function} = hanging
+run_command(train.main)
+"""
+
+
+# The others wait for its share of the rewards, or on their devices for its part of the update.
+@pytest.mark.parametrize(
+    ("gone", "module", "function"),
+    [(1, "collect", "wait_for_rewards"), (0, "loop", "training_batch")],
+)
+def test_where_the_main_thread_of_one_hangs_both_end_with_a_sentence(
+    tmp_path, gone, module, function
+):
+    options = [*SMALL, *LONG, "--distributed.patience", "15", "--run_dir", str(tmp_path / "run")]
+    program = "-c", HANGS.format(module=module, function=function, index=gone)
+    found = ends(start_all(2, *options, program=program))
+    assert len(metrics(tmp_path / "run")) == 1
+    for code, output in found:
+        assert code == 1 and "Traceback" not in output, output
+        (sentence,) = errors(output)
+        assert f"error: process {gone} on " in sentence and "for 15 s, last at " in sentence
+        assert f"in pat_jax.run.{module}:" in sentence and "--resume auto" in sentence
+
+
 @pytest.mark.parametrize("gone", [0, 2])
 def test_where_one_of_four_dies_all_others_end_and_the_same_command_goes_on(tmp_path, gone):
     folder = tmp_path / "run"

@@ -59,7 +59,7 @@ def join(config: DistributedConfig) -> Company:
         ) from None
     index, count = global_state.process_id, global_state.num_processes
     assert index is not None and count is not None, "initialized"
-    us = found(index, count)
+    us = found(index, count, config.patience)
     if count > 1:
         _meet(us, config.wait)
     return us

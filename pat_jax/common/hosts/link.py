@@ -1,8 +1,8 @@
 """Messages between the processes of a run, beside what their devices send each other.
 
-A star: every process has one connection to the first. Each end says that it is alive twice a
-`SILENCE_S`; who is not heard of for so long, or whose connection breaks before it has taken its leave,
-is given up. Knows nothing of what is said.
+A star: every process has one connection to the first. Each end says that it is alive four times a
+`SILENCE_S`, and where its main thread is; who is not heard of for so long, or whose connection breaks
+before it has taken its leave, is given up. Knows nothing of what is said.
 """
 
 import pickle
@@ -12,8 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Literal, NamedTuple
+
+from pat_jax.common.hosts.waiting import At
 
 SILENCE_S = 20.0
 
@@ -33,6 +36,7 @@ class Peer:
         self.index, self.host = index, host
         self.values: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.has_left = False
+        self.at = At()  # where its main thread was last heard of
         self._connection, self._sends = connection, threading.Lock()
         self._heard = time.monotonic()
 
@@ -61,6 +65,7 @@ class Link:
     Args:
       heard: told of what is no value, on a thread of the peer.
       lost: told, on some thread, of a peer that is given up and why.
+      beat: called with each heartbeat: where this process's main thread is.
     """
 
     def __init__(
@@ -68,9 +73,10 @@ class Link:
         peers: Sequence[Peer],
         heard: Callable[[Peer, Message], None],
         lost: Callable[[Peer, str], None],
+        beat: Callable[[], At],
     ):
         self.peers = peers
-        self._heard, self._lost = heard, lost
+        self._heard, self._lost, self._beat = heard, lost, beat
         self._is_over = False
         self._posted: queue.SimpleQueue[Message] = queue.SimpleQueue()
         for peer in peers:
@@ -107,19 +113,18 @@ class Link:
                     peer.values.put(message)
                 elif message.kind == "bye":
                     peer.has_left = True
-                elif message.kind != "alive":
+                elif message.kind == "alive":
+                    peer.at = message.content
+                else:
                     self._heard(peer, message)
         except (EOFError, OSError):
             self._give_up(peer, "has ended")
 
     def _watch(self) -> None:
-        message = Message("alive")
         while not self._is_over:
-            self.send(message)
-            try:
-                message = self._posted.get(timeout=SILENCE_S / 4)
-            except queue.Empty:
-                message = Message("alive")
+            self.send(Message("alive", content=self._beat()))
+            with suppress(queue.Empty):
+                self.send(self._posted.get(timeout=SILENCE_S / 4))
             for peer in self.peers:
                 if not peer.has_left and peer.silence_s > SILENCE_S:
                     self._give_up(peer, f"has not been heard of for {SILENCE_S:.0f} s")

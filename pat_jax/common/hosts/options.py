@@ -18,11 +18,15 @@ class DistributedConfig:
     """Which of them this one is, from 0; with coordinator."""
     wait: int = 300
     """Seconds to wait for the others at the start."""
+    patience: int = 3600
+    """Seconds after which all end where a process comes to nothing new: more than compiling one
+    program, the slowest rewards of a rollout, or an update on the devices take."""
 
     def __post_init__(self):
         check(self, "coordinator", matches(r"|.+:\d{1,5}", "host:port"), "distributed.")
         check(self, "num_processes", count(1, 10**6), "distributed.")
         check(self, "wait", count(1, 10**6), "distributed.")
+        check(self, "patience", count(10, 10**6), "distributed.")
         require(
             0 <= self.process_id < self.num_processes,
             "distributed.process_id",

@@ -8,12 +8,15 @@ each has worked out of its own share comes together by `gather`.
 There is one such company a process, as there is one `jax.process_index()`; alone it costs nothing.
 """
 
+import math
 import os
+import queue
+import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +24,7 @@ import jax
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.link import Link, Message, Peer
+from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
 
 T = TypeVar("T")
 
@@ -31,8 +35,9 @@ FAILED = 1  # exit code where another process was lost
 class Company:
     """The processes of this run, seen from one of them."""
 
-    def __init__(self, index: int = 0, count: int = 1):
+    def __init__(self, index: int = 0, count: int = 1, patience_s: float = math.inf):
         self.index, self.count = index, count
+        self._patience_s = patience_s  # with a process that comes to nothing new
         self.stop_number: int | None = None  # of the signal that one of the processes was sent
         self.may_stop: Callable[[], bool] = lambda: False
         self.stop: Callable[[int], None] = lambda number: None
@@ -40,9 +45,18 @@ class Company:
         self._link: Link | None = None
         self._ends = threading.Lock()  # of the one thread that ends this process
         self._scratch: Any = None
+        self._at, self._thread = At(), threading.get_ident()
+        self._stall = Stall(patience_s)
+
+    def __str__(self) -> str:
+        return f"process {self.index} on {socket.gethostname()}"
 
     def meet(self, peers: list[Peer]) -> None:
-        self._link = Link(peers, self._hear, self._lose)
+        self._link = Link(peers, self._hear, self._lose, lambda: self._beat(peers))
+
+    def come_to(self, name: str) -> None:
+        """Says, in the next heartbeat, that this process goes on, so that who waits for it has patience."""
+        self._at, self._thread = self._at.next(name), threading.get_ident()
 
     @property
     def is_first(self) -> bool:
@@ -51,6 +65,11 @@ class Company:
     @property
     def is_alone(self) -> bool:
         return self.count == 1
+
+    @property
+    def is_ending(self) -> bool:
+        """Why has been said: what else goes wrong meanwhile follows from it."""
+        return self._ends.locked()
 
     def agree(self, name: str, make: Callable[[], T]) -> T:
         """What `make` gives in the first process, in every one. All must call it, in the same order.
@@ -64,17 +83,24 @@ class Company:
         """
         if self.is_alone:
             return make()
+        self.come_to(name)
         return self._decide(name, make)
 
-    def gather(self, name: str, value: T) -> list[T]:
-        """What each process gives, in the order of their indices, in every one."""
+    def gather(self, name: str, value: T, *, trouble: str = "") -> list[T]:
+        """What each process gives, in the order of their indices, in every one.
+
+        Args:
+          trouble: what this process could not do, where others may not come here because of it: they have
+            a minute to.
+        """
         if self.is_alone:
             return [value]
+        self.come_to(name)
         if self.is_first:
-            said = [self._receive(peer, name).content for peer in self._peers]
+            said = [self._receive(peer, name, trouble).content for peer in self._peers]
             return self._decide(name, lambda: [value, *said], is_gathered=True)
         self._send_value(name, value)
-        return self._decide(name, list, is_gathered=True)
+        return self._decide(name, list, is_gathered=True, trouble=trouble)
 
     def compare(self, name: str, value: object) -> None:
         """Ends all processes where one has come to another `value` than the first, to be looked into."""
@@ -127,10 +153,12 @@ class Company:
         assert self._link is not None
         return list(self._link.peers)
 
-    def _decide(self, name: str, make: Callable[[], Any], *, is_gathered: bool = False) -> Any:
+    def _decide(
+        self, name: str, make: Callable[[], Any], *, is_gathered: bool = False, trouble: str = ""
+    ) -> Any:
         if not self.is_first:
             (first,) = self._peers
-            kind, content = self._receive(first, name).content
+            kind, content = self._receive(first, name, trouble).content
         else:
             kind, content = self._made(make, can_stop=not is_gathered)
             self._send_value(name, (kind, content))
@@ -154,16 +182,41 @@ class Company:
         assert self._link is not None
         self._link.send(Message("value", name, content))
 
-    def _receive(self, peer: Peer, name: str) -> Message:
-        message = peer.values.get()
+    def _receive(self, peer: Peer, name: str, trouble: str) -> Message:
+        message = self._next(peer, name, trouble)
         if message.name != name:
-            here = f"process {self.index}"
             self.fail(
-                f"{here} is at {name!r} and {peer} at {message.name!r}: the processes have come apart; "
+                f"process {self.index} is at {name!r} and {peer} at {message.name!r}: the processes have come apart; "
                 "please report it, with --rollout.check_integrity true for where they did.",
                 FAILED,
             )
         return message
+
+    def _next(self, peer: Peer, name: str, trouble: str) -> Message:
+        """Where it does not come for too long, this process ends, and all others with it."""
+        if not peer.values.empty():
+            return peer.values.get()
+        wait = Wait(str(self), str(peer), self.index, name, self._patience_s, trouble)
+        self._at = self._at._replace(waits_for=peer.index)
+        message = None
+        while message is None:
+            try:
+                message = peer.values.get(timeout=wait.look_s)
+            except queue.Empty:
+                if wait.is_over(at := peer.at):
+                    self.fail(wait.sentence(at), FAILED)
+                elif line := wait.line(at):
+                    print(line, file=sys.__stderr__, flush=True)
+        self._at = self._at._replace(waits_for=None)
+        return message
+
+    def _beat(self, peers: Sequence[Peer]) -> At:
+        at = self._at.seen(self._thread)
+        if self.is_first:
+            ats = {str(self): at, **{str(peer): peer.at for peer in peers}}
+            if sentence := self._stall.sentence(ats):
+                self._give_up(sentence, FAILED)
+        return at
 
     def _hear(self, peer: Peer, message: Message) -> None:
         if message.kind == "stop":
@@ -172,14 +225,12 @@ class Company:
         index, sentence, code = message.content
         own = f"process {index} has ended: "
         # The first process hands on what it was told.
-        self._give_up(sentence if sentence.startswith("process ") else own + sentence, code)
+        self._give_up(
+            sentence if sentence.startswith(("process ", "processes ")) else own + sentence, code
+        )
 
     def _lose(self, peer: Peer, why: str) -> None:
-        self._give_up(
-            f"{peer} {why}, and the run cannot go on without it; start all processes again with "
-            "--resume auto.",
-            FAILED,
-        )
+        self._give_up(f"{peer} {why}, and the run cannot go on without it{START_AGAIN}", FAILED)
 
     def _give_up(self, sentence: str, code: int) -> None:
         """On a thread, whatever the main one is waiting for."""
@@ -210,8 +261,8 @@ def company() -> Company:
     return _company
 
 
-def found(index: int, count: int) -> Company:
+def found(index: int, count: int, patience_s: float) -> Company:
     """Makes it one of several processes."""
     global _company
-    _company = Company(index, count)
+    _company = Company(index, count, patience_s)
     return _company

@@ -68,6 +68,7 @@ class ProgramTable:
             futures = [pool.submit(self.compile, key) for key in self.missing(within)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
+                company().come_to("compiled programs")  # one host may have them all on its disk
                 if progress:
                     progress(done, len(futures))
         finally:  # who stops here does not wait for what is still being compiled
@@ -94,6 +95,7 @@ class ProgramTable:
         del self._declared[key]
 
     def __getitem__(self, key: Key) -> Program:
+        company().come_to(key.name)  # who starts a program does not hang
         try:
             return self._compiled[key]
         except KeyError:

@@ -1,0 +1,77 @@
+"""Several companies in one process, joined by real connections, that end without ending it."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from pat_jax.common.hosts.link import accept, connect, listen
+from pat_jax.common.hosts.together import Company
+
+
+class Ends:
+    """Exit codes of the processes that would have ended."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def end(self, code: int) -> None:
+        self.codes.append(code)
+        threading.Event().wait()  # what has ended does nothing more
+
+
+_ends = Ends()  # of the test that runs; what an earlier one has started may end only now
+
+
+def begin_to_end() -> list[int]:
+    """The exit codes, from now on, of what ends."""
+    global _ends
+    _ends = Ends()
+    return _ends.codes
+
+
+@contextmanager
+def companies(count: int, patience_s: float = math.inf) -> Iterator[list[Company]]:
+    found = [Company(i, count, patience_s) for i in range(count)]
+    for one in found:
+        one.end = _ends.end
+    listener, address = listen("localhost")
+    with ThreadPoolExecutor(count) as pool:
+        first = pool.submit(accept, listener, count - 1)
+        others = [pool.submit(connect, address, i) for i in range(1, count)]
+        peers = [first.result(), *(other.result() for other in others)]
+    for one, known in zip(found, peers, strict=True):
+        one.meet(known)
+    yield found
+    for one in found:
+        assert one._link is not None
+        one._link.close()
+
+
+def in_each(found: list[Company], do: Callable[[Company], Any]) -> list[Any]:
+    """What each process gives or raises."""
+
+    def guarded(one: Company) -> Any:
+        try:
+            return do(one)
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(len(found)) as pool:
+        return list(pool.map(guarded, found))
+
+
+def begin_in_each(found: list[Company], do: Callable[[Company], Any]) -> None:
+    """Of processes of which one ends, the others would wait for ever."""
+    for one in found:
+        threading.Thread(target=do, args=(one,), daemon=True).start()
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
