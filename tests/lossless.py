@@ -15,6 +15,7 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
@@ -78,6 +79,7 @@ class Settings:
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
+    drafts: Drafts = NO_DRAFTS
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -123,6 +125,7 @@ class Subject:
             eos_ids=EOS_IDS,
             dtype=dtype,
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
+            drafts=settings.drafts,
         )
         self.engine.compile()
 
