@@ -13,6 +13,7 @@ from benchmarks.draft_counting import Steps
 from pat_jax.planning.drafts import MATCHES, Acceptance
 
 BURST = 32  # steps
+SHORT = 3  # tokens of a draft: from it too longer ones are foretold
 
 
 def counts_of(steps: Steps, draft: int) -> np.ndarray:
@@ -91,13 +92,18 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
             for name, expected in predictions(learned, unseen, draft, kinds).items():
                 found.setdefault(name, [[] for _ in drafts])
                 found[name][drafts.index(draft)].append(100 * (expected / came - 1))
-    whole = Acceptance.unseen().observed(counted.counts(learned_with))
-    same = [100 * ((whole.tokens(n) - 1) / counted.came(n) - 1) for n in drafts]
-    return {
-        "accepted a step": [round(counted.came(n), 3) for n in drafts],
-        "error on the prompts learned from": [round(x, 1) for x in same],
-        **{name: _summary(x) for name, x in found.items()},
+    same = {
+        f"on the prompts learned from, with drafts of {n}": _on_the_same(counted, n)
+        for n in (learned_with, SHORT)
     }
+    came = [round(float(counted.came(n)), 3) for n in drafts]
+    return {"accepted a step": came, **{x: _summary(y) for x, y in found.items()}, **same}
+
+
+def _on_the_same(counted: Counted, learned_with: int) -> list[float]:
+    learned = Acceptance.unseen().observed(counted.counts(learned_with))
+    expected = {n: learned.tokens(n) - 1 for n in counted.steps}
+    return [round(float(100 * (x / counted.came(n) - 1)), 1) for n, x in expected.items()]
 
 
 def _summary(by_draft: Sequence[Sequence[float]]) -> dict:

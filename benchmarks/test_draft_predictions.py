@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.draft_counting import Group, Record, Rules, Steps, verify
-from benchmarks.draft_predictions import BURST, Counted, counts_of, errors, prior_of
+from benchmarks.draft_predictions import BURST, SHORT, Counted, counts_of, errors, prior_of
 from pat_jax.planning.drafts import MATCHES
 
 DRAFT = 3
@@ -36,7 +36,9 @@ def counted(num_groups: int) -> Counted:
     response = np.concatenate([np.arange(5)[rng.integers(5)] + np.arange(9) for _ in range(60)])
     groups = [Group("", [1], [response.tolist()], [])] * num_groups
     record = Record(groups, context=16)
-    drafts = {n: verify(record, Rules(siblings=False, earlier=False, draft=n)) for n in (1, 2, 8)}
+    drafts = {
+        n: verify(record, Rules(siblings=False, earlier=False, draft=n)) for n in (1, 2, SHORT, 8)
+    }
     return Counted(np.full(num_groups, len(response)), drafts)
 
 
@@ -65,6 +67,8 @@ def test_of_prompts_that_are_the_same_both_halves_are_foretold_alike():
     # All but what was expected before: a few steps.
     np.testing.assert_allclose(learned["mean"], came["mean"], atol=4.0)
     # The error is that of the same prompts; its size is its absolute value.
-    np.testing.assert_allclose(came["mean"], found["error on the prompts learned from"], atol=4.0)
+    np.testing.assert_allclose(
+        came["mean"], found["on the prompts learned from, with drafts of 8"], atol=4.0
+    )
     assert np.all(np.array(came["mean size"]) == np.abs(came["mean"]))
     assert np.all(np.abs(came["mean"]) < np.abs(found["before anything was seen"]["mean"]))

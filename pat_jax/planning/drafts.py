@@ -27,7 +27,7 @@ PRIOR_KINDS = (0.129, 0.285, 0.224, 0.194, 0.099, 0.038, 0.031)  # of its steps,
 PRIOR_STEPS = 30.0  # that it counts for, of each kind of match and each token of a draft
 # Steps of single rows after which what was seen counts half: how often matches come changes from burst to
 # burst, as texts grow and begin to repeat; how good they are with the prompt too. Of what was tried on the
-# same data, what foretold bursts best (250 of 100 to never, 2,000 of 500 to never).
+# data of docs/figures.md, what foretold the next burst best (250 of 100 to never, 2,000 of 1,000 to 50,000).
 KINDS_HALVE, RIGHT_HALVE = 250.0, 2_000.0
 ROUNDS = 3  # of telling steps that begin runs from those that go on with one, each with what the last found
 LEAST_BEGUN = 1e-6  # runs: what is met has begun somewhere
