@@ -103,7 +103,7 @@ class Acceptance:
           rows: that share the room.
         """
         verified, said = self._by_bar(draft)
-        together = float(np.interp(budget, verified[::-1], said[::-1]))
+        together = float(np.interp(budget, [0.0, *verified[::-1]], [1.0, *said[::-1]]))
         alone = self._alone(min(int(budget), draft))
         return together + (alone - together) / max(rows, 1.0)
 
