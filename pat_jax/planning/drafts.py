@@ -89,8 +89,19 @@ class Acceptance:
         float[matches, draft]."""
         return self._worth[:, :draft]
 
+    @property
+    def share(self) -> np.ndarray:
+        """Of the steps, how many have each kind of match, float[matches]."""
+        return self.kinds / self.kinds.sum()
+
     def tokens(self, budget: float, draft: int, rows: float) -> float:
-        """What a row is expected to say in a step, 1 without drafts.
+        """What a row is expected to say in a step, 1 without drafts: see `verified`."""
+        worth = self.worth(draft)
+        is_said = self.verified(budget, draft, rows, worth) * worth
+        return 1.0 + float(self.share @ is_said.sum(axis=1))
+
+    def verified(self, budget: float, draft: int, rows: float, worth: np.ndarray) -> np.ndarray:
+        """How many of the drafts have each of their tokens verified, float[matches, draft].
 
         The room goes to the tokens that are likeliest right. Of many rows, each kind of match is there as
         often as it comes; a row alone has one kind, whatever it is worth. In between lies what is
@@ -100,17 +111,13 @@ class Acceptance:
           budget: tokens of drafts that a step has room for, for each row.
           draft: most tokens of one draft.
           rows: that share the room.
+          worth: how likely each is right, as is believed, float[matches, draft].
         """
-        share = self.kinds / self.kinds.sum()
-        worth = self.worth(draft)
-        alone = float(share @ _first(worth, min(budget, draft)))
-        order = np.argsort(-worth, axis=None)
-        mass = np.repeat(share, draft)[order]
-        before = np.cumsum(mass) - mass
-        together = float(np.clip(budget - before, 0, mass) @ worth.ravel()[order])
-        return 1.0 + together + (alone - together) / max(rows, 1.0)
-
-
-def _first(worth: np.ndarray, count: float) -> np.ndarray:
-    """The sum over the first `count` columns, the last of them in part."""
-    return np.clip(count - np.arange(worth.shape[1]), 0, 1) @ worth.T
+        order = np.argsort(-worth, axis=None, kind="stable")  # of a draft, the first token first
+        mass = np.repeat(self.share, draft)[order]
+        left = np.clip(budget - (np.cumsum(mass) - mass), 0, mass)
+        together = np.zeros(len(order))
+        together[order] = np.divide(left, mass, where=mass > 0, out=np.zeros_like(mass))
+        alone = np.clip(min(budget, draft) - np.arange(draft), 0, 1)
+        together = together.reshape(worth.shape)
+        return np.where(worth > 0, together + (alone - together) / max(rows, 1.0), 0.0)

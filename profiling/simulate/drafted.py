@@ -1,0 +1,149 @@
+"""What the rows of a burst with drafts do: how many tokens they say, in how many steps, from which matches.
+
+On average: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
+divided by the rows that are live. The room goes where the planner believes that drafts are right (`worth`
+of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
+than another, and how many are live is looked at once in `check_every` steps.
+
+Tokens are whole. Of what a row is owed in a burst, parts of a token are kept for its next ones; each
+begins with another part, so that those of a group do not say their extra tokens in the same step. So a
+row's tokens are right to one, whenever they are counted, and so are the counts of matches.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pat_jax.engine.controller import Burst
+from pat_jax.engine.sequences.block_tables import BlockTables
+from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.profiling.simulate.machine import Machine
+
+GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
+EPS = 1e-9  # of a token, by which sums of floats may fall short of a whole one
+
+
+class Went(NamedTuple):
+    """Of each live sequence, int[live]."""
+
+    steps: int
+    said: np.ndarray  # tokens
+    verified: np.ndarray  # steps in which it was live
+    pages: np.ndarray  # drawn
+    drafted: Drafted  # as of one group
+
+
+class DraftedRows:
+    """Remembers the parts of tokens and of counts that bursts leave over."""
+
+    def __init__(self, machine: Machine, tables: BlockTables):
+        self.machine, self.tables, self.table = machine, tables, tables.table
+        self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
+        self._uncounted: list[np.ndarray] | None = None  # matched, tried, right
+
+    def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
+        """
+        Args:
+          left: int[live], tokens that each will still say.
+          in_reserve: int[groups], pages to be drawn.
+        """
+        table, pace = self.table, self.machine.pace(burst.shape.budget)
+        live, every = table.live, pace.check_every
+        group, expected = table.group(live), self._expected(burst)
+        said, verified, pages, counts, steps = 0 * left, 0 * left, 0 * left, expected.none, 0
+        while steps < burst.max_steps:
+            is_live = said < left
+            of_group = np.bincount(group[is_live], minlength=table.num_groups)
+            more = self._lacking(said, pages, is_live, pace.check_tokens)
+            is_short = np.bincount(group, pages + more, len(in_reserve)) > in_reserve
+            if of_group.max() <= burst.threshold or is_short.any():
+                break
+            pages += more
+            rates = np.array([expected.tokens(n) for n in of_group.tolist()])
+            new, took = self._said(live, rates[group], np.where(is_live, left - said, 0), every)
+            said, verified, steps = said + new, verified + took, steps + every
+            for number, n in enumerate(of_group.tolist()):
+                counts = expected.counted(counts, n, int(took[group == number].sum()))
+        return Went(steps, said, verified, pages, self._whole(counts))
+
+    def _expected(self, burst: Burst) -> "_Expected":
+        acceptance = self.machine.acceptance
+        assert acceptance is not None and burst.worth is not None, "a burst with drafts"
+        _, rows, _, budget = burst.shape
+        return _Expected(acceptance, burst.worth, rows * (1 + budget))
+
+    def _lacking(
+        self, said: np.ndarray, pages: np.ndarray, is_live: np.ndarray, ahead: int
+    ) -> np.ndarray:
+        """Pages that each needs for its next tokens, or up to its end: see `page_append.lacking`."""
+        table, tables = self.table, self.tables
+        live = table.live
+        tokens = np.minimum(table.length[live] - 1 + said + ahead, table.end[live] - 1)
+        missing = -(-tokens // tables.page_size) - tables.count[live] - pages
+        return np.where(is_live, np.maximum(missing, 0), 0)
+
+    def _said(
+        self, live: np.ndarray, rate: np.ndarray, left: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that each says in so many steps at most, and the steps until its last of them."""
+        over = self._over[live]
+        owed = over + steps * rate
+        whole = np.floor(owed + EPS).astype(np.int64)
+        is_over = left <= whole
+        self._over[live] = np.where(left > 0, np.where(is_over, 0.0, owed - whole), over)
+        until = np.maximum(np.ceil((left - over) / rate - EPS), 1).astype(np.int64)
+        took = np.where(is_over, np.minimum(until, steps), steps)
+        return np.minimum(whole, left), np.where(left > 0, took, 0)
+
+    def _whole(self, counts: list[np.ndarray]) -> Drafted:
+        """What is counted with this burst, and was not before."""
+        before = self._uncounted or [0 * x for x in counts]
+        owed = [a + b for a, b in zip(before, counts, strict=True)]
+        whole = [np.floor(x + EPS).astype(np.int64) for x in owed]
+        self._uncounted = [a - b for a, b in zip(owed, whole, strict=True)]
+        return Drafted(*(x[None] for x in whole))
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What groups do in a step on average, by how many of their rows are live."""
+
+    acceptance: Acceptance
+    believed: np.ndarray  # worth of drafts, float[matches, draft]
+    room: int  # tokens of a step
+
+    def _verified(self, live: int) -> np.ndarray:
+        budget = self.room / live - 1
+        return self.acceptance.verified(budget, self.draft, live, self.believed)
+
+    @property
+    def draft(self) -> int:
+        return self.believed.shape[1]
+
+    @cached_property
+    def worth(self) -> np.ndarray:
+        return self.acceptance.worth(self.draft)
+
+    def tokens(self, live: int) -> float:
+        """Of a row; of a group without rows 1."""
+        if not live:
+            return 1.0
+        is_said = self._verified(live) * self.worth
+        return 1.0 + float(self.acceptance.share @ is_said.sum(axis=1))
+
+    @property
+    def none(self) -> list[np.ndarray]:
+        """Nothing counted: matched, tried, right."""
+        return [np.zeros(len(self.believed)), *np.zeros((2, *self.believed.shape))]
+
+    def counted(self, counts: list[np.ndarray], live: int, row_steps: int) -> list[np.ndarray]:
+        """With so many steps of single rows of a group."""
+        if not row_steps:
+            return counts
+        matched = row_steps * self.acceptance.share
+        verified = matched[:, None] * self._verified(live)
+        came_to = np.pad(self.worth, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1]
+        new = matched, verified * came_to, verified * self.worth
+        return [a + b for a, b in zip(counts, new, strict=True)]

@@ -1,0 +1,166 @@
+"""Replays with drafts: what rows say, what it takes, what the planner makes of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from drafting_machines import ALL, DRAFTS, HALF, NOTHING, acceptance_of, drafting
+from fakes import SPLITS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replays import CAP, MACHINE, grouped, make_workload, queued
+from test_replayed_pools import with_pools
+
+from pat_jax.planning.drafts import MATCHES, Acceptance
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.profiling.simulate.simulator import replay
+
+DP8, _, DP2TP4, TP8 = SPLITS
+ALIKE = Workload(np.full(16, 10), np.full(16, 120), CAP)  # two rows in each group of DP8
+EVERY = MACHINE.check_every // 2  # steps between two tests of a burst with drafts
+BELIEVED = HALF.worth(DRAFTS.longest)  # that none is worth nothing
+
+
+def fixed(split: Split, budget: int) -> FixedLayout:
+    return FixedLayout(split, budget=budget, worth=BELIEVED)
+
+
+def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlanner:
+    lengths = LengthModel.empty(CAP).updated(
+        make_workload(7, 500).responses, np.zeros(500, bool), None
+    )
+    drafts = {"acceptance": acceptance, "draft": machine.drafts.longest}
+    return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
+
+
+def test_a_machine_with_drafts_says_what_they_are_worth():
+    with pytest.raises(ValueError, match="it has to be said what they are worth"):
+        drafting(None)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_drafts_that_are_never_right_give_one_token_a_step(split):
+    workload = make_workload(3)
+    done = replay(workload, fixed(split, 3), drafting(NOTHING))
+    assert done.tokens == done.busy_rows == workload.responses.sum()
+    assert done.decode_steps == -(-int(workload.responses.max()) // EVERY) * EVERY
+    assert done.accepted == 0 < done.drafted
+
+
+@pytest.mark.parametrize("split", [DP8, TP8], ids=str)
+@pytest.mark.parametrize("budget", DRAFTS.budgets)
+def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, budget):
+    """Rows are full, so that there is room for as many of each; then by hand, 120 tokens of each."""
+    machine = drafting(ALL)
+    machine = replace(machine, buckets=replace(machine.buckets, lengths=(192,)))
+    done = replay(ALIKE, fixed(split, budget), machine)
+    steps = 120 // (1 + budget)
+    whole = -(-steps // EVERY) * EVERY
+    assert (done.decode_steps, done.busy_rows) == (whole, 16 * steps)
+    step_s = machine.truth.verify_table[split, 16 // split.dp, 192, budget]
+    assert done.spent("decode") == pytest.approx(whole * step_s)
+    assert done.accepted == done.drafted == 16 * (120 - steps)
+
+
+def test_tokens_a_step_are_those_of_the_acceptance():
+    """Where the planner believes what is true: of each row within a token."""
+    for truth in (HALF, acceptance_of(0.7, 0.6), Acceptance.unseen()):
+        worth = truth.worth(DRAFTS.longest)
+        for budget in DRAFTS.budgets:
+            done = replay(ALIKE, FixedLayout(TP8, budget=budget, worth=worth), drafting(truth))
+            rate = truth.tokens(budget, DRAFTS.longest, 16)
+            steps = done.busy_rows / 16  # until a sequence has said its 120 tokens
+            assert 119 <= rate * steps <= 121 + rate
+            assert done.tokens == 16 * 120
+
+
+def test_what_is_counted_is_what_planners_learn_from():
+    """From beliefs of its own a planner comes to the truth, in tokens a step too."""
+    truth = acceptance_of(0.7, 0.6)
+    machine, planner = drafting(truth), None
+    planner = planner_of(machine, Acceptance.unseen(), (TP8,))
+    for seed in range(30):
+        replay(make_workload(seed), planner, machine)
+    learned = planner.acceptance
+    assert learned is not None
+    for budget, rows in ((1, 8), (3, 8), (3, 1)):
+        args = budget, DRAFTS.longest, rows
+        assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
+
+
+def test_counts_of_matches_add_up():
+    truth = acceptance_of(0.7, 0.6)
+    machine, seen = drafting(truth), []
+
+    class Watching(FixedLayout):
+        def observe(self, outcome):
+            seen.append(outcome)
+
+    done = replay(ALIKE, Watching(TP8, budget=3, worth=truth.worth(3)), machine)
+    matched, tried, right = (sum(x) for x in zip(*seen[1::2], strict=True))
+    assert matched.sum() == pytest.approx(done.busy_rows, abs=len(MATCHES) + 1)
+    assert done.accepted == pytest.approx(right.sum(), abs=16 * 3)  # ends cut the last drafts short
+    assert (right <= tried).all() and (tried[:, 1:] <= right[:, :-1] + 1).all()
+
+
+@given(queued, st.sampled_from(SPLITS), st.sampled_from(DRAFTS.budgets), st.floats(0, 1))
+def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
+    workload, split, budget, right
+):
+    done = replay(workload, fixed(split, budget), drafting(acceptance_of(right, 0.9)))
+    assert done.tokens == workload.responses.sum()
+    assert len(done.trace.done_after) == workload.size
+    assert done.busy_rows <= done.tokens <= (1 + DRAFTS.longest) * done.busy_rows
+    assert done.total_s == pytest.approx(done.spent("prefill", "decode", "balance"))
+
+
+@given(grouped)
+def test_on_a_path_of_layouts_too(workload):
+    path = ScriptedPath(DP8, (Step(TP8, 12), Step(DP2TP4, 5)), budget=1, worth=BELIEVED)
+    for runs_ahead in (False, True):
+        machine = replace(drafting(HALF), runs_ahead=runs_ahead)
+        assert replay(workload, path, machine).tokens == workload.responses.sum()
+
+
+@settings(deadline=None, max_examples=40)
+@given(queued, st.integers(12, 40), st.booleans())
+def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
+    workload = replace(workload, prompts=np.minimum(workload.prompts, 20))
+    machine = replace(with_pools(drafting(HALF), pages), runs_ahead=runs_ahead)
+    for planner in (fixed(TP8, 3), fixed(DP8, 1), planner_of(machine, Acceptance.unseen())):
+        assert replay(workload, planner, machine).tokens == workload.responses.sum()
+
+
+class TestPlanner:
+    workload = make_workload(5)
+
+    def seconds(self, machine, acceptance: Acceptance | None) -> float:
+        planner = planner_of(machine, Acceptance.unseen())
+        return replay(self.workload, replace(planner, acceptance=acceptance), machine).total_s
+
+    def test_drafts_where_they_pay(self):
+        machine = drafting(acceptance_of(0.8), dearer=1.05)
+        drafted = replay(self.workload, planner_of(machine, Acceptance.unseen()), machine)
+        assert {burst.budget for burst in drafted.bursts} <= set(DRAFTS.budgets)
+        assert drafted.total_s < 0.7 * self.seconds(machine, None)
+
+    def test_and_not_where_they_do_not(self):
+        """It believes at first that they are worth something, and learns that they are not."""
+        machine = drafting(NOTHING, dearer=1.05)
+        planner = planner_of(machine, Acceptance.unseen())
+        first = replay(self.workload, planner, machine)
+        for seed in range(5):
+            replay(make_workload(seed), planner, machine)
+        later = replay(self.workload, planner, machine)
+        share = [np.mean([burst.budget > 0 for burst in done.bursts]) for done in (first, later)]
+        assert share[0] > share[1] < 0.2
+        assert later.total_s < 1.05 * self.seconds(machine, None)
+
+    def test_nor_where_a_step_with_them_takes_as_much_longer_as_it_says_more(self):
+        machine = drafting(HALF, dearer=2.0)
+        plain = replay(self.workload, planner_of(machine, HALF), machine)
+        assert plain.accepted < 0.05 * plain.tokens
