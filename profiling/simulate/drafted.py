@@ -136,7 +136,8 @@ class _Expected:
     @property
     def none(self) -> list[np.ndarray]:
         """Nothing counted: matched, tried, right."""
-        return [np.zeros(len(self.believed)), *np.zeros((2, *self.believed.shape))]
+        shape = self.believed.shape
+        return [np.zeros(shape[:1]), np.zeros(shape), np.zeros(shape)]
 
     def counted(self, counts: list[np.ndarray], live: int, row_steps: int) -> list[np.ndarray]:
         """With so many steps of single rows of a group."""

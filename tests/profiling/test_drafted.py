@@ -101,7 +101,7 @@ def test_counts_of_matches_add_up():
             seen.append(outcome)
 
     done = replay(ALIKE, Watching(TP8, budget=3, worth=truth.worth(3)), machine)
-    matched, tried, right = (sum(x) for x in zip(*seen[1::2], strict=True))
+    matched, tried, right = (np.sum(x, axis=0) for x in zip(*seen[1::2], strict=True))
     assert matched.sum() == pytest.approx(done.busy_rows, abs=len(MATCHES) + 1)
     assert done.accepted == pytest.approx(right.sum(), abs=16 * 3)  # ends cut the last drafts short
     assert (right <= tried).all() and (tried[:, 1:] <= right[:, :-1] + 1).all()
