@@ -16,7 +16,8 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Split
-from pat_jax.profiling.simulate.machine import Workload
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, DP2TP4, TP8 = SPLITS
@@ -164,3 +165,31 @@ class TestPlanner:
         machine = drafting(HALF, dearer=2.0)
         plain = replay(self.workload, planner_of(machine, HALF), machine)
         assert plain.accepted < 0.05 * plain.tokens
+
+
+class TestClairvoyant:
+    """In one group, where it knows how fast all go on; each goes by in whole checks."""
+
+    @pytest.mark.parametrize("dearer", [1.05, 1.4, 3.0])
+    def test_it_takes_the_cheapest_budget_of_every_moment(self, dearer):
+        """Sixteen rows that are full until the end: 120 tokens of each."""
+        machine = replace(self.alone(drafting(HALF, dearer)), check_every=8)
+        step_s = machine.truth.decode_table[TP8, 16, 192]
+        each = [step_s * dearer**n / HALF.tokens(n, DRAFTS.longest, 16) for n in (1, 3)]
+        prefill = replay(ALIKE, FixedLayout(TP8), machine).spent("prefill")
+        found = clairvoyant(ALIKE, machine).total_s
+        assert found == pytest.approx(prefill + 120 * min(step_s, *each))
+
+    @given(st.integers(1, 40), st.floats(0.1, 0.9))
+    def test_no_budget_for_good_is_faster(self, size, right):
+        """It counts rows at each check of tokens, replays at each check of steps: here all end together."""
+        workload = Workload(np.full(size, 10), np.full(size, 144), CAP)
+        machine = self.alone(drafting(acceptance_of(right)))
+        best = clairvoyant(workload, machine).total_s
+        for budget in (0, *DRAFTS.budgets):
+            assert replay(workload, fixed(TP8, budget), machine).total_s >= (1 - 1e-9) * best
+
+    @staticmethod
+    def alone(machine: Machine) -> Machine:
+        buckets = replace(machine.buckets, rows={TP8: machine.buckets.rows[TP8]}, lengths=(192,))
+        return replace(machine, splits=(TP8,), buckets=buckets)
