@@ -10,8 +10,9 @@ Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of
 The KV cache is taken to fit.
 
 A step that verifies drafts is one of as many tokens as it has room for, whose attention reads the cache of each
-row once; what the further queries of a row compute comes on top, at the rate of a prefill's. A decode step has
-no further ones. What finding drafts takes is left out: it reads texts of a few bytes a token.
+row once; what the further queries of a row compute comes on top, at the rate of a prefill's. `DRAFTING_S` is
+assumed for what finds drafts, ranks them and takes over what was right: many kernels with little to do, since a
+text has four bytes where the cache has some hundred thousand. A decode step has none of these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from pat_jax.profiling.predict.links import added, waiting_s
 
 LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
+DRAFTING_S = 5e-5  # assumed, of a step: some twenty kernels of 2 to 3 us
 SAMPLING_BYTES = 16  # of a logit: read, widened, compared with noise and read again
 PREFILL_BLOCKS = 128  # pages of a group in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
@@ -136,6 +138,8 @@ class Composer:
         vocab = model.padded_vocab_size
         head = self.kernels.gemm(tokens, vocab // tp, model.embed_dim)
         on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(tokens, vocab)
+        if budget:
+            on_device += DRAFTING_S
         return on_device + self.decode_links_s(tokens, tp) + self.unlisted.row * tokens
 
     def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
