@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+Numbers = float | np.ndarray
 # Matches of so many tokens and more are a kind of their own; shorter ones than the first are none.
 MATCHES = (1, 2, 3, 5, 9, 16)
 MOST = 32  # tokens of a draft
@@ -94,30 +95,31 @@ class Acceptance:
         """Of the steps, how many have each kind of match, float[matches]."""
         return self.kinds / self.kinds.sum()
 
-    def tokens(self, budget: float, draft: int, rows: float) -> float:
+    def tokens(self, budget: Numbers, draft: int, rows: Numbers) -> Numbers:
         """What a row is expected to say in a step, 1 without drafts: see `verified`."""
         worth = self.worth(draft)
-        is_said = self.verified(budget, draft, rows, worth) * worth
-        return 1.0 + float(self.share @ is_said.sum(axis=1))
+        said = self.verified(budget, draft, rows, worth) * worth
+        return 1.0 + said.sum(axis=-1) @ self.share
 
-    def verified(self, budget: float, draft: int, rows: float, worth: np.ndarray) -> np.ndarray:
-        """How many of the drafts have each of their tokens verified, float[matches, draft].
+    def verified(self, budget: Numbers, draft: int, rows: Numbers, worth: np.ndarray) -> np.ndarray:
+        """How many of the drafts have each of their tokens verified, float[..., matches, draft].
 
         The room goes to the tokens that are likeliest right. Of many rows, each kind of match is there as
         often as it comes; a row alone has one kind, whatever it is worth. In between lies what is
         between.
 
         Args:
-          budget: tokens of drafts that a step has room for, for each row.
+          budget: tokens of drafts that a step has room for, for each row; one number or several, [...].
           draft: most tokens of one draft.
-          rows: that share the room.
+          rows: that share the room, [...].
           worth: how likely each is right, as is believed, float[matches, draft].
         """
+        room, rows = np.asarray(budget, float)[..., None], np.asarray(rows)[..., None, None]
         order = np.argsort(-worth, axis=None, kind="stable")  # of a draft, the first token first
         mass = np.repeat(self.share, draft)[order]
-        left = np.clip(budget - (np.cumsum(mass) - mass), 0, mass)
-        together = np.zeros(len(order))
-        together[order] = np.divide(left, mass, where=mass > 0, out=np.zeros_like(mass))
-        alone = np.clip(min(budget, draft) - np.arange(draft), 0, 1)
-        together = together.reshape(worth.shape)
-        return np.where(worth > 0, together + (alone - together) / max(rows, 1.0), 0.0)
+        left = np.clip(room - (np.cumsum(mass) - mass), 0, mass)
+        together = np.zeros(left.shape)
+        together[..., order] = left / np.where(mass > 0, mass, 1.0)
+        together = together.reshape(*left.shape[:-1], *worth.shape)
+        alone = np.clip(np.minimum(room, draft) - np.arange(draft), 0, 1)[..., None, :]
+        return np.where(worth > 0, together + (alone - together) / np.maximum(rows, 1.0), 0.0)

@@ -61,11 +61,13 @@ class DraftedRows:
             if of_group.max() <= burst.threshold or is_short.any():
                 break
             pages += more
-            rates = np.array([expected.tokens(n) for n in of_group.tolist()])
-            new, took = self._said(live, rates[group], np.where(is_live, left - said, 0), every)
+            of_step = expected.verified(of_group)
+            rate = expected.tokens(of_step)[group]
+            new, took = self._said(live, rate, np.where(is_live, left - said, 0), every)
             said, verified, steps = said + new, verified + took, steps + every
-            for number, n in enumerate(of_group.tolist()):
-                counts = expected.counted(counts, n, int(took[group == number].sum()))
+            row_steps = np.bincount(group, took, table.num_groups)
+            new_counts = expected.counted(of_step, row_steps)
+            counts = [a + b for a, b in zip(counts, new_counts, strict=True)]
         return Went(steps, said, verified, pages, self._whole(counts))
 
     def _expected(self, burst: Burst) -> "_Expected":
@@ -114,10 +116,6 @@ class _Expected:
     believed: np.ndarray  # worth of drafts, float[matches, draft]
     room: int  # tokens of a step
 
-    def _verified(self, live: int) -> np.ndarray:
-        budget = self.room / live - 1
-        return self.acceptance.verified(budget, self.draft, live, self.believed)
-
     @property
     def draft(self) -> int:
         return self.believed.shape[1]
@@ -126,12 +124,14 @@ class _Expected:
     def worth(self) -> np.ndarray:
         return self.acceptance.worth(self.draft)
 
-    def tokens(self, live: int) -> float:
-        """Of a row; of a group without rows 1."""
-        if not live:
-            return 1.0
-        is_said = self._verified(live) * self.worth
-        return 1.0 + float(self.acceptance.share @ is_said.sum(axis=1))
+    def verified(self, live: np.ndarray) -> np.ndarray:
+        """See `Acceptance.verified`, float[groups, matches, draft], by live rows of each group."""
+        rows = np.maximum(live, 1)
+        return self.acceptance.verified(self.room / rows - 1, self.draft, rows, self.believed)
+
+    def tokens(self, verified: np.ndarray) -> np.ndarray:
+        """Of a row in a step, float[groups]."""
+        return 1.0 + (verified * self.worth).sum(axis=-1) @ self.acceptance.share
 
     @property
     def none(self) -> list[np.ndarray]:
@@ -139,12 +139,9 @@ class _Expected:
         shape = self.believed.shape
         return [np.zeros(shape[:1]), np.zeros(shape), np.zeros(shape)]
 
-    def counted(self, counts: list[np.ndarray], live: int, row_steps: int) -> list[np.ndarray]:
-        """With so many steps of single rows of a group."""
-        if not row_steps:
-            return counts
-        matched = row_steps * self.acceptance.share
-        verified = matched[:, None] * self._verified(live)
+    def counted(self, verified: np.ndarray, row_steps: np.ndarray) -> list[np.ndarray]:
+        """In so many steps of single rows of each group, float[groups]."""
+        matched = row_steps[:, None] * self.acceptance.share
+        of_rows = (matched[:, :, None] * verified).sum(axis=0)
         came_to = np.pad(self.worth, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1]
-        new = matched, verified * came_to, verified * self.worth
-        return [a + b for a, b in zip(counts, new, strict=True)]
+        return [matched.sum(axis=0), of_rows * came_to, of_rows * self.worth]

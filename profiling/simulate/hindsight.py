@@ -185,14 +185,11 @@ class _World:
         drafts, acceptance = self.machine.drafts, self.machine.acceptance
         if acceptance is None:
             return np.zeros(len(rows))
-        pairs, place = np.unique(np.stack([rows, self.live]), axis=1, return_inverse=True)
-        tokens = np.zeros(pairs.shape[1])
-        for i, (bucket, live) in enumerate(pairs.T.tolist()):
-            if budget in drafts.of(bucket):
-                mean = max(1.0, live / split.dp)
-                room = bucket * (1 + budget) / mean - 1
-                tokens[i] = acceptance.tokens(room, drafts.longest, mean)
-        return tokens[place.ravel()]
+        live = np.maximum(1.0, self.live / split.dp)
+        room = rows * (1 + budget) / live - 1
+        has_program = [n for n in np.unique(rows).tolist() if budget in drafts.of(n)]
+        said = acceptance.tokens(room, drafts.longest, live)
+        return np.where(np.isin(rows, has_program), said, 0.0)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:
         """Seconds of each way from one state to another, at every moment."""
