@@ -8,8 +8,7 @@ from drafting_machines import ALL, DRAFTS, HALF, NOTHING, acceptance_of, draftin
 from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import CAP, MACHINE, grouped, make_workload, queued
-from test_replayed_pools import with_pools
+from replays import CAP, MACHINE, grouped, make_workload, queued, with_pools
 
 from pat_jax.planning.drafts import MATCHES, Acceptance
 from pat_jax.planning.lengths.model import LengthModel
