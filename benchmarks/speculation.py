@@ -145,9 +145,8 @@ class Rig:
     def planners(self, seen: Acceptance) -> Mapping[str, Planner]:
         splits = tuple(self.engine.layouts)
         drafts = self.engine.specs.drafts
-        worth = seen.worth(drafts.longest)
         fixed = {
-            f"static {split}, budget {budget}": FixedLayout(split, budget=budget, worth=worth)
+            f"static {split}, budget {budget}": FixedLayout(split, budget=budget, reach=seen.reach)
             for split in splits
             for budget in (0, *drafts.budgets)
         }

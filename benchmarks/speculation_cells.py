@@ -32,6 +32,7 @@ DRAFTS = Drafts(OPTIONS.budgets, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts
 COUNTED = {"policy in RL": 2.29, "QwQ-32B": 1.92}
 COUNTED_DRAFT = 8
 MOST_RIGHT = 0.98  # of a token of a draft
+SURE = 1e9  # runs, beside which what is believed before any was seen does not count
 ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, acceptance known"
 CLAIRVOYANT, DYNAMIC = "clairvoyant", "clairvoyant, dynamic program alone"
 
@@ -52,8 +53,10 @@ def truth_of(tokens: float) -> Acceptance:
 
 def _scaled(factor: float) -> Acceptance:
     unseen = Acceptance.unseen()
-    right = np.minimum(factor * unseen.right, MOST_RIGHT * unseen.tried)
-    return replace(unseen, right=right)
+    before, after = unseen.reach[:, :-1], unseen.reach[:, 1:]
+    rate = np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+    tried = np.full_like(rate, SURE)
+    return replace(unseen, tried=tried, right=tried * np.minimum(factor * rate, MOST_RIGHT))
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class PinnedBudget(Pinned):
         if not having:
             return plan
         budget = max((n for n in having if n <= self.budget), default=min(having))
-        return replace(plan, budget=budget, worth=self.acceptance.worth(self.draft))
+        return replace(plan, budget=budget, reach=self.acceptance.reach)
 
 
 def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.models.layers import MASKED
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
@@ -24,6 +24,7 @@ class Line(NamedTuple):
     """Which rows the tokens of a line are of."""
 
     row: Int[Array, " tokens"]
+    is_taken: Bool[Array, " tokens"]  # there are no more tokens than places
     turn: Int[Array, " tokens"]  # among those of its row, from 0
     place: Int[Array, "rows turns"]  # in the line; of turns that a row does not have any place
     start: Int[Array, " rows"]  # position of each row's first token
@@ -59,7 +60,9 @@ class DraftPages(NamedTuple):
         positions: Int[Array, "1 tokens"],
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
         """As `LayerCache.attend`, of all rows in one line."""
-        each = PagedLayer(self.keys, self.values, self.table[self.line.row])
+        # What stands in a place that is not taken is no row's.
+        of_token = jnp.where(self.line.is_taken[:, None], self.table[self.line.row], NULL_PAGE)
+        each = PagedLayer(self.keys, self.values, of_token)
         written = each.write(jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1), positions[0])
         cache = PagedLayer(written.keys, written.values, self.table)
         attended = cache.read(self.line.by_row(queries), self.line.start)

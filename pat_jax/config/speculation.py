@@ -5,7 +5,7 @@ from typing import Literal
 
 from pat_jax.common.rules import check, count, require
 
-LONGEST = 32  # tokens of a draft that anybody may ask for
+LONGEST = 16  # tokens of a draft that anybody may ask for
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Burst:
     max_steps: int
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another
-    worth: np.ndarray | None  # of drafts, see Plan
+    reach: np.ndarray | None  # of drafts, see Plan
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
@@ -63,7 +63,7 @@ class Collected(NamedTuple):
 
     steps: int
     tokens: int
-    verified: int  # steps of single rows
+    live_steps: int  # of single rows
     drafted: Drafted
     held: float  # see Ran
     ended: np.ndarray  # int[ended], the sequences that it ended
@@ -199,7 +199,7 @@ class Controller:
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
         self._reserve.fill(tables.lacking(steps * pace.step_tokens))
         stop_at = self._stop_at(plan.threshold)
-        return self._launched(shape, steps, stop_at, plan.worth, is_ahead=False)
+        return self._launched(shape, steps, stop_at, plan.reach, is_ahead=False)
 
     def _budget(self, plan: Plan) -> int:
         """That of the plan, if each row can have the pages of what it may say up to the next test."""
@@ -237,7 +237,7 @@ class Controller:
         if shape != running.shape or not reserve.can_hold(needed):
             return None
         reserve.fill(needed)
-        return self._launched(shape, steps, threshold, plan.worth, is_ahead=True)
+        return self._launched(shape, steps, threshold, plan.reach, is_ahead=True)
 
     def _stop_at(self, threshold: int) -> int:
         rows, fullest = self.table.rows_per_group, self.table.fullest
@@ -260,12 +260,12 @@ class Controller:
         return Shape(self.split, table.rows_per_group, length, budget), steps
 
     def _launched(
-        self, shape: Shape, steps: int, threshold: int, worth: np.ndarray | None, *, is_ahead: bool
+        self, shape: Shape, steps: int, threshold: int, reach: np.ndarray | None, *, is_ahead: bool
     ) -> Burst:
         assert self._reserve is not None
         self._count_pages()
         self._running.append(shape)
-        return Burst(shape, steps, threshold, is_ahead, worth, self._reserve.laid_out())
+        return Burst(shape, steps, threshold, is_ahead, reach, self._reserve.laid_out())
 
     def collect(self, output: RowsOutput) -> Collected:
         """Takes over the results of the oldest burst on its way."""
@@ -274,11 +274,11 @@ class Controller:
         live, pace = table.live, self.shapes.pace(self._running.popleft().budget)
         group, context, row = table.group(live), table.length[live] - 1, table.row[live]
         emitted, goes_on, steps = output.emitted[row], output.live[row], int(output.steps)
-        verified = output.verified[row]
+        live_steps = output.live_steps[row]
         reserve.note_drawn(tables.add(output.pages))
         groups = self.contents.spoilt_groups(output)
         self.contents.take(output)
-        table.advance(emitted, goes_on, steps, verified)
+        table.advance(emitted, goes_on, steps, live_steps)
         spoilt = self.scheduler.release_ended()
         self._count_pages()
         if not self._running:
@@ -287,13 +287,15 @@ class Controller:
             spoilt = Copies(*map(np.concatenate, parts))
         # What drafts add, half of it on average.
         held = most_held(
-            context + (emitted - verified) / 2, verified, group, steps, pace.check_every
+            context + (emitted - live_steps) / 2, live_steps, group, steps, pace.check_every
         )
         mean_held = float(held.mean()) if steps else 0.0
         if self.checks:
             self.check_integrity()
-        drafted = Drafted(*(x.sum(axis=0) for x in (output.matched, output.tried, output.right)))
-        counts = int(emitted.sum()), int(verified.sum())
+        counted = (output.begun, output.tried, output.right)
+        begun, tried, right = (x.sum(axis=0) for x in counted)
+        drafted = Drafted(begun, tried, right, int(output.verified.sum()))
+        counts = int(emitted.sum()), int(live_steps.sum())
         return Collected(steps, *counts, drafted, mean_held, live[~goes_on], spoilt)
 
     def end(self, has_enough: Callable[[int], bool]) -> tuple[np.ndarray, Copies]:

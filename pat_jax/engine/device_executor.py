@@ -123,8 +123,8 @@ class DeviceExecutor(Executor):
         assert self._rows is not None and self._seen is not None and self._tables is not None
         state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, self._text)
         split, rows, length, budget = burst.shape
-        worth = None if burst.worth is None or not budget else burst.worth.astype(np.float32)
-        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), worth)
+        reach = None if burst.reach is None or not budget else burst.reach.astype(np.float32)
+        until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), reach)
         program = self.programs[Key("decode", split, rows, length, budget=budget)]
         state, output = program(self.weights.params, state, burst.reserved, until)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool

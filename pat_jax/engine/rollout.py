@@ -61,7 +61,7 @@ def rollout(
             if done.steps:
                 shape, seconds = running.shape, clock.elapsed - began
                 ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.budget)
-                report.add_burst(ran, began, done.tokens, done.verified, done.drafted)
+                report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
                 if is_timed:
                     planner.observe(ran)
                 if ran.budget:

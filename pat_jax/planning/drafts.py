@@ -1,6 +1,11 @@
 """What drafts are worth: how many of their tokens are accepted, as far as a run has seen it.
 
 Knows counts. Does not know where drafts come from, nor what verifying them costs.
+
+A *run* is what a draft without end would get right at once. It begins with a match of some kind, and goes
+on over several steps where drafts are shorter than it is. So what kinds of matches runs begin with, and how
+likely they go on from token to token, say what drafts of any length are worth; matches met at each step
+would not: short drafts meet the same long match again and again.
 """
 
 from dataclasses import dataclass
@@ -9,117 +14,178 @@ from typing import NamedTuple
 
 import numpy as np
 
-Numbers = float | np.ndarray
 # Matches of so many tokens and more are a kind of their own; shorter ones than the first are none.
 MATCHES = (1, 2, 3, 5, 9, 16)
-MOST = 32  # tokens of a draft
-# How often the token behind a match of so many tokens is right, before a run has seen any: counted in
-# responses of reasoning models (`python -m benchmarks.draft_acceptance`). A draft that has been right so
-# far is a match that is longer.
-PRIOR = {1: 0.25, 2: 0.42, 3: 0.48, 4: 0.53, 5: 0.58, 7: 0.65, 9: 0.71, 13: 0.77, 16: 0.84}
-PRIOR_STEPS = 30.0  # that it counts for, of each kind of match and each token of a draft
-PRIOR_KINDS = (0.10, 0.26, 0.18, 0.16, 0.12, 0.08, 0.10)  # of the steps, none first
-# Steps of single rows after which what was seen counts half: how often matches come changes within a
-# rollout, as texts grow; how good they are with the policy.
-KINDS_HALVE, RIGHT_HALVE = 2_000.0, 50_000.0
+KINDS = len(MATCHES) + 1  # none first
+MOST = 32  # tokens of a run that are told apart
+# Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
+# siblings, all sets but codegen; `python -m benchmarks.draft_acceptance`). How often the first, second, …
+# token of a run is right where those before it are, by the kind of its match; further ones as the last.
+PRIOR = (
+    (0.26, 0.48, 0.58, 0.62, 0.66, 0.71, 0.73, 0.78),
+    (0.42, 0.52, 0.60, 0.65, 0.68, 0.72, 0.73, 0.76),
+    (0.48, 0.57, 0.63, 0.67, 0.71, 0.73, 0.76, 0.76),
+    (0.55, 0.64, 0.69, 0.72, 0.75, 0.77, 0.78, 0.81),
+    (0.73, 0.77, 0.79, 0.81, 0.83, 0.84, 0.85, 0.86),
+    (0.90, 0.87, 0.89, 0.92, 0.92, 0.93, 0.94, 0.94),
+)
+PRIOR_BEGUN = (0.129, 0.285, 0.224, 0.194, 0.099, 0.038, 0.031)  # of the runs with drafts of 8
+PRIOR_RUNS = 30.0  # that it counts for, of each kind of match and each token
+# Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
+# grow and begin to repeat; how good they are with the prompt too. What foretold the next burst best.
+BEGUN_HALVE, RIGHT_HALVE = 250.0, 2_000.0
+# How likely right a token must be to be verified: what the room of a step comes to.
+BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
+
+
+Numbers = float | np.ndarray
 
 
 class Drafted(NamedTuple):
-    """What came of the drafts of a burst, by the kind of match that they come from."""
+    """What came of the drafts of a burst, by the kind of match with which runs began."""
 
-    matched: np.ndarray  # int[matches], steps of single rows, with none first
-    tried: (
-        np.ndarray
-    )  # int[matches, draft], drafts that were right up to each token, and had it verified
-    right: np.ndarray  # int[matches, draft], and were right there too
-
-    @property
-    def verified(self) -> int:
-        """Tokens of drafts, as far as they were right, and the first that was not."""
-        return int(self.tried.sum())
+    begun: np.ndarray  # int[kinds], runs
+    tried: np.ndarray  # int[kinds, MOST], that came to each token and had it drawn
+    right: np.ndarray  # int[kinds, MOST], where it was right
+    verified: int  # tokens of drafts
 
 
-# Of the one group of a burst that drafts nothing.
-NONE_DRAFTED = Drafted(
-    np.zeros((1, len(MATCHES) + 1), np.int64), *[np.zeros((1, len(MATCHES) + 1, 0), np.int64)] * 2
+# Of the one group of a burst that drafts nothing, as `RowsOutput` has it.
+NONE_DRAFTED = (
+    np.zeros((1, KINDS), np.int64),
+    np.zeros((1, KINDS, MOST), np.int64),
+    np.zeros((1, KINDS, MOST), np.int64),
+    np.zeros(1, np.int64),
 )
 
 
 def _prior_right() -> np.ndarray:
-    """float[matches, MOST], how often each token of a draft is right where those before it are."""
-    known = sorted(PRIOR)
-    lengths = np.array([0, *MATCHES])[:, None] + np.arange(MOST)[None]
-    at = np.searchsorted(known, lengths, side="right") - 1
-    rates = np.array([PRIOR[n] for n in known])[np.maximum(at, 0)]
-    rates[0] = 0.0  # without a match there is no draft
-    return rates
+    known = np.array([[0.0] * len(PRIOR[0]), *PRIOR])  # without a match there is no draft
+    return np.pad(known, ((0, 0), (0, MOST - known.shape[1])), mode="edge")
+
+
+def _ahead(reach: np.ndarray, draft: int) -> np.ndarray:
+    """P(the next tokens of a run are right), given it has come so far, float[kinds, places, draft]."""
+    places = np.arange(1 + MOST - draft)
+    before = reach[:, places, None]
+    after = reach[:, places[:, None] + 1 + np.arange(draft)]
+    return np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+
+
+class Ways(NamedTuple):
+    """What a step of a row comes to, on average over the steps of all runs."""
+
+    verified: np.ndarray  # float[bars], tokens of drafts, the lowest of `BARS` last
+    said: np.ndarray  # float[bars], tokens
+    alone: np.ndarray  # float[1 + draft], said where drafts always have so many tokens
+
+    def tokens(self, budget: Numbers, rows: Numbers) -> Numbers:
+        """What a row says in a step.
+
+        The room goes to the tokens that are likeliest right. Of many rows those that are likelier than
+        some bar have room; a row alone has all the room there is, whatever its match is worth. In between
+        lies what is between.
+
+        Args:
+          budget: tokens of drafts that a step has room for, for each row; one number or several.
+          rows: that share the room, as many.
+        """
+        together = np.interp(budget, self.verified, self.said)
+        alone = np.interp(budget, np.arange(len(self.alone)), self.alone)
+        return together + (alone - together) / np.maximum(rows, 1.0)
+
+    def drafted(self, budget: Numbers, rows: Numbers) -> Numbers:
+        """Tokens of drafts that are verified for it."""
+        together = np.minimum(budget, self.verified[-1])
+        alone = np.minimum(budget, len(self.alone) - 1)
+        return together + (alone - together) / np.maximum(rows, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How many tokens of drafts are right, by the kind of match that they come from.
+    """How long runs are, by the kind of match with which they begin, and how often each kind comes."""
 
-    Learned as P(token i is right | those before it are), of each kind, and how often each kind comes.
-    """
-
-    tried: np.ndarray  # float[matches, MOST], drafts that came to each token
-    right: np.ndarray  # float[matches, MOST], and whose token was right
-    kinds: np.ndarray  # float[matches], steps of each kind, none first
+    begun: np.ndarray  # float[kinds], runs
+    tried: np.ndarray  # float[kinds, MOST], runs that came to each token
+    right: np.ndarray  # float[kinds, MOST], where it was right
 
     @classmethod
     def unseen(cls) -> "Acceptance":
-        tried = np.full((len(MATCHES) + 1, MOST), PRIOR_STEPS)
-        return cls(tried, PRIOR_STEPS * _prior_right(), PRIOR_STEPS * np.array(PRIOR_KINDS))
+        nothing = np.zeros((KINDS, MOST))
+        return cls(PRIOR_RUNS * np.array(PRIOR_BEGUN), nothing, nothing)
 
     def observed(self, drafted: Drafted) -> "Acceptance":
         """After a burst with drafts."""
-        steps, draft = float(drafted.matched.sum()), drafted.tried.shape[1]
-        kept = 0.5 ** (steps / RIGHT_HALVE)
-        tried, right = kept * self.tried, kept * self.right
-        tried[:, :draft] += drafted.tried
-        right[:, :draft] += drafted.right
-        kinds = 0.5 ** (steps / KINDS_HALVE) * self.kinds + drafted.matched
-        return Acceptance(tried, right, kinds)
+        runs = float(drafted.begun.sum())
+        kept = 0.5 ** (runs / RIGHT_HALVE)
+        return Acceptance(
+            0.5 ** (runs / BEGUN_HALVE) * self.begun + drafted.begun,
+            kept * self.tried + drafted.tried,
+            kept * self.right + drafted.right,
+        )
 
     @cached_property
-    def _worth(self) -> np.ndarray:
-        return np.cumprod(self.right / self.tried, axis=1)
-
-    def worth(self, draft: int) -> np.ndarray:
-        """How likely each of the first tokens of a draft is right, those before it included,
-        float[matches, draft]."""
-        return self._worth[:, :draft]
+    def reach(self) -> np.ndarray:
+        """P(the first tokens of a run are right), float[kinds, 1 + MOST], of none first."""
+        rate = (self.right + PRIOR_RUNS * _prior_right()) / (self.tried + PRIOR_RUNS)
+        return np.cumprod(np.pad(rate, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
 
     @property
     def share(self) -> np.ndarray:
-        """Of the steps, how many have each kind of match, float[matches]."""
-        return self.kinds / self.kinds.sum()
+        """Of the runs, how many begin with each kind of match, float[kinds]."""
+        return self.begun / self.begun.sum()
 
     def tokens(self, budget: Numbers, draft: int, rows: Numbers) -> Numbers:
-        """What a row is expected to say in a step, 1 without drafts: see `verified`."""
-        worth = self.worth(draft)
-        said = self.verified(budget, draft, rows, worth) * worth
-        return 1.0 + said.sum(axis=-1) @ self.share
-
-    def verified(self, budget: Numbers, draft: int, rows: Numbers, worth: np.ndarray) -> np.ndarray:
-        """How many of the drafts have each of their tokens verified, float[..., matches, draft].
-
-        The room goes to the tokens that are likeliest right. Of many rows, each kind of match is there as
-        often as it comes; a row alone has one kind, whatever it is worth. In between lies what is
-        between.
+        """What a row is expected to say in a step, 1 without drafts: see `Ways.tokens`.
 
         Args:
-          budget: tokens of drafts that a step has room for, for each row; one number or several, [...].
           draft: most tokens of one draft.
-          rows: that share the room, [...].
-          worth: how likely each is right, as is believed, float[matches, draft].
         """
-        room, rows = np.asarray(budget, float)[..., None], np.asarray(rows)[..., None, None]
-        order = np.argsort(-worth, axis=None, kind="stable")  # of a draft, the first token first
-        mass = np.repeat(self.share, draft)[order]
-        left = np.clip(room - (np.cumsum(mass) - mass), 0, mass)
-        together = np.zeros(left.shape)
-        together[..., order] = left / np.where(mass > 0, mass, 1.0)
-        together = together.reshape(*left.shape[:-1], *worth.shape)
-        alone = np.clip(np.minimum(room, draft) - np.arange(draft), 0, 1)[..., None, :]
-        return np.where(worth > 0, together + (alone - together) / np.maximum(rows, 1.0), 0.0)
+        if draft not in self._known_ways:
+            self._known_ways[draft] = self.ways(draft, self.reach)
+        return self._known_ways[draft].tokens(budget, rows)
+
+    @cached_property
+    def _known_ways(self) -> "dict[int, Ways]":
+        return {}
+
+    def ways(self, draft: int, believed: np.ndarray) -> "Ways":
+        """What steps come to, with more and more tokens verified.
+
+        Args:
+          draft: most tokens of one draft.
+          believed: `reach` by which the room of a step is given to the tokens of its rows.
+        """
+        worth = _ahead(believed, draft)
+        is_wanted = (worth[None] >= BARS[:, None, None, None]) & (worth[None] > 0)
+        by_bar = is_wanted.sum(axis=3)
+        always = np.arange(1 + draft)[:, None, None] + np.zeros_like(by_bar[:1])
+        verified, said = self._of_steps(np.concatenate([by_bar, always]), draft)
+        bars = len(BARS)
+        return Ways(np.maximum.accumulate(verified[:bars][::-1]), said[:bars][::-1], said[bars:])
+
+    def _of_steps(self, lengths: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens verified and said in a step, on average over the steps of all runs, float[ways].
+
+        Args:
+          lengths: int[ways, kinds, places], of the draft at each place of a run.
+        """
+        worth = np.pad(_ahead(self.reach, draft).cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+        kind = np.arange(KINDS)
+        ways, places = len(lengths), lengths.shape[2]
+        comes = np.zeros((ways, KINDS, places + draft + 1))
+        comes[:, :, 0] = self.share
+        steps, verified, said = (np.zeros(ways) for _ in range(3))
+        for place in range(places):
+            here, length = comes[:, :, place], lengths[:, :, place]
+            steps += here.sum(axis=1)
+            verified += (here * length).sum(axis=1)
+            said += (here * (1 + worth[kind, place, length])).sum(axis=1)
+            # All are right, and the token after them goes on with the run.
+            then = np.minimum(place + length + 1, MOST)
+            before = self.reach[kind, place]
+            goes_on = np.divide(
+                self.reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
+            )
+            np.add.at(comes, (np.arange(ways)[:, None], kind, place + length + 1), here * goes_on)
+        return verified / steps, said / steps

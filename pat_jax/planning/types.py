@@ -111,9 +111,9 @@ class Plan:
     reason: str = ""
     prediction: Prediction | None = None  # where the planner learns from what comes of a switch
     # Tokens of drafts that each step of the next burst is to have room for, for each row, and how likely
-    # each is right, float[matches, draft], by which the room is given to them: see `Acceptance`.
+    # each is right, by which the room is given to them: see `Acceptance.reach`.
     budget: int = 0
-    worth: np.ndarray | None = field(default=None, compare=False)
+    reach: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.policy import Params
-from pat_jax.planning.drafts import MATCHES
+from pat_jax.planning.drafts import KINDS, MOST
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.measure.recheck import describe, rescaled
@@ -214,10 +214,9 @@ class Warmup:
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
-        text, worth = self._blank_text(layout, rows, length), None
-        if budget:
-            worth = np.zeros((len(MATCHES) + 1, self.specs.drafts.longest), np.float32)
-        until = Until(np.int32(steps), np.int32(0), worth)
+        text = self._blank_text(layout, rows, length)
+        reach = np.zeros((KINDS, 1 + MOST), np.float32) if budget else None
+        until = Until(np.int32(steps), np.int32(0), reach)
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
         ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, budget)), np.int32)

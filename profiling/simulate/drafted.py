@@ -1,13 +1,13 @@
-"""What the rows of a burst with drafts do: how many tokens they say, in how many steps, from which matches.
+"""What the rows of a burst with drafts do: how many tokens they say, in how many steps, of which runs.
 
 On average: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
-divided by the rows that are live. The room goes where the planner believes that drafts are right (`worth`
+divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
 of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
 than another, and how many are live is looked at once in `check_every` steps.
 
 Tokens are whole. Of what a row is owed in a burst, parts of a token are kept for its next ones; each
 begins with another part, so that those of a group do not say their extra tokens in the same step. So a
-row's tokens are right to one, whenever they are counted, and so are the counts of matches.
+row's tokens are right to one, whenever they are counted, and so are the counts of runs.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import numpy as np
 
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.drafts import Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -30,9 +30,9 @@ class Went(NamedTuple):
 
     steps: int
     said: np.ndarray  # tokens
-    verified: np.ndarray  # steps in which it was live
+    live_steps: np.ndarray  # steps in which it was live
     pages: np.ndarray  # drawn
-    drafted: Drafted  # as of one group
+    drafted: tuple[np.ndarray, ...]  # as of one group, see `NONE_DRAFTED`
 
 
 class DraftedRows:
@@ -41,7 +41,7 @@ class DraftedRows:
     def __init__(self, machine: Machine, tables: BlockTables):
         self.machine, self.tables, self.table = machine, tables, tables.table
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
-        self._uncounted: list[np.ndarray] | None = None  # matched, tried, right
+        self._uncounted: list[np.ndarray] | None = None  # begun, tried, right, verified
 
     def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
         """
@@ -52,7 +52,7 @@ class DraftedRows:
         table, pace = self.table, self.machine.pace(burst.shape.budget)
         live, every = table.live, pace.check_every
         group, expected = table.group(live), self._expected(burst)
-        said, verified, pages, counts, steps = 0 * left, 0 * left, 0 * left, expected.none, 0
+        said, live_steps, pages, steps, drafted = 0 * left, 0 * left, 0 * left, 0, 0.0
         while steps < burst.max_steps:
             is_live = said < left
             of_group = np.bincount(group[is_live], minlength=table.num_groups)
@@ -61,20 +61,19 @@ class DraftedRows:
             if of_group.max() <= burst.threshold or is_short.any():
                 break
             pages += more
-            of_step = expected.verified(of_group)
-            rate = expected.tokens(of_step)[group]
+            rate = expected.tokens(of_group)[group]
             new, took = self._said(live, rate, np.where(is_live, left - said, 0), every)
-            said, verified, steps = said + new, verified + took, steps + every
-            row_steps = np.bincount(group, took, table.num_groups)
-            new_counts = expected.counted(of_step, row_steps)
-            counts = [a + b for a, b in zip(counts, new_counts, strict=True)]
-        return Went(steps, said, verified, pages, self._whole(counts))
+            said, live_steps, steps = said + new, live_steps + took, steps + every
+            drafted += float(expected.drafted(of_group)[group] @ took)
+        counts = expected.counted(float(said.sum()), drafted)
+        return Went(steps, said, live_steps, pages, self._whole(counts))
 
     def _expected(self, burst: Burst) -> "_Expected":
         acceptance = self.machine.acceptance
-        assert acceptance is not None and burst.worth is not None, "a burst with drafts"
+        assert acceptance is not None and burst.reach is not None, "a burst with drafts"
         _, rows, _, budget = burst.shape
-        return _Expected(acceptance, burst.worth, rows * (1 + budget))
+        longest = self.machine.drafts.longest
+        return _Expected(acceptance, burst.reach, longest, rows * (1 + budget))
 
     def _lacking(
         self, said: np.ndarray, pages: np.ndarray, is_live: np.ndarray, ahead: int
@@ -99,13 +98,13 @@ class DraftedRows:
         took = np.where(is_over, np.minimum(until, steps), steps)
         return np.minimum(whole, left), np.where(left > 0, took, 0)
 
-    def _whole(self, counts: list[np.ndarray]) -> Drafted:
+    def _whole(self, counts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
         """What is counted with this burst, and was not before."""
         before = self._uncounted or [0 * x for x in counts]
         owed = [a + b for a, b in zip(before, counts, strict=True)]
         whole = [np.floor(x + EPS).astype(np.int64) for x in owed]
         self._uncounted = [a - b for a, b in zip(owed, whole, strict=True)]
-        return Drafted(*(x[None] for x in whole))
+        return tuple(x[None] for x in whole)
 
 
 @dataclass(frozen=True)
@@ -113,35 +112,32 @@ class _Expected:
     """What groups do in a step on average, by how many of their rows are live."""
 
     acceptance: Acceptance
-    believed: np.ndarray  # worth of drafts, float[matches, draft]
+    believed: np.ndarray  # see `Acceptance.ways`
+    draft: int  # most tokens of one
     room: int  # tokens of a step
 
-    @property
-    def draft(self) -> int:
-        return self.believed.shape[1]
-
     @cached_property
-    def worth(self) -> np.ndarray:
-        return self.acceptance.worth(self.draft)
+    def ways(self) -> Ways:
+        return self.acceptance.ways(self.draft, self.believed)
 
-    def verified(self, live: np.ndarray) -> np.ndarray:
-        """See `Acceptance.verified`, float[groups, matches, draft], by live rows of each group."""
+    def tokens(self, live: np.ndarray) -> np.ndarray:
+        """Of a row in a step, float[groups], by live rows of each group."""
         rows = np.maximum(live, 1)
-        return self.acceptance.verified(self.room / rows - 1, self.draft, rows, self.believed)
+        return np.asarray(self.ways.tokens(self.room / rows - 1, rows))
 
-    def tokens(self, verified: np.ndarray) -> np.ndarray:
-        """Of a row in a step, float[groups]."""
-        return 1.0 + (verified * self.worth).sum(axis=-1) @ self.acceptance.share
+    def drafted(self, live: np.ndarray) -> np.ndarray:
+        """Tokens of drafts that are verified for it."""
+        rows = np.maximum(live, 1)
+        return np.asarray(self.ways.drafted(self.room / rows - 1, rows))
 
-    @property
-    def none(self) -> list[np.ndarray]:
-        """Nothing counted: matched, tried, right."""
-        shape = self.believed.shape
-        return [np.zeros(shape[:1]), np.zeros(shape), np.zeros(shape)]
+    def counted(self, said: float, drafted: float) -> list[np.ndarray]:
+        """Of steps in which so many tokens are said and verified: begun, tried, right, verified.
 
-    def counted(self, verified: np.ndarray, row_steps: np.ndarray) -> list[np.ndarray]:
-        """In so many steps of single rows of each group, float[groups]."""
-        matched = row_steps[:, None] * self.acceptance.share
-        of_rows = (matched[:, :, None] * verified).sum(axis=0)
-        came_to = np.pad(self.worth, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1]
-        return [matched.sum(axis=0), of_rows * came_to, of_rows * self.worth]
+        Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
+        are counted.
+        """
+        share, reach = self.acceptance.share, self.acceptance.reach
+        begun = share * said / (1.0 + share @ reach[:, 1:].sum(axis=1))
+        tried = begun[:, None] * reach[:, :-1]
+        tried[0] = 0.0  # without a match nothing is there to be right
+        return [begun, tried, begun[:, None] * reach[:, 1:], np.array(drafted)]

@@ -33,10 +33,11 @@ class SimulatedOutput:
     live: np.ndarray
     steps: int
     pages: np.ndarray
-    verified: np.ndarray
-    matched: np.ndarray
+    live_steps: np.ndarray
+    begun: np.ndarray
     tried: np.ndarray
     right: np.ndarray
+    verified: np.ndarray
 
 
 class SimulatedExecutor(Executor):
@@ -80,29 +81,29 @@ class SimulatedExecutor(Executor):
         left = self.responses[live] - (table.length - table.prompt_length)[live]
         if burst.shape.budget:
             in_reserve = np.asarray(burst.reserved.filled) - self._drawn
-            steps, said, verified, more, drafted = self._drafted.run(burst, left, in_reserve)
+            steps, said, live_steps, more, drafted = self._drafted.run(burst, left, in_reserve)
         else:
             steps, more = self._plain_steps(burst, left)
-            said = verified = np.minimum(left, steps)
+            said = live_steps = np.minimum(left, steps)
             drafted = NONE_DRAFTED
         rows = table.num_groups * table.rows_per_group
         emitted, goes_on, were_live = np.zeros((3, rows), np.int64)
         at = table.row[live]
-        emitted[at], goes_on[at], were_live[at] = said, left > said, verified
+        emitted[at], goes_on[at], were_live[at] = said, left > said, live_steps
         if steps:
-            self.now_s += steps * self._step_s(burst, said, verified, steps)
+            self.now_s += steps * self._step_s(burst, said, live_steps, steps)
         pages = self._draw(burst, more)
         output = SimulatedOutput(emitted, goes_on > 0, steps, pages, were_live, *drafted)
         return output, True
 
-    def _step_s(self, burst: Burst, said: np.ndarray, verified: np.ndarray, steps: int) -> float:
+    def _step_s(self, burst: Burst, said: np.ndarray, live_steps: np.ndarray, steps: int) -> float:
         """Of the burst, the mean over its steps."""
         machine, table, live = self.machine, self.table, self.table.live
         split, rows, length, budget = burst.shape
         every = machine.pace(budget).check_every
         # As the controller counts them: of what drafts add, half on average.
-        context = table.length[live] - 1 + (said - verified) / 2
-        held = most_held(context, verified, table.group(live), steps, every)
+        context = table.length[live] - 1 + (said - live_steps) / 2
+        held = most_held(context, live_steps, table.group(live), steps, every)
         truth = machine.truth.verifying(budget)
         step_s = fmean(truth.decode_step(split, rows, length, n) for n in held.tolist())
         return step_s + machine.host_s_per_sequence * len(live)

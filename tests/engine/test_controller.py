@@ -32,10 +32,11 @@ class Said:
     live: np.ndarray
     steps: int
     pages: np.ndarray
-    verified: np.ndarray
-    matched: np.ndarray
+    live_steps: np.ndarray
+    begun: np.ndarray
     tried: np.ndarray
     right: np.ndarray
+    verified: np.ndarray
 
 
 def make_controller(

@@ -10,6 +10,7 @@ from fakes import SETTINGS, subject
 
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.models.policy import Params
@@ -22,7 +23,7 @@ CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps
 
 
 @cache
-def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
+def engine(kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS) -> RolloutEngine:
     engine = RolloutEngine(
         subject("kv2").policy,
         jax.devices()[:2],
@@ -30,6 +31,7 @@ def engine(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
         capacity=capacity,
         eos_ids=EOS_IDS,
         runs_ahead=True,
+        drafts=drafts,
     )
     engine.compile()
     return engine

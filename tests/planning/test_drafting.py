@@ -33,7 +33,8 @@ def planner(acceptance: Acceptance, latency=None) -> CostModelPlanner:
     return CostModelPlanner((TP8,), latency or drafting(), lengths_of((100, 1000)), **beliefs)
 
 
-NOTHING = replace(Acceptance.unseen(), right=1e-3 * Acceptance.unseen().right)
+TRIED = np.full_like(Acceptance.unseen().tried, 1e6)
+NOTHING = replace(Acceptance.unseen(), tried=TRIED, right=1e-3 * TRIED)
 
 
 @pytest.mark.parametrize(("live", "least"), [(2, 3), (8, 3), (30, 3), (50, 1), (100, 1), (129, 0)])

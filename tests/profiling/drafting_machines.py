@@ -6,20 +6,20 @@ import numpy as np
 from replays import MACHINE
 
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.planning.drafts import MATCHES, MOST, Acceptance
+from pat_jax.planning.drafts import KINDS, MOST, Acceptance
 from pat_jax.profiling.simulate.machine import Machine
 
 DRAFTS = Drafts(budgets=(1, 3), longest=3, most_tokens=64)
 
 
 def acceptance_of(right: float, matched: float = 1.0) -> Acceptance:
-    """Every token of a draft is as likely `right`; a step has a match, of one kind, as often as that."""
-    tried = np.full((len(MATCHES) + 1, MOST), 1e6)  # that no replay here changes much
+    """Every token of a run is as likely `right`; runs begin with a match, of one kind, as often as that."""
+    tried = np.full((KINDS, MOST), 1e15)  # beside which nothing else counts
     rates = np.full_like(tried, right)
     rates[0] = 0.0
-    kinds = np.zeros(len(tried))
-    kinds[[0, 3]] = 1 - matched, matched
-    return Acceptance(tried, tried * rates, 1e6 * kinds)
+    begun = np.zeros(KINDS)
+    begun[[0, 3]] = 1 - matched, matched
+    return Acceptance(1e15 * begun, tried, tried * rates)
 
 
 ALL, HALF, NOTHING = acceptance_of(1.0), acceptance_of(0.5), acceptance_of(0.0)

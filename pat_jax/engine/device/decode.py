@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pat_jax.engine.device.decode_step import Cache, DecodeStep, Moving
+from pat_jax.engine.device.decode_step import Cache, DecodeStep, Drafting, Moving
+from pat_jax.engine.device.lines import Counts, Runs
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
 from pat_jax.engine.device.sampling import uniform
 from pat_jax.engine.layout.buckets import Pace
@@ -36,7 +37,6 @@ from pat_jax.models.draft_layer import DraftCopy
 from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.drafts import MATCHES
 
 # Tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
 _Carry = tuple[Moving, Array, Array, Array]
@@ -158,15 +158,18 @@ class DecodeFunctions:
         step = self._step(layout, budget, params, state, until)
         caches = self._begin(layout, state.pool, tables, start, pace)
         carry = (
-            Moving(state.rows, state.seen, state.text, caches, output),
+            Moving(state.rows, state.seen, _drafting(state), caches, output),
             tables,
             drawn,
             outlook(state.rows, tables, drawn),
         )
         held = num_held(tables)
         done, tables, drawn, _ = jax.lax.while_loop(keep_going, several_steps, carry)
-        rows, seen, text, caches, output = done
+        rows, seen, drafting, caches, output = done
+        if drafting is not None:
+            output = replace(output, **drafting.counts._asdict())
         output = _told(replace(output, pages=added(tables, held, most=most)), layout)
+        text = None if drafting is None else drafting.text
         pool = self._end(caches, state.pool, tables, start, rows.position, pace)
         return DecodeState(rows, seen, pool, tables, drawn[None], text), output
 
@@ -177,13 +180,15 @@ class DecodeFunctions:
         step = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
         if state.text is None:
             return partial(step.plain, params)
-        assert until.worth is not None, "drafts are worth something"
+        assert until.reach is not None, "drafts are worth something"
         rows, length = len(state.rows.live), state.tables.shape[1] * state.pool[0].keys.shape[2]
         own = state.text.shape[1] - own_columns(length, self.longest_draft)
-        worth, room = jnp.asarray(until.worth), rows * (1 + budget)
+        reach, room, longest = jnp.asarray(until.reach), rows * (1 + budget), self.longest_draft
 
         def verifying(numbers: Array, tables: Array, moving: Moving) -> Moving:
-            return step.verifying(params, numbers, tables, worth, moving, room=room, own=own)
+            return step.verifying(
+                params, numbers, tables, reach, moving, room=room, own=own, longest=longest
+            )
 
         return verifying
 
@@ -197,7 +202,7 @@ class DecodeFunctions:
         def zeros(*shape: int, dtype: Any = jnp.int32) -> Array:
             return jnp.zeros(shape, dtype)
 
-        said, top, kinds = (count, pace.burst_tokens), self.max_logprobs, len(MATCHES) + 1
+        said, top = (count, pace.burst_tokens), self.max_logprobs
         return BurstOutput(
             tokens=zeros(*said),
             logprobs=zeros(*said, dtype=jnp.float32),
@@ -208,10 +213,8 @@ class DecodeFunctions:
             top_tokens=zeros(*said, top),
             top_logprobs=zeros(*said, top, dtype=jnp.float32),
             pages=zeros(count, pages),
-            verified=zeros(count),
-            matched=zeros(1, kinds),
-            tried=zeros(1, kinds, pace.draft),
-            right=zeros(1, kinds, pace.draft),
+            live_steps=zeros(count),
+            **Counts.none()._asdict(),
         )
 
     def _begin(
@@ -250,6 +253,12 @@ class DecodeFunctions:
             return LayerPages(written.keys, written.values)
 
         return tuple(map(end, caches, pool))
+
+
+def _drafting(state: DecodeState) -> Drafting | None:
+    if state.text is None:
+        return None
+    return Drafting(jnp.asarray(state.text), Runs.none(len(state.rows.live)), Counts.none())
 
 
 def _told(output: BurstOutput, layout: Layout) -> BurstOutput:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.lines import kinds, lengths, line_of
+from pat_jax.engine.device.lines import Counts, Runs, lengths, line_of
 from pat_jax.engine.device.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.suffix import Draft, append, find, put_windows
 from pat_jax.engine.layout.layout import Layout, ManualPartition
@@ -25,7 +25,6 @@ from pat_jax.models.burst_layer import BurstLayer
 from pat_jax.models.draft_layer import DraftCopy, DraftPages, DraftRows, Line
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.policy import Params, Policy
-from pat_jax.planning.drafts import MATCHES
 
 Cache = LayerPages | BurstLayer | DraftCopy
 
@@ -35,9 +34,17 @@ class Moving(NamedTuple):
 
     rows: RowState
     seen: Seen
-    text: Int[Array, "rows columns"] | None  # see `suffix.py`; None where nothing is drafted
+    drafting: "Drafting | None"  # where drafts are made
     caches: tuple[Cache, ...]
     output: BurstOutput
+
+
+class Drafting(NamedTuple):
+    """What drafts are made from, and what has come of them."""
+
+    text: Int[Array, "rows columns"]  # see `suffix.py`
+    runs: Runs
+    counts: Counts
 
 
 class _Drawn(NamedTuple):
@@ -96,28 +103,30 @@ class DecodeStep:
         params: Params,
         numbers: Float[Array, "tokens rows"],
         tables: Int[Array, "rows width"],
-        worth: Float[Array, "matches draft"],
+        reach: Float[Array, "kinds places"],
         moving: Moving,
         *,
         room: int,
         own: int,
+        longest: int,
     ) -> Moving:
         """As many tokens of each row as its draft gets right, and one more.
 
         Args:
-          worth: see `lines.lengths`; as many columns as a draft has tokens at most.
+          reach: see `lines.lengths`.
           room: tokens of a line.
           own: column of a text at which the row's own begins.
+          longest: tokens of a draft.
         """
-        rows, seen, text, caches, output = moving
-        assert text is not None, "there is something to draft from"
+        rows, seen, drafting, caches, output = moving
+        assert drafting is not None, "there is something to draft from"
         with jax.named_scope("draft"):
-            draft = find(text, own + rows.position, most=worth.shape[1])
-            length = lengths(draft, rows.live, worth, room=room)
-            turns = 1 + worth.shape[1]
-            line, is_taken = line_of(length, rows.live, rows.position, room=room, turns=turns)
+            draft = find(drafting.text, own + rows.position, most=longest)
+            runs, turns = drafting.runs.met_by(draft), 1 + longest
+            length = lengths(draft, runs, rows.live, reach, room=room)
+            line = line_of(length, rows.live, rows.position, room=room, turns=turns)
             said = jnp.concatenate([rows.last_token[:, None], draft.tokens], axis=1)
-            said = jnp.where(is_taken, said[line.row, line.turn], 0)
+            said = jnp.where(line.is_taken, said[line.row, line.turn], 0)
         position = line.start[line.row] + line.turn
         pages = _pages_of_line(tables, rows, line, caches[0])
         logits, caches = self._logits(
@@ -154,16 +163,20 @@ class DecodeStep:
         stopped: Bool[Array, "rows turns"],
         failed: Bool[Array, "rows turns"],
     ) -> Moving:
-        rows, seen, text, _, output = moving
-        assert text is not None  # drafts came from it
+        rows, seen, drafting, _, output = moving
+        assert drafting is not None  # drafts came from it
         right = _agreeing(draft.tokens, drawn.tokens, length)
         count = _said(rows, right, stopped)
         after = _advance_by(rows, count, drawn.tokens, stopped, failed)
         is_said = jnp.arange(drawn.tokens.shape[1])[None] < count[:, None]
         seen = remember(seen, drawn.tokens, is_said)
-        text = append(text, drawn.tokens, count, own + rows.position + 1)
-        output = _counted(_noted(output, drawn, rows, after, count), draft, length, right, rows)
-        return Moving(after, seen, text, caches, output)
+        after_runs = drafting.runs.met_by(draft).after(length, right)
+        drafting = Drafting(
+            append(drafting.text, drawn.tokens, count, own + rows.position + 1),
+            after_runs,
+            drafting.counts.with_step(drafting.runs, draft, length, right, rows.live),
+        )
+        return Moving(after, seen, drafting, caches, _noted(output, drawn, rows, after, count))
 
     def _logits(
         self,
@@ -255,30 +268,6 @@ def _said(
     return jnp.where(rows.live, jnp.minimum(jnp.minimum(right, going_on) + 1, room), 0)
 
 
-def _counted(
-    output: BurstOutput,
-    draft: Draft,
-    length: Int[Array, " rows"],
-    right: Int[Array, " rows"],
-    rows: RowState,
-) -> BurstOutput:
-    """With the live rows' drafts, by kind of match: see `planning.drafts.Drafted`."""
-    of_kind = (jnp.arange(len(MATCHES) + 1)[:, None] == kinds(draft)[None]) & rows.live[None]
-    turn = jnp.arange(draft.tokens.shape[1])[None]
-    came_to = (turn < length[:, None]) & (turn <= right[:, None])
-    is_right = turn < right[:, None]
-
-    def by_kind(x: Bool[Array, "*each"]) -> Int[Array, "1 *kinds"]:
-        return jnp.tensordot(of_kind.astype(jnp.int32), x.astype(jnp.int32), axes=1)[None]
-
-    return replace(
-        output,
-        matched=output.matched + by_kind(rows.live),
-        tried=output.tried + by_kind(came_to),
-        right=output.right + by_kind(is_right),
-    )
-
-
 def _advance(
     rows: RowState,
     tokens: Int[Array, " rows"],
@@ -334,7 +323,7 @@ def _noted(
         output,
         **{name: put(name) for name in _Drawn._fields},
         emitted=output.emitted + (rows.live if said is None else said),
-        verified=output.verified + rows.live,
+        live_steps=output.live_steps + rows.live,
         live=after.live,
         steps=output.steps + 1,
     )

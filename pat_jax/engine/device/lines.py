@@ -3,40 +3,122 @@
 A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long match
 eight tokens are likelier right than two behind a short one. So the room goes to the tokens that are
 likeliest right, whoever's they are; a token behind another of its draft never is likelier than that one.
+
+How likely that is follows from the run that a draft is a part of (`planning/drafts.py`): the match with which
+it began, and how many of its tokens have been right.
 """
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.suffix import Draft
+from pat_jax.engine.device.suffix import CONTEXT, Draft
 from pat_jax.models.draft_layer import Line
-from pat_jax.planning.drafts import MATCHES
+from pat_jax.planning.drafts import KINDS, MATCHES, MOST
 
 
-def kinds(draft: Draft) -> Int[Array, " rows"]:
-    """Of each row's match, see `MATCHES`."""
-    return jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
+class Runs(NamedTuple):
+    """What each row's last step has left: a run that goes on, if the match is as long as it has to be."""
+
+    kind: Int[Array, " rows"]  # of the match with which it began
+    place: Int[Array, " rows"]  # tokens of it that are right if it goes on
+    matched: Int[Array, " rows"]  # tokens of the match then; 0: it has ended
+
+    @classmethod
+    def none(cls, rows: int) -> "Runs":
+        zeros = jnp.zeros(rows, jnp.int32)
+        return cls(zeros, zeros, zeros)
+
+    def goes_on(self, draft: Draft) -> Bool[Array, " rows"]:
+        return (self.matched > 0) & (draft.matched >= self.matched)
+
+    def met_by(self, draft: Draft) -> "Runs":
+        """The runs that the drafts are parts of: those that go on, or new ones."""
+        goes_on, longest = self.goes_on(draft), draft.tokens.shape[1]
+        begun = jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
+        place = jnp.minimum(self.place, MOST - longest)
+        return Runs(
+            jnp.where(goes_on, self.kind, begun), jnp.where(goes_on, place, 0), draft.matched
+        )
+
+    def after(self, length: Int[Array, " rows"], right: Int[Array, " rows"]) -> "Runs":
+        """When so many tokens were verified, and so many of them right: then one more was drawn."""
+        more = length + 1
+        matched = jnp.minimum(self.matched + more, CONTEXT)
+        may_go_on = (self.matched > 0) & (right == length)
+        return Runs(self.kind, self.place + more, jnp.where(may_go_on, matched, 0))
+
+
+class Counts(NamedTuple):
+    """Of runs, see `planning.drafts.Drafted`."""
+
+    begun: Int[Array, "1 kinds"]
+    tried: Int[Array, "1 kinds places"]
+    right: Int[Array, "1 kinds places"]
+    verified: Int[Array, " 1"]
+
+    @classmethod
+    def none(cls) -> "Counts":
+        of_places = jnp.zeros((1, KINDS, MOST), jnp.int32)
+        return cls(jnp.zeros((1, KINDS), jnp.int32), of_places, of_places, jnp.zeros(1, jnp.int32))
+
+    def with_step(
+        self,
+        left: Runs,
+        draft: Draft,
+        length: Int[Array, " rows"],
+        right: Int[Array, " rows"],
+        live: Bool[Array, " rows"],
+    ) -> "Counts":
+        """
+        Args:
+          left: what the step before had left.
+        """
+        goes_on, met = left.goes_on(draft), left.met_by(draft)
+        # The token drawn last is one of its run's if the match is as long as it has to be.
+        was_tried = live & (left.matched > 0)
+        last = jnp.minimum(left.place, MOST) - 1
+        turn = jnp.arange(draft.tokens.shape[1])[None]
+        came_to = live[:, None] & (turn < length[:, None]) & (turn <= right[:, None])
+        is_right = came_to & (turn < right[:, None])
+        at = 0, met.kind[:, None], met.place[:, None] + turn
+
+        def more(x: Array, of_last: Array, of_draft: Array) -> Array:
+            x = x.at[0, left.kind, last].add(of_last.astype(x.dtype))
+            return x.at[at].add(of_draft.astype(x.dtype))
+
+        return Counts(
+            self.begun.at[0, met.kind].add((live & ~goes_on).astype(self.begun.dtype)),
+            more(self.tried, was_tried, came_to),
+            more(self.right, was_tried & goes_on, is_right),
+            self.verified + jnp.sum(jnp.where(live, length, 0)),
+        )
 
 
 def lengths(
     draft: Draft,
+    runs: Runs,
     live: Bool[Array, " rows"],
-    worth: Float[Array, "matches draft"],
+    reach: Float[Array, "kinds places"],
     *,
     room: int,
 ) -> Int[Array, " rows"]:
     """How many tokens of each row's draft are verified.
 
     Args:
-      worth: how likely each token of a draft is right, those before it included, by kind of match.
+      runs: that the drafts are parts of.
+      reach: how likely the first tokens of a run are right, of none first, by its kind.
       room: tokens of a line; at least one for each row.
     """
     is_there = (draft.tokens >= 0) & live[:, None]
-    value = jnp.where(is_there, worth[kinds(draft)], 0.0)
+    ahead = runs.place[:, None] + 1 + jnp.arange(draft.tokens.shape[1])[None]
+    before = reach[runs.kind, runs.place][:, None]
+    value = jnp.where(is_there, reach[runs.kind[:, None], ahead] / jnp.maximum(before, 1e-30), 0.0)
     flat = jnp.ravel(value)
     # Of equally likely ones the first: so a draft is never entered in its middle.
-    before = jnp.arange(len(flat))[None] < jnp.arange(len(flat))[:, None]
-    is_ahead = (flat[None] > flat[:, None]) | ((flat[None] == flat[:, None]) & before)
+    is_before = jnp.arange(len(flat))[None] < jnp.arange(len(flat))[:, None]
+    is_ahead = (flat[None] > flat[:, None]) | ((flat[None] == flat[:, None]) & is_before)
     rank = jnp.reshape(jnp.sum(is_ahead, axis=1), value.shape)
     left = room - jnp.sum(live)
     return jnp.sum((rank < left) & (value > 0), axis=1, dtype=jnp.int32)
@@ -49,8 +131,8 @@ def line_of(
     *,
     room: int,
     turns: int,
-) -> tuple[Line, Bool[Array, " room"]]:
-    """The line of the live rows' newest tokens and their drafts, and which of its places are taken."""
+) -> Line:
+    """The line of the live rows' newest tokens and their drafts."""
     count = jnp.where(live, 1 + lengths, 0)
     stop = jnp.cumsum(count)
     first, at = stop - count, jnp.arange(room)
@@ -58,4 +140,4 @@ def line_of(
     row = jnp.minimum(jnp.sum(at[:, None] >= stop[None], axis=1), len(count) - 1)
     turn = jnp.where(is_taken, at - first[row], 0)
     place = jnp.minimum(first[:, None] + jnp.arange(turns)[None], room - 1)
-    return Line(row, turn, place, start), is_taken
+    return Line(row, is_taken, turn, place, start)

@@ -26,10 +26,10 @@ from pat_jax.engine.sequences.state import (
     ReservedPages,
     Until,
     abstract_pool,
+    abstract_reach,
     abstract_rows,
     abstract_seen,
     abstract_text,
-    abstract_worth,
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
@@ -143,17 +143,17 @@ class ProgramSpecs:
         seen = abstract_seen(self.functions.policy.config, layout, rows)
         tables: Any = self._index(layout, rows, self.width(length))
         ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows, budget))
-        room, text, worth = self.width(length) * self.page_size, None, None
+        room, text, reach = self.width(length) * self.page_size, None, None
         if budget:
             text = abstract_text(layout, rows, room, self.drafts.longest, self.drafts.texts)
-            worth = abstract_worth(layout, self.drafts.longest)
+            reach = abstract_reach(layout)
         table.declare(
             Key("decode", layout.split, rows, length, budget=budget),
             self.functions.burst(layout, budget),
             self.params(layout),
             DecodeState(abstract_rows(layout, rows), seen, self.pool(layout), tables, each, text),
             ReservedPages(ring, each),
-            Until(scalar, scalar, worth),
+            Until(scalar, scalar, reach),
             donate_argnums=1,
         )
 

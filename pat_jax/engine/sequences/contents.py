@@ -28,16 +28,19 @@ class RowsOutput(Protocol):
     ) -> np.ndarray: ...  # int32[rows, most], that each drew; NULL_PAGE after the last
 
     @property
-    def verified(self) -> np.ndarray: ...  # int[rows], steps in which each was live
+    def live_steps(self) -> np.ndarray: ...  # int[rows], in which each was live
 
     @property
-    def matched(self) -> np.ndarray: ...  # of drafts, of each group: see `drafts.Drafted`
+    def begun(self) -> np.ndarray: ...  # of drafts, of each group: see `drafts.Drafted`
 
     @property
     def tried(self) -> np.ndarray: ...
 
     @property
     def right(self) -> np.ndarray: ...
+
+    @property
+    def verified(self) -> np.ndarray: ...
 
 
 class Contents:

@@ -132,19 +132,19 @@ class SequenceTable:
         emitted: np.ndarray,
         still_live: np.ndarray,
         steps: int,
-        verified: np.ndarray | None = None,
+        live_steps: np.ndarray | None = None,
     ) -> None:
         """After a burst of `steps`: int[live] new tokens, bool[live]; the ended give up their rows.
 
         Args:
-          verified: int[live], steps in which each was live; one a token where not given.
+          live_steps: int[live], in which each was live; one a token where not given.
         """
-        live, verified = self.live, emitted if verified is None else verified
+        live, live_steps = self.live, emitted if live_steps is None else live_steps
         self.length[live] += emitted
         self.is_done[live] = ~still_live
-        self.done_after[live] = self.num_steps + verified
+        self.done_after[live] = self.num_steps + live_steps
         self.num_steps += steps
-        self.progress += steps * float(emitted.sum()) / max(1, float(verified.sum()))
+        self.progress += steps * float(emitted.sum()) / max(1, float(live_steps.sum()))
         self.row[live[~still_live]] = NO_ROW
         self._live = live[still_live]
 

@@ -16,7 +16,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.types import RowSampling, num_words
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
-from pat_jax.planning.drafts import MATCHES
+from pat_jax.planning.drafts import KINDS, MOST
 
 
 @pytree_dataclass
@@ -86,8 +86,8 @@ class Until:
 
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
-    # How likely each token of a draft is right, see `device/lines.py`; None where nothing is drafted.
-    worth: Float[Array | np.ndarray, "matches draft"] | None = None
+    # How likely runs are right so far, see `Acceptance.reach`; None where nothing is drafted.
+    reach: Float[Array | np.ndarray, "kinds places"] | None = None
 
 
 @pytree_dataclass
@@ -105,11 +105,12 @@ class BurstOutput:
     top_tokens: Int[Array | np.ndarray, "rows burst top"]  # see sampling.likeliest
     top_logprobs: Float[Array | np.ndarray, "rows burst top"]
     pages: Int[Array | np.ndarray, "rows most"]  # that each row drew, NULL_PAGE after the last
-    verified: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
-    # Of drafts, by the kind of match that they come from: see `planning.drafts.Drafted`.
-    matched: Int[Array | np.ndarray, "groups matches"]
-    tried: Int[Array | np.ndarray, "groups matches draft"]
-    right: Int[Array | np.ndarray, "groups matches draft"]
+    live_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
+    # Of drafts: see `planning.drafts.Drafted`.
+    begun: Int[Array | np.ndarray, "groups kinds"]
+    tried: Int[Array | np.ndarray, "groups kinds places"]
+    right: Int[Array | np.ndarray, "groups kinds places"]
+    verified: Int[Array | np.ndarray, " groups"]
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
@@ -138,9 +139,8 @@ def abstract_text(layout: Layout, rows_per_group: int, length: int, draft: int, 
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
 
-def abstract_worth(layout: Layout, draft: int) -> Any:
-    shape = len(MATCHES) + 1, draft
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout.sharding())
+def abstract_reach(layout: Layout) -> Any:
+    return jax.ShapeDtypeStruct((KINDS, 1 + MOST), jnp.float32, sharding=layout.sharding())
 
 
 def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:

@@ -122,7 +122,7 @@ class CostModelPlanner(Planner):
         budget = costs.drafting.budget(self.splits.index(plan.split), self._undrafted_s)
         if not budget or self.acceptance is None:
             return plan
-        return replace(plan, budget=budget, worth=self.acceptance.worth(self.draft))
+        return replace(plan, budget=budget, reach=self.acceptance.reach)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)

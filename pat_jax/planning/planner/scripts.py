@@ -16,7 +16,7 @@ class FixedLayout(Planner):
     split: Split
     reason: str = "pinned"
     budget: int = 0  # of drafts, see Plan
-    worth: np.ndarray | None = None
+    reach: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
         del load
@@ -25,7 +25,7 @@ class FixedLayout(Planner):
     def plan(self, load: Load, current: Split) -> Plan:
         del load, current
         return Plan(
-            self.split, threshold=0, reason=self.reason, budget=self.budget, worth=self.worth
+            self.split, threshold=0, reason=self.reason, budget=self.budget, reach=self.reach
         )
 
 
@@ -44,7 +44,7 @@ class ScriptedPath(Planner):
     first: Split
     steps: tuple[Step, ...]
     budget: int = 0  # of drafts, see Plan
-    worth: np.ndarray | None = None
+    reach: np.ndarray | None = None
 
     def start(self, load: Load) -> Split:
         del load
@@ -63,5 +63,5 @@ class ScriptedPath(Planner):
             now.recompute_below,
             reason="scripted",
             budget=self.budget,
-            worth=self.worth,
+            reach=self.reach,
         )

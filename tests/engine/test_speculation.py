@@ -1,0 +1,209 @@
+"""Drafts change no token: every kind of sampling and of ending, with switches, on pages and copies."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from two_devices import DP2, TP2, engine, generate, look_at_pages
+
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.sequences.types import Sampling
+from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL
+from pat_jax.profiling.measure.warm_up import Warmup
+from tests.lossless import CARRIES, MODELS, Settings, Subject, tally
+from tests.near_ties import Tally
+
+DRAFTS = Drafts(budgets=(1, 3), longest=5, most_tokens=256, texts=8)
+REACH = Acceptance.unseen().reach
+SETTINGS = Settings(min_rows=16, min_length=64, max_logprobs=2, drafts=DRAFTS)
+KINDS = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.7, logprobs=2),
+    Sampling(temperature=0.8, top_k=12, top_p=0.9),
+    Sampling(temperature=0.7, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
+)
+
+
+@pytest.fixture(autouse=True)
+def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
+    look_at_pages(monkeypatch)
+
+
+@cache
+def subject() -> Subject:
+    return Subject(MODELS["kv2"], SETTINGS)
+
+
+def asked_twice(kinds: tuple[Sampling, ...] = KINDS, count: int = 16) -> list[Request]:
+    """Samples of four prompts, and the same ones again when they have ended: those find every token of
+    theirs in a text, which random weights do not give by themselves."""
+    rng = np.random.default_rng(3)
+    prompts = [tuple(rng.integers(3, 61, 10).tolist()) for _ in range(4)]
+    once = [
+        Request(
+            tokens=prompts[i % 4],
+            key=sequence_key(7, i),
+            max_new_tokens=52 - i,
+            sampling=kinds[i // 4 % len(kinds)],
+            ignore_eos=i % 3 > 0,
+        )
+        for i in range(count)
+    ]
+    return once * 2
+
+
+@cache
+def static() -> tuple[list[Request], list[Completion]]:
+    requests = asked_twice()
+    return requests, subject().run(requests, subject().static(1))[0]
+
+
+def check(found: list[Completion], report: RolloutReport, least: float) -> None:
+    """
+    Args:
+      least: tokens that a row says in a step, on average.
+    """
+    requests, expected = static()
+    total = sum(tally(subject(), requests, expected, [found]).values(), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.9 * total.tokens > 500
+    assert total.max_logprob_difference <= 1e-4
+    assert report.tokens == sum(len(done.tokens) for done in found)
+    assert report.tokens_per_row_step > least
+    assert report.accepted == report.tokens - report.busy_rows <= report.drafted
+
+
+@pytest.mark.parametrize("tp, budget", [(1, 1), (1, 3), (8, 3)])
+def test_drafts_change_no_token(tp, budget):
+    requests, expected = static()
+    planner = replace(subject().static(tp), budget=budget, reach=REACH)
+    found, report = subject().run(requests, planner)
+    check(found, report, least=1.2 if budget == 1 else 1.4)
+    assert {burst.budget for burst in report.bursts} == {budget}
+    for one, other in zip(expected, found, strict=True):
+        if one.tokens.tolist() != other.tokens.tolist():
+            continue  # a near-tie
+        for name in ("unfiltered_logprobs", "top_logprobs"):
+            pair = getattr(one, name), getattr(other, name)
+            assert (pair[0] is None) == (pair[1] is None)
+            if pair[0] is not None:
+                np.testing.assert_allclose(*pair, atol=1e-4)
+
+
+@pytest.mark.parametrize("carry", CARRIES)
+@pytest.mark.parametrize("path", [(1, 2, 4, 8, 2), (8, 1)], ids=lambda x: "-".join(map(str, x)))
+def test_switches_change_no_token_either(path, carry):
+    requests, _ = static()
+    planner = subject().adaptive(path, carry, len(requests))
+    found, report = subject().run(requests, replace(planner, budget=3, reach=REACH))
+    assert len(report.switches) == len(path) - 1
+    check(found, report, least=1.4)
+
+
+ENDINGS = (
+    Sampling(temperature=0.7, stop_token_ids=(5, 9, 17)),
+    Sampling(temperature=0.7, stop_token_ids=(5, 9, 17), min_tokens=20),
+    Sampling(temperature=0.0, min_tokens=30),
+)
+
+
+def test_responses_end_where_they_do_without_drafts():
+    """At tokens that end them, not before they may, and at every number of tokens, one among them."""
+    requests = asked_twice(ENDINGS, count=15)
+    requests = [
+        replace(x, ignore_eos=False, max_new_tokens=1 + i % 5 if i % 4 == 0 else x.max_new_tokens)
+        for i, x in enumerate(requests)
+    ]
+    expected, _ = subject().run(requests, subject().static(1))
+    planner = replace(subject().static(1), budget=3, reach=REACH)
+    found, report = subject().run(requests, planner)
+    assert [x.tokens.tolist() for x in found] == [x.tokens.tolist() for x in expected]
+    assert [x.is_truncated for x in found] == [x.is_truncated for x in expected]
+    assert {x.is_truncated for x in found} == {True, False}
+    assert report.accepted > 60
+
+
+def test_after_the_warm_up_nothing_is_compiled():
+    one, requests = subject(), static()[0]
+    latency = Warmup(one.engine).measure(one.weights)
+    assert latency.budgets == DRAFTS.budgets
+    costs = latency.on(one.engine.specs.buckets.rows, one.engine.specs.buckets.lengths)
+    assert len(costs.verify_table) == len(latency.verify_table) > 0
+    # Steps that take no time at all: drafts pay, whatever they are worth.
+    free = replace(costs, verify_table=dict.fromkeys(costs.verify_table, 1e-9))
+    planner = CostModelPlanner(
+        tuple(one.engine.layouts),
+        free,
+        LengthModel.empty(64),
+        acceptance=Acceptance.unseen(),
+        draft=DRAFTS.longest,
+    )
+    layout = next(iter(one.engine.layouts.values()))
+    one.engine.set_weights(one.weights(layout), layout)
+    with counted_compilations() as events:
+        found, report = one.engine.rollout(requests, planner)
+    assert events == []
+    one.engine.release_weights()
+    assert {burst.budget for burst in report.bursts} >= {3}
+    check(found, report, least=1.3)
+    assert planner.acceptance is not None
+    assert planner.acceptance.tried.sum() > 100
+
+
+@cache
+def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
+    """As on a GPU or TPU: see `test_ahead.reading_pages`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
+        return engine.__wrapped__(kv_pages, capacity, DRAFTS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: engine(drafts=DRAFTS),
+        pytest.param(reading_pages, marks=pytest.mark.slow),
+        pytest.param(lambda: reading_pages(kv_pages=12, capacity=6), marks=pytest.mark.slow),
+    ],
+    ids=["copied", "on pages", "scarce pages"],
+)
+def test_bursts_are_dispatched_ahead_with_drafts(make):
+    """On two devices; pages that drafts have drawn are free again, and where pages lack fewer are drafted."""
+    requests = asked_twice()
+    expected, plain = generate(make(), requests, FixedLayout(DP2))
+    assert plain.tokens_per_row_step == 1 and plain.drafted == 0
+    for below in (MIGRATE_ALL, RECOMPUTE_ALL):
+        steps = Step(TP2, 24, below), Step(DP2, 16, below), Step(TP2, 6, below)
+        planner = ScriptedPath(DP2, steps, budget=3, reach=REACH)
+        found, report = generate(make(), requests, planner)
+        same = [
+            a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)
+        ]
+        assert np.mean(same) > 0.9  # the others' first difference is judged where layouts are
+        assert report.accepted > 100 and len(report.switches) >= 2
+
+
+def test_logits_that_are_no_numbers_end_a_response_with_drafts():
+    one = subject()
+    spoilt = jax.tree.map(lambda x: np.array(x), one.params)
+    spoilt["embedding"][17] = np.nan  # whoever says it
+    layout = next(iter(one.engine.layouts.values()))
+    one.engine.set_weights(jax.device_put(spoilt, layout.param_shardings(one.policy)), layout)
+    requests = [replace(x, ignore_eos=True) for x in asked_twice(count=8)]
+    planner = replace(one.static(1), budget=3, reach=REACH)
+    found, _ = one.engine.rollout(requests, planner)
+    one.engine.release_weights()
+    assert any(done.error for done in found)
+    assert all(np.isfinite(done.logprobs).all() for done in found)
