@@ -11,7 +11,6 @@ row's tokens are right to one, whenever they are counted, and so are the counts 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +40,8 @@ class DraftedRows:
     def __init__(self, machine: Machine, tables: BlockTables):
         self.machine, self.tables, self.table = machine, tables, tables.table
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
+        # What steps come to, by what was believed last: bursts that believe the same share it.
+        self._ways: tuple[np.ndarray, Ways] | None = None
         self._uncounted: list[np.ndarray] | None = None  # begun, tried, right, verified
 
     def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
@@ -72,8 +73,10 @@ class DraftedRows:
         acceptance = self.machine.acceptance
         assert acceptance is not None and burst.reach is not None, "a burst with drafts"
         _, rows, _, budget = burst.shape
-        longest = self.machine.drafts.longest
-        return _Expected(acceptance, burst.reach, longest, rows * (1 + budget))
+        if self._ways is None or self._ways[0] is not burst.reach:
+            ways = acceptance.ways(self.machine.drafts.longest, burst.reach)
+            self._ways = burst.reach, ways
+        return _Expected(acceptance, self._ways[1], rows * (1 + budget))
 
     def _lacking(
         self, said: np.ndarray, pages: np.ndarray, is_live: np.ndarray, ahead: int
@@ -112,13 +115,8 @@ class _Expected:
     """What groups do in a step on average, by how many of their rows are live."""
 
     acceptance: Acceptance
-    believed: np.ndarray  # see `Acceptance.ways`
-    draft: int  # most tokens of one
+    ways: Ways
     room: int  # tokens of a step
-
-    @cached_property
-    def ways(self) -> Ways:
-        return self.acceptance.ways(self.draft, self.believed)
 
     def tokens(self, live: np.ndarray) -> np.ndarray:
         """Of a row in a step, float[groups], by live rows of each group."""
