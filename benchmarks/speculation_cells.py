@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -142,14 +143,15 @@ BUDGETED = [static(split, budget) for split in SPLITS for budget in DRAFTS.budge
 
 def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     """Those that know what drafts are worth, and one that learns it from the first burst on."""
-    beliefs: dict = {"latency": machine.truth, "lengths": cell.known.fitted()}
-    known = beliefs | {"acceptance": machine.acceptance, "draft": DRAFTS.longest}
+    known: dict[str, Any] = {"latency": machine.truth, "lengths": cell.known.fitted()}
+    known |= {"acceptance": machine.acceptance, "draft": DRAFTS.longest}
     for split in SPLITS:
         for budget in DRAFTS.budgets:
-            fixed: dict = {"machine": machine, "budget": budget}
-            yield static(split, budget), PinnedBudget((split,), **known, **fixed)
-    yield INFORMED, CostModelPlanner(SPLITS, **known)
-    yield PLANNED, CostModelPlanner(SPLITS, **known | {"acceptance": Acceptance.unseen()})
+            fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)
+            yield static(split, budget), fixed
+    informed = CostModelPlanner(SPLITS, **known)
+    yield INFORMED, informed
+    yield PLANNED, replace(informed, acceptance=Acceptance.unseen())
 
 
 def run_cell(cell: Cell, replays: int) -> dict[str, dict]:

@@ -32,6 +32,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ SYSTEMS = (ADAPTIVE, PLANNED, INFORMED)
 Seconds = Mapping[str, Sequence[float]]
 
 
-def summary(seconds: Seconds) -> dict[str, object]:
+def summary(seconds: Seconds) -> dict[str, Any]:
     """Of some replays, all of one truth: means, and what is worst."""
     known = {name: np.array(values) for name, values in seconds.items()}
     best = np.min([known[name] for name in STATICS], axis=0)
@@ -79,7 +80,7 @@ def spread(values: np.ndarray, worst) -> dict[str, float]:
     return {"mean": round(float(values.mean()), 3), "worst": round(float(worst(values)), 3)}
 
 
-def of_cell(found: Mapping) -> dict[str, object]:
+def of_cell(found: Mapping) -> dict[str, Any]:
     """Of one cell and one truth."""
     seconds, planned = found["seconds"], found["planned"]
     names = ("tokens_a_step", "steps_with_drafts", "drafts_verified")

@@ -147,5 +147,5 @@ def test_a_latency_model_has_steps_of_every_budget_that_has_a_program():
     }
     plain = composer.latency_model(buckets)
     assert (plain.decode_table, plain.budgets) == (model.decode_table, ())
-    for (*at, _), seconds in model.verify_table.items():
-        assert seconds > model.decode_table[tuple(at)]
+    for (split, rows, length, _), seconds in model.verify_table.items():
+        assert seconds > model.decode_table[split, rows, length]

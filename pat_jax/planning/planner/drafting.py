@@ -60,7 +60,9 @@ def cheapest_steps(
     trial_s = np.zeros(len(plain))
     # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, turns.rows.max(axis=0))]
-    for budget, verifying in tables.verifying if acceptance is not None else ():
+    if acceptance is None:
+        return best, Drafting(choice, least, trial_s)
+    for budget, verifying in tables.verifying:
         rows = verifying.rows
         has_program = np.isin(bucket, rows)
         tokens = _tokens(acceptance, budget, draft, rows, turns, tables)
@@ -90,7 +92,7 @@ def _tokens(
     """
     place = np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)
     live = np.maximum(1.0, FILLED * rows[:, None])
-    said = acceptance.tokens(rows[:, None] * (1 + budget) / live - 1, draft, live)
+    said = np.asarray(acceptance.tokens(rows[:, None] * (1 + budget) / live - 1, draft, live))
     dp = np.array([split.dp for split in tables.splits])[:, None]
     filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
     # Between two parts a straight line.
