@@ -8,7 +8,10 @@ verification step each. A draft is what followed the longest match of the last t
 in the response's own text with its prompt, in its siblings as far as they are at that moment (whole once
 they have ended), or in whole responses to the same prompt of an earlier policy; of equally long matches
 the newest, own text first. A step accepts what of the draft agrees with the record from its beginning, and
-one token more. Each source alone and with those before it.
+one token more. Each source alone and with those before it. "As of launch" the siblings are as they were
+when the burst began, laid out as the engine does; texts of earlier iterations it does not have yet.
+
+Then how well the planner foretells them: see `draft_predictions`.
 """
 
 import argparse
@@ -16,110 +19,36 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 
-# Which of these may be drafted from, by name.
+from benchmarks.draft_counting import Group, Record, Rules, Tokens, verify
+from benchmarks.draft_predictions import BURST, Counted, errors, prior_of
+
+ROOM = 4.0  # of the engine for texts of siblings, in lengths of the longest text
+# Which texts may be drafted from, by name.
 SOURCES = {
-    "own": ("own",),
-    "own, siblings": ("own", "siblings"),
-    "own, siblings, earlier": ("own", "siblings", "earlier"),
+    "own": Rules(siblings=False, earlier=False),
+    "own, siblings": Rules(siblings=True, earlier=False),
+    "own, siblings as of launch": Rules(siblings=True, earlier=False, burst=BURST, room=ROOM),
+    "own, siblings, earlier": Rules(siblings=True, earlier=True),
+    "own, siblings as of launch, earlier": Rules(
+        siblings=True, earlier=True, burst=BURST, room=ROOM
+    ),
 }
-Tokens = Sequence[int]
-
-
-@dataclass
-class Texts:
-    """Texts that grow, and where each run of up to `context` tokens was seen last in them."""
-
-    context: int
-    texts: list[list[int]] = field(default_factory=list)
-    # By length and tokens: the text, and the place behind the run.
-    _seen: list[dict[tuple[int, ...], tuple[int, int]]] = field(default_factory=list)
-
-    def __post_init__(self):
-        self._seen = [{} for _ in range(self.context + 1)]
-
-    def begin(self, tokens: Tokens) -> int:
-        """The number of a new text."""
-        self.texts.append([])
-        self.append(len(self.texts) - 1, tokens)
-        return len(self.texts) - 1
-
-    def append(self, number: int, tokens: Tokens) -> None:
-        text = self.texts[number]
-        for token in tokens:
-            # What follows a run is what it is looked up for: it counts when that is there.
-            for length in range(1, min(self.context, len(text)) + 1):
-                self._seen[length][tuple(text[-length:])] = number, len(text)
-            text.append(token)
-
-    def draft(self, last: Tokens, length: int, most: int) -> list[int] | None:
-        """What came after these `length` last tokens."""
-        found = self._seen[length].get(tuple(last[-length:]))
-        if found is None:
-            return None
-        number, place = found
-        return self.texts[number][place : place + most]
-
-
-def steps_of(
-    prompt: Tokens,
-    responses: Sequence[Tokens],
-    earlier: Sequence[Tokens],
-    sources: Sequence[str],
-    *,
-    draft: int,
-    context: int,
-) -> int:
-    """Verification steps of all samples of a prompt."""
-    own = [Texts(context) for _ in responses]
-    for texts in own:
-        texts.begin(prompt)
-    shared, whole = Texts(context), Texts(context)  # siblings and itself; earlier responses
-    numbers = [shared.begin(prompt) for _ in responses]
-    for text in earlier:
-        whole.begin([*prompt, *text])
-    at, steps = [0] * len(responses), 0
-    while any(at[i] < len(response) for i, response in enumerate(responses)):
-        said = {}
-        for i, response in enumerate(responses):
-            if at[i] == len(response):
-                continue
-            steps += 1
-            places = [own[i]]
-            places += [shared] * ("siblings" in sources) + [whole] * ("earlier" in sources)
-            guess = _longest(places, own[i].texts[0], context, draft)
-            rest = response[at[i] : at[i] + len(guess) + 1]
-            accepted = next(
-                (n for n, (a, b) in enumerate(zip(guess, rest, strict=False)) if a != b),
-                min(len(guess), len(rest)),
-            )
-            said[i] = response[at[i] : at[i] + accepted + 1]
-        for i, tokens in said.items():  # what siblings say in a step none of them sees in it
-            at[i] += len(tokens)
-            own[i].append(0, tokens)
-            if "siblings" in sources:
-                shared.append(numbers[i], tokens)
-    return steps
-
-
-def _longest(places: Sequence[Texts], text: Tokens, context: int, most: int) -> list[int]:
-    for length in range(min(context, len(text)), 0, -1):
-        for texts in places:
-            if guess := texts.draft(text, length, most):
-                return guess
-    return []
-
-
-@dataclass(frozen=True)
-class Group:
-    name: str  # set, and the model where a set has several
-    prompt: Tokens
-    responses: Sequence[Tokens]
-    earlier: Sequence[Tokens]
+PREDICTED = "own, siblings", "own, siblings, earlier"
+CONTROL = "codegen"  # a base model, which repeats little: not in the prior
+MOST = 8  # tokens of the drafts that are foretold
+ENGINE = {
+    "the same in the engine": "longest match of at most 16 tokens, of equal ones the row's own and the newest; "
+    "then siblings as of launch, those that have ended first, of them the longest; a draft ends where "
+    "its text did",
+    "not in the engine": "siblings as they are at each step; earlier responses; steps in lockstep of rows "
+    "that begin at different times; bursts that are launched behind others see what the first one saw",
+}
 
 
 def groups_of(path: Path, samples: int) -> Iterator[Group]:
@@ -143,40 +72,73 @@ def groups_of(path: Path, samples: int) -> Iterator[Group]:
         yield Group(f"{name}, {model}", of_prompt, by_epoch[newest][:samples], earlier)
 
 
-def counted(groups: Sequence[Group], draft: int, context: int) -> Mapping[str, float]:
-    """Tokens per step, by what is drafted from."""
+def rules_of(groups: Sequence[Group]) -> Mapping[str, Rules]:
+    has_earlier = any(group.earlier for group in groups)
+    return {name: rules for name, rules in SOURCES.items() if has_earlier or not rules.earlier}
+
+
+def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> Mapping[str, object]:
+    """Tokens per step, by what is drafted from and the most tokens of a draft."""
     tokens = sum(len(response) for group in groups for response in group.responses)
-    found = {}
-    for name, sources in SOURCES.items():
-        if "earlier" in sources and not any(group.earlier for group in groups):
-            continue
-        steps = sum(
-            steps_of(x.prompt, x.responses, x.earlier, sources, draft=draft, context=context)
-            for x in groups
-        )
-        found[name] = round(tokens / steps, 3)
-    return {"prompts": len(groups), "tokens": tokens, **found}
+    found: dict[str, object] = {"prompts": len(groups), "tokens": tokens}
+    for draft in drafts:
+        found[f"drafts of {draft}"] = {
+            name: round(tokens / len(verify(record, replace(rules, draft=draft))), 3)
+            for name, rules in rules_of(groups).items()
+        }
+    return found
+
+
+def foretold(groups: Sequence[Group], record: Record, rules: Rules) -> Counted:
+    """All steps with drafts of every length."""
+    tokens = [sum(map(len, group.responses)) for group in groups]
+    steps = {n: verify(record, replace(rules, draft=n)) for n in range(1, MOST + 1)}
+    return Counted(np.array(tokens), steps)
+
+
+def all_of(
+    by_name: Mapping[str, Sequence[Group]], drafts: Sequence[int], context: int, splits: int
+) -> dict[str, object]:
+    """The whole record, printed on the way."""
+    sets, expected, priors = {}, {}, []
+    for name, groups in sorted(by_name.items()):
+        record = Record(groups, context)
+        sets[name] = counted(groups, record, drafts)
+        print(name, json.dumps(sets[name]), flush=True)
+        for sources in [x for x in PREDICTED if x in rules_of(groups)]:
+            steps = foretold(groups, record, SOURCES[sources])
+            if sources == "own, siblings" and not name.startswith(CONTROL):
+                priors.append(steps.counts(MOST))
+            if len(groups) > 1:
+                expected[f"{name}: {sources}"] = errors(steps, MOST, splits)
+                print(sources, json.dumps(expected[f"{name}: {sources}"]), flush=True)
+    right, kinds = prior_of(priors) if priors else (np.zeros(0), np.zeros(0))
+    prior = {"PRIOR": right.round(2).tolist(), "PRIOR_KINDS": kinds.round(3).tolist()}
+    print(json.dumps(prior))
+    return {"tokens a step": sets, "errors of the planner, %": expected, "prior": prior}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--draft", type=int, default=8, help="most tokens of a draft")
+    parser.add_argument(
+        "--drafts", type=int, nargs="+", default=[8, 7, 3], help="most tokens of a draft"
+    )
     parser.add_argument("--context", type=int, default=16, help="most tokens of a match")
     parser.add_argument("--samples", type=int, default=16, help="most samples of a prompt")
     parser.add_argument("--most_prompts", type=int, default=10**6, help="of each set")
+    parser.add_argument("--splits", type=int, default=8, help="random halves of the prompts")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     by_name: defaultdict[str, list[Group]] = defaultdict(list)
     for group in groups_of(args.data, args.samples):
-        by_name[group.name].append(group)
-    found = {}
-    for name, groups in sorted(by_name.items()):
-        found[name] = counted(groups[: args.most_prompts], args.draft, args.context)
-        print(name, json.dumps(found[name]), flush=True)
+        if len(by_name[group.name]) < args.most_prompts:
+            by_name[group.name].append(group)
+    found = all_of(by_name, args.drafts, args.context, args.splits)
     if args.out:
         command = "python -m benchmarks.draft_acceptance " + " ".join(sys.argv[1:])
-        args.out.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
+        record = {"command": command, "rules": {"steps of a burst": BURST, **ENGINE}, **found}
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

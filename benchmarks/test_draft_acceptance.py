@@ -1,12 +1,28 @@
 """Counting drafts against a search through every place of every text, on made-up texts."""
 
-from hypothesis import given
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.draft_acceptance import SOURCES, steps_of
+from benchmarks.draft_acceptance import SOURCES
+from benchmarks.draft_counting import Group, Record, Rules, Steps, verify
+from pat_jax.engine.device.suffix import CONTEXT as ENGINE_CONTEXT
+from pat_jax.engine.device.suffix import find
+from pat_jax.engine.sequences.texts import texts as engine_texts
 
-DRAFT, CONTEXT = 3, 4
+DRAFT, CONTEXT, BURST = 3, 4, 2
+ROOM = 64  # columns for siblings: more than they fill
+FIND = jax.jit(find, static_argnames="most")
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=3)
+
+
+def steps_of(prompt, responses, earlier, rules: Rules, context: int = CONTEXT) -> Steps:
+    return verify(Record([Group("", prompt, responses, earlier)], context), rules)
 
 
 def match(last: list[int], text: list[int], place: int) -> int:
@@ -17,51 +33,199 @@ def match(last: list[int], text: list[int], place: int) -> int:
     return length
 
 
-def best(last: list[int], known: list[tuple[list[int], int]]) -> int:
-    """The length of the longest match that something follows.
+def spots(text: list[int]) -> list[tuple[list[int], int]]:
+    """A text with each of its places, the newest first."""
+    return [(text, place) for place in reversed(range(1, len(text)))]
+
+
+def searched(last: list[int], known: list[tuple[list[int], int]]) -> tuple[int, list[int]]:
+    """The length of the longest match that something follows, and the draft.
 
     Args:
-      known: texts, and how many tokens of each were there when the run that is looked up had ended.
+      known: texts with a place, the best to draft from first.
     """
-    return max(
-        (match(last, text, place) for text, end in known for place in range(1, end)), default=0
-    )
+    best, guess = 0, []
+    for text, place in known:
+        if (length := match(last, text, place)) > best:
+            best, guess = length, text[place : place + DRAFT]
+    return best, guess
 
 
-@given(st.lists(st.integers(0, 2), max_size=6), texts, texts)
+def step_by_step(responses, search) -> list[tuple[int, int, int]]:
+    """The number of the lockstep, the match and the tokens accepted, of every step.
+
+    Args:
+      search: a match and a draft, of the step, the row and what each has said so far.
+    """
+    at, found, step = [0] * len(responses), [], 0
+    while any(a < len(x) for a, x in zip(at, responses, strict=True)):
+        said = [x[:a] for a, x in zip(at, responses, strict=True)]
+        then = list(at)
+        for row, response in enumerate(responses):
+            if at[row] == len(response):
+                continue
+            matched, guess = search(step, row, said)
+            accepted = 0
+            for a, b in zip(guess, response[at[row] :], strict=False):
+                if a != b:
+                    break
+                accepted += 1
+            found.append((step, matched, accepted))
+            then[row] = min(at[row] + accepted + 1, len(response))
+        at, step = then, step + 1
+    return found
+
+
+def as_list(steps: Steps) -> list[tuple[int, int, int]]:
+    columns = (x.tolist() for x in (steps.step, steps.matched, steps.accepted))
+    return list(zip(*columns, strict=True))
+
+
+@given(prompts, texts, texts)
 def test_more_sources_never_make_a_match_shorter_and_no_step_is_free(prompt, responses, earlier):
     tokens = sum(map(len, responses))
-    for sources in SOURCES.values():
-        steps = steps_of(prompt, responses, earlier, sources, draft=DRAFT, context=CONTEXT)
+    for rules in SOURCES.values():
+        steps = len(
+            steps_of(prompt, responses, earlier, Rules(rules.siblings, rules.earlier, DRAFT))
+        )
         longest = max(map(len, responses))
         assert tokens / (DRAFT + 1) <= steps <= tokens
         assert steps >= -(-longest // (DRAFT + 1))
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1))
-def test_own_text_alone_is_what_a_search_finds(prompt, response):
-    steps, at = 0, 0
-    while at < len(response):
-        text = [*prompt, *response[:at]]
-        longest = best(text, [(text, len(text))])
-        # Of equally long matches the newest.
-        places = [p for p in range(1, len(text)) if match(text, text, p) == longest > 0]
-        guess = text[places[-1] : places[-1] + DRAFT] if places else []
-        rest = response[at : at + len(guess) + 1]
-        accepted = 0
-        while accepted < min(len(guess), len(rest)) and guess[accepted] == rest[accepted]:
-            accepted += 1
-        at, steps = at + accepted + 1, steps + 1
-    found = steps_of(prompt, [response], [], ("own",), draft=DRAFT, context=CONTEXT)
-    assert found == steps
+@given(prompts, texts)
+def test_own_text_alone_is_what_a_search_finds(prompt, responses):
+    found = steps_of(prompt, responses, [], Rules(siblings=False, earlier=False, draft=DRAFT))
+
+    def search(step, row, said):
+        text = [*prompt, *said[row]]
+        return searched(text, spots(text))
+
+    assert as_list(found) == step_by_step(responses, search)
+
+
+@given(prompts, texts, texts)
+def test_whole_earlier_responses_are_what_a_search_finds(prompt, responses, earlier):
+    found = steps_of(prompt, responses, earlier, Rules(siblings=False, earlier=True, draft=DRAFT))
+    whole = [spot for text in reversed(earlier) for spot in spots([*prompt, *text])]
+
+    def search(step, row, said):
+        text = [*prompt, *said[row]]
+        return searched(text, [*spots(text), *whole])
+
+    assert as_list(found) == step_by_step(responses, search)
+
+
+@given(prompts, texts)
+def test_siblings_are_what_a_search_finds(prompt, responses):
+    """Of equally long matches the one that was said last, of those of a step the last row's."""
+    found = steps_of(prompt, responses, [], Rules(siblings=True, earlier=False, draft=DRAFT))
+    told: list[tuple[int, int]] = []  # the row and the place of each token, as they came
+
+    def search(step, row, said):
+        text = [*prompt, *said[row]]
+        for i, x in enumerate(said):
+            old = sum(j == i for j, _ in told)
+            told.extend((i, place) for place in range(old, len(x)))
+        newest = [([*prompt, *said[i]], len(prompt) + place) for i, place in reversed(told)]
+        return searched(text, [*spots(text), *newest])
+
+    assert as_list(found) == step_by_step(responses, search)
+
+
+def laid_out(prompt, said, responses) -> np.ndarray:
+    """What the engine's rows draft from, when they have said so much of their responses."""
+    known = [np.array([*prompt, *x]) for x in said]
+    rows = np.arange(len(said))
+    table = SimpleNamespace(
+        num_groups=1,
+        rows_per_group=len(said),
+        live=rows,
+        row=rows,
+        length=np.array([len(x) for x in known]),
+        prompt_length=np.full(len(said), len(prompt)),
+        is_done=np.array([len(x) == len(y) for x, y in zip(said, responses, strict=True)]),
+    )
+    fake = SimpleNamespace(
+        table=table, prompt=0 * rows, samples=lambda _: rows, known=known.__getitem__
+    )
+    return engine_texts(cast(Any, fake), ROOM, own=24)
+
+
+@settings(max_examples=30, deadline=None)  # compiles
+@given(prompts, texts.filter(lambda x: len(x) > 1))
+def test_siblings_as_of_launch_are_what_the_engine_finds(prompt, responses):
+    """With its own functions: how texts are laid out, and the search on the devices."""
+    rules = Rules(siblings=True, earlier=False, draft=DRAFT, burst=BURST)
+    found = steps_of(prompt, responses, [], rules, context=ENGINE_CONTEXT)
+    launched = np.zeros(0)
+
+    def search(step, row, said):
+        nonlocal launched
+        if step % BURST == 0:
+            launched = laid_out(prompt, said, responses)
+        text, last = launched[row : row + 1].copy(), ROOM + len(prompt) + len(said[row])
+        text[0, ROOM:last] = [*prompt, *said[row]]
+        draft = FIND(text, np.array([last - 1], np.int32), most=DRAFT)
+        guess = np.asarray(draft.tokens[0])
+        return int(draft.matched[0]), guess[guess >= 0].tolist()
+
+    assert as_list(found) == step_by_step(responses, search)
+
+
+@settings(max_examples=300, deadline=None)
+@given(prompts, texts, st.sampled_from([0.0, 0.5, 1.0]))
+def test_siblings_that_find_no_room_are_not_drafted_from(prompt, responses, room):
+    rules = Rules(siblings=True, earlier=False, draft=DRAFT, burst=BURST, room=room)
+    found = steps_of(prompt, responses, [], rules)
+    launched = []
+
+    def search(step, row, said):
+        if step % BURST == 0:
+            is_done = [len(x) == len(y) for x, y in zip(said, responses, strict=True)]
+            order = sorted(range(len(said)), key=lambda i: (not is_done[i], -len(said[i])))
+            left = int(room * (len(prompt) + max(map(len, responses))))
+            launched.clear()
+            for i in order:
+                kept = min(left, len(said[i]))
+                # Of a text as far as it goes at launch: none of its places where it began has room.
+                launched.extend(spots([*prompt, *said[i]])[:kept])
+                left -= kept
+        text = [*prompt, *said[row]]
+        return searched(text, [*spots(text), *launched])
+
+    assert as_list(found) == step_by_step(responses, search)
+
+
+def test_siblings_that_have_ended_are_drafted_from_before_longer_ones():
+    ended, going_on = [2, 3, 4, 5], [2, 3, *range(30, 50)]
+    late = [*range(20, 28), 2, 3, 4, 5]
+    rules = Rules(siblings=True, earlier=False, draft=2, burst=1)
+    found = as_list(steps_of([1], [ended, going_on, late], [], rules))
+    # Behind its 2 both have said 3, and one of them 4.
+    assert [x for x in found if x[1]] == [(9, 1, 2)]
+
+
+def test_prompts_and_their_rows_do_not_look_at_each_other():
+    rules = Rules(siblings=True, earlier=True, draft=DRAFT)
+    groups = [
+        Group("", [1, 2], [[3, 1, 2, 3, 1, 2], [2, 2, 2, 2]], [[3, 1, 2]]),
+        Group("", [1, 2, 3], [[1, 2, 3, 1, 2, 3, 3]], []),
+        Group("", [2], [[2, 3, 1], [2], [3, 1, 2, 3, 1]], [[2, 2], [3]]),
+    ]
+    together = verify(Record(groups, CONTEXT), rules)
+    for number, group in enumerate(groups):
+        alone = verify(Record([group], CONTEXT), rules)
+        assert as_list(together.of(together.group == number)) == as_list(alone)
 
 
 def test_a_sibling_that_has_said_it_is_drafted_from():
+    own = Rules(siblings=False, earlier=False, draft=DRAFT)
     said = list(range(10, 22))
-    alone = steps_of([1], [said], [], ("own",), draft=DRAFT, context=CONTEXT)
+    alone = len(steps_of([1], [said], [], own))
     assert alone == len(said)  # nothing repeats
     late = [2, 3, 4, *said]  # the same, three steps behind
-    both = steps_of([1], [said, late], [], ("own", "siblings"), draft=DRAFT, context=CONTEXT)
+    both = len(steps_of([1], [said, late], [], Rules(siblings=True, earlier=False, draft=DRAFT)))
     assert both < alone + len(late)
-    whole = steps_of([1], [late], [late], ("own", "earlier"), draft=DRAFT, context=CONTEXT)
+    whole = len(steps_of([1], [late], [late], Rules(siblings=False, earlier=True, draft=DRAFT)))
     assert whole == -(-len(late) // (DRAFT + 1))

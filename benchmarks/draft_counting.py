@@ -1,0 +1,237 @@
+"""Verification steps of recorded responses with drafts copied from texts, of many prompts at once.
+
+Knows token ids and when which text is there. Does not know what a step costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+Tokens = Sequence[int]
+NOWHERE = -1
+NO_RUN = 0  # the run that nothing is found by
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responses to a prompt."""
+
+    name: str  # set, and the model where a set has several
+    prompt: Tokens
+    responses: Sequence[Tokens]
+    earlier: Sequence[Tokens]  # of an earlier policy
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is drafted from, and how much of it."""
+
+    siblings: bool
+    earlier: bool
+    draft: int = 8  # most tokens of a draft
+    # Steps for which a row sees its siblings as they were. 0: as they are, of equal matches the newest.
+    # Otherwise as the engine lays them out, in `room`: the longest first, and those that have ended before.
+    burst: int = 0
+    room: float = float(
+        "inf"
+    )  # tokens of siblings and earlier responses, in lengths of the longest text
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Verification steps in the order in which they are made, a number of each."""
+
+    group: np.ndarray
+    step: np.ndarray  # of the lockstep
+    matched: np.ndarray  # tokens of the match, 0 where there is none
+    accepted: np.ndarray  # tokens of the draft that agree with the record
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def of(self, chosen: np.ndarray | slice) -> "Steps":
+        """Those that a mask or a slice chooses."""
+        return Steps(*(x[chosen] for x in (self.group, self.step, self.matched, self.accepted)))
+
+
+class Record:
+    """The texts of some prompts in one array: each response behind its prompt, then earlier ones alike.
+
+    A place is a column of that array; the run before it is what was said last when it came.
+
+    Args:
+      context: most tokens of a match.
+    """
+
+    def __init__(self, groups: Sequence[Group], context: int):
+        self.context = context
+        of_rows = [(i, g.prompt, text) for i, g in enumerate(groups) for text in g.responses]
+        earlier = [(i, g.prompt, text) for i, g in enumerate(groups) for text in g.earlier]
+        self.rows, found = len(of_rows), of_rows + earlier
+        self.group = np.array([i for i, _, _ in found])
+        lengths = np.array([len(prompt) + len(text) for _, prompt, text in found])
+        self.stop = np.cumsum(lengths)
+        self.start = self.stop - lengths
+        prompts = np.array([len(prompt) for _, prompt, _ in found])
+        self.said = self.start + prompts  # where responses begin
+        self.text = np.repeat(np.arange(len(found)), lengths)  # of each place
+        parts = [np.array([*prompt, *text], np.int64) for _, prompt, text in found]
+        self.tokens = np.concatenate(parts)
+
+    @cached_property
+    def own_runs(self) -> np.ndarray:
+        """int[places, context]: equal where the last tokens are, as many as the column says, in a text."""
+        return self._runs(self.text)
+
+    @cached_property
+    def group_runs(self) -> np.ndarray:
+        """The same in all texts of a prompt."""
+        return self._runs(self.group[self.text])
+
+    def _runs(self, owner: np.ndarray) -> np.ndarray:
+        runs = np.full((len(self.tokens), self.context), NO_RUN, np.int32)
+        behind = (
+            np.arange(len(self.tokens)) - self.start[self.text]
+        )  # tokens of the text before a place
+        places, known, first = np.arange(len(self.tokens)), owner.astype(np.int64), NO_RUN + 1
+        for back in range(1, self.context + 1):
+            has = behind[places] >= back
+            places, known = places[has], known[has]
+            if not len(places):
+                break
+            # A run is the shorter one and the token before it.
+            longer = known * (1 + self.tokens.max()) + self.tokens[places - back]
+            _, which, count = np.unique(longer, return_inverse=True, return_counts=True)
+            # What comes once is found by none.
+            again = count[which] > 1
+            places, known = places[again], which[again]
+            runs[places, back - 1] = first + known
+            first += len(count)
+        return runs
+
+
+class _Seen:
+    """Where each run was seen last: of places that are told in the order in which they count."""
+
+    def __init__(self, runs: np.ndarray):
+        self.runs = runs
+        self.place = np.full(1 + runs.max(initial=NO_RUN), NOWHERE, np.int64)
+
+    def tell(self, places: np.ndarray) -> None:
+        # NumPy writes the last of equal indices.
+        self.place[self.runs[places].ravel()] = np.repeat(places, self.runs.shape[1])
+        self.place[NO_RUN] = NOWHERE
+
+    def forget(self, places: np.ndarray) -> None:
+        self.place[self.runs[places].ravel()] = NOWHERE
+
+    def before(self, places: np.ndarray) -> np.ndarray:
+        """int[places, context], what was seen of the runs before these places."""
+        return self.place[self.runs[places]]
+
+
+def _spans(first: np.ndarray, behind: np.ndarray) -> np.ndarray:
+    """The places of several spans, one after the other."""
+    lengths = behind - first
+    offset = np.repeat(first - np.cumsum(lengths) + lengths, lengths)
+    return offset + np.arange(lengths.sum())
+
+
+class _Lockstep:
+    """All rows of a record, a verification step each."""
+
+    def __init__(self, record: Record, rules: Rules):
+        self.record, self.rules = record, rules
+        rows = slice(record.rows)
+        self.at, self.stop = record.said[rows].copy(), record.stop[rows]
+        self.own = _Seen(record.own_runs)
+        # A place counts as soon as its token is there: what follows a run is what it is looked up for.
+        self.own.tell(_spans(record.start[rows], self.at))
+        self.others = _Seen(record.group_runs) if rules.siblings else None
+        self.earlier = _Seen(record.group_runs) if rules.earlier else None
+        if self.earlier:
+            whole = slice(record.rows, None)
+            self.earlier.tell(_spans(record.start[whole], record.stop[whole]))
+        self.known = record.stop.copy()  # where each text ends for others
+        self.known[rows] = self.at
+        behind = np.full(rules.draft, NOWHERE)
+        self.windows = sliding_window_view(np.concatenate([record.tokens, behind]), rules.draft)
+
+    def launch(self) -> None:
+        """Lay the siblings out anew, as they are."""
+        record, others = self.record, self.others
+        assert others is not None
+        rows = record.rows
+        told = _spans(record.said[:rows], self.known[:rows])
+        others.forget(told)
+        self.known[:rows] = self.at
+        is_live = np.zeros(1 + record.group.max(), bool)
+        is_live[record.group[:rows][self.at < self.stop]] = True
+        row = np.flatnonzero(is_live[record.group[:rows]])
+        length, is_done = self.at[row] - record.start[row], self.at[row] == self.stop[row]
+        row = row[np.lexsort((-length, ~is_done, record.group[row]))]  # the best first
+        first = self._with_room(row)
+        others.tell(_spans(first[::-1], self.at[row][::-1]))
+
+    def _with_room(self, row: np.ndarray) -> np.ndarray:
+        """Where what finds room of each row begins."""
+        record = self.record
+        said = self.at[row] - record.said[row]
+        group = record.group[row]
+        before = np.cumsum(said) - said
+        begins = np.searchsorted(group, group)  # each group's first
+        longest = np.maximum.reduceat(record.stop[row] - record.start[row], np.unique(begins))
+        room = np.floor(self.rules.room * longest)[np.unique(begins, return_inverse=True)[1]]
+        left = np.maximum(room - (before - before[begins]), 0)
+        return (self.at[row] - np.minimum(said, left)).astype(np.int64)
+
+    def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each live row: its number, the tokens of the match, and how many of the draft are right."""
+        record, rules = self.record, self.rules
+        row = np.flatnonzero(self.at < self.stop)
+        at = self.at[row]
+        matched, place = self._longest(at)
+        # A draft ends where its text does: a row's own now, another's when it was looked at.
+        source = record.text[place]
+        until = np.where(source == row, at, self.known[source])
+        column = np.arange(rules.draft)[None]
+        right = self.windows[place] == self.windows[at]
+        right &= place[:, None] + column < until[:, None]
+        right &= at[:, None] + column < self.stop[row][:, None]
+        right &= matched[:, None] > 0
+        accepted = np.cumprod(right, axis=1).sum(axis=1)
+        then = np.minimum(at + accepted + 1, self.stop[row])
+        said = _spans(at, then)
+        self.own.tell(said)
+        self.at[row] = then
+        if self.others and not rules.burst:  # what is said in a step no sibling sees in it
+            self.others.tell(said)
+            self.known[row] = then
+        return row, matched, accepted
+
+    def _longest(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the longest match before each of these places, and what comes behind it."""
+        found = self.own.before(at)
+        for seen in (self.others, self.earlier):
+            if seen:
+                found = np.where(found < 0, seen.before(at), found)
+        matched = np.max((found >= 0) * np.arange(1, self.record.context + 1), axis=1)
+        place = np.take_along_axis(found, np.maximum(matched - 1, 0)[:, None], axis=1)[:, 0]
+        return matched, np.maximum(place, 0)
+
+
+def verify(record: Record, rules: Rules) -> Steps:
+    """All steps until every response has been said."""
+    lockstep, found, step = _Lockstep(record, rules), [], 0
+    while np.any(lockstep.at < lockstep.stop):
+        if rules.siblings and rules.burst and step % rules.burst == 0:
+            lockstep.launch()
+        row, matched, accepted = lockstep.step()
+        found.append((record.group[row], np.full(len(row), step), matched, accepted))
+        step += 1
+    if not found:
+        return Steps(*(np.zeros(0, np.int64) for _ in range(4)))
+    return Steps(*(np.concatenate(x) for x in zip(*found, strict=True)))

@@ -1,0 +1,114 @@
+"""How well `planning.drafts.Acceptance` foretells what drafts of 1 to 8 tokens say, on prompts it has not seen.
+
+Half of a set's prompts are learned from, with drafts of one length; what it then expects of other lengths is
+compared with what came on the other half.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.draft_counting import Steps
+from pat_jax.planning.drafts import MATCHES, Acceptance
+
+BURST = 32  # steps
+SHORT = 3  # tokens of a draft: from it too longer ones are foretold
+
+
+def counts_of(steps: Steps, draft: int) -> np.ndarray:
+    """Steps by the kind of match and the tokens accepted: see `Acceptance.observed`."""
+    kind = np.searchsorted(MATCHES, steps.matched, side="right")
+    size = len(MATCHES) + 1, draft + 1
+    flat = np.bincount(kind * size[1] + steps.accepted, minlength=size[0] * size[1])
+    return flat.reshape(size)
+
+
+def prior_of(counts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Of several sets, which weigh the same: how often each token of a draft is right where those before it
+    are, by the kind of match, and the shares of the kinds, none first. See `drafts.PRIOR`."""
+    mean = np.sum([x / x.sum() for x in counts], axis=0)
+    reached = mean[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return reached[1:, 1:] / reached[1:, :-1], mean.sum(axis=1) / mean.sum()
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """The steps of a set, with drafts of each length."""
+
+    tokens: np.ndarray  # of each group
+    steps: Mapping[int, Steps]  # by the tokens of a draft
+
+    def among(self, groups: np.ndarray) -> "Counted":
+        """These groups alone."""
+        steps = {n: x.of(np.isin(x.group, groups)) for n, x in self.steps.items()}
+        return Counted(self.tokens[groups], steps)
+
+    def came(self, draft: int) -> float:
+        """Tokens accepted a step, in the mean."""
+        return self.tokens.sum() / len(self.steps[draft]) - 1
+
+    def counts(self, draft: int) -> np.ndarray:
+        return counts_of(self.steps[draft], draft)
+
+    def bursts(self, draft: int) -> list[np.ndarray]:
+        """`counts` of each burst, in the order in which they run."""
+        steps = self.steps[draft]
+        first = np.searchsorted(steps.step, np.arange(0, steps.step[-1] + 1, BURST))
+        masks = [slice(a, b) for a, b in zip(first, [*first[1:], len(steps)], strict=True)]
+        return [counts_of(steps.of(mask), draft) for mask in masks]
+
+
+def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: np.ndarray) -> dict:
+    """Tokens accepted that are expected of a step, by what is known.
+
+    Args:
+      kinds: counts of the unseen prompts, with drafts of another length.
+    """
+    online, expected = learned, []
+    for counts in unseen.bursts(draft):  # each before it runs
+        expected.append(counts.sum() * (online.tokens(draft) - 1))
+        online = online.observed(counts)
+    return {
+        "before anything was seen": Acceptance.unseen().tokens(draft) - 1,
+        "kinds of the prompts learned from": learned.tokens(draft) - 1,
+        "kinds of the steps that came": learned.among(kinds).tokens(draft) - 1,
+        "burst by burst": sum(expected) / len(unseen.steps[draft]),
+    }
+
+
+def errors(counted: Counted, learned_with: int, splits: int) -> dict:
+    """Errors in % of the tokens accepted that came, over random halves, by length of a draft."""
+    rng, groups = np.random.default_rng(0), len(counted.tokens)
+    found: dict[str, list[list[float]]] = {}
+    drafts = sorted(counted.steps)
+    for _ in range(splits):
+        order = rng.permutation(groups)
+        seen, unseen = (counted.among(x) for x in (order[: groups // 2], order[groups // 2 :]))
+        learned = Acceptance.unseen().observed(seen.counts(learned_with))
+        kinds = unseen.counts(learned_with)
+        for draft in drafts:
+            came = unseen.came(draft)
+            for name, expected in predictions(learned, unseen, draft, kinds).items():
+                found.setdefault(name, [[] for _ in drafts])
+                found[name][drafts.index(draft)].append(100 * (expected / came - 1))
+    same = {
+        f"on the prompts learned from, with drafts of {n}": _on_the_same(counted, n)
+        for n in (learned_with, SHORT)
+    }
+    came = [round(float(counted.came(n)), 3) for n in drafts]
+    return {"accepted a step": came, **{x: _summary(y) for x, y in found.items()}, **same}
+
+
+def _on_the_same(counted: Counted, learned_with: int) -> list[float]:
+    learned = Acceptance.unseen().observed(counted.counts(learned_with))
+    expected = {n: learned.tokens(n) - 1 for n in counted.steps}
+    return [round(float(100 * (x / counted.came(n) - 1)), 1) for n, x in expected.items()]
+
+
+def _summary(by_draft: Sequence[Sequence[float]]) -> dict:
+    """Of the splits' errors: their mean, and the mean of their size."""
+    return {
+        "mean": [round(float(np.mean(x)), 1) for x in by_draft],
+        "mean size": [round(float(np.mean(np.abs(x))), 1) for x in by_draft],
+    }
