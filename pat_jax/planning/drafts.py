@@ -75,8 +75,8 @@ def _ahead(reach: np.ndarray, draft: int) -> np.ndarray:
 class Ways(NamedTuple):
     """What a step of a row comes to, on average over the steps of all runs."""
 
-    verified: np.ndarray  # float[bars], tokens of drafts, the lowest of `BARS` last
-    said: np.ndarray  # float[bars], tokens
+    verified: np.ndarray  # float[1 + bars], tokens of drafts: none, and the lowest of `BARS` last
+    said: np.ndarray  # float[1 + bars], tokens
     alone: np.ndarray  # float[1 + draft], said where drafts always have so many tokens
 
     def tokens(self, budget: Numbers, rows: Numbers) -> Numbers:
@@ -162,7 +162,11 @@ class Acceptance:
         always = np.arange(1 + draft)[:, None, None] + np.zeros_like(by_bar[:1])
         verified, said = self._of_steps(np.concatenate([by_bar, always]), draft)
         bars = len(BARS)
-        return Ways(np.maximum.accumulate(verified[:bars][::-1]), said[:bars][::-1], said[bars:])
+        by_room = (
+            np.maximum.accumulate([0.0, *verified[:bars][::-1]]),
+            np.array([1.0, *said[:bars][::-1]]),
+        )
+        return Ways(*by_room, said[bars:])
 
     def _of_steps(self, lengths: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens verified and said in a step, on average over the steps of all runs, float[ways].
