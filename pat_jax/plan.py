@@ -21,6 +21,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
 from pat_jax.config.command_line import dump, in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
+from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.presets import preset
@@ -124,13 +125,14 @@ def question_of(config: PlanConfig, command: str) -> Question:
     check_room(order, config.model)
     plant = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
+    drafts = drafts_of(config.speculation, target.chip.platform)
     return Question(
         command,
         config.model,
         plant,
         Series(draw(config), config.rollouts),
         lengths,
-        costs_of(plant, profile, Path(config.data), config.sums),
+        costs_of(plant, profile, Path(config.data), config.sums, drafts),
         Path(config.data),
         config,
     )

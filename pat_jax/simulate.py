@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.callable_module import make_callable
@@ -20,10 +21,13 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
-from pat_jax.common.text_table import percent, text_table
+from pat_jax.common.text_table import Cell, percent, text_table
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
+from pat_jax.engine.draft_choice import drafts_of
+from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.latency.profile import Profile, read_profile
+from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.capacity.what_if import (
     WhatIf,
@@ -36,6 +40,9 @@ from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 from pat_jax.run.plot import draw_rollout
+
+# Beside every layout: without drafts.
+DRAFT_HEADER = ("with drafts s", "tokens a step", "the best static takes")
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,13 +76,18 @@ class Simulated:
     profile: Profile
     lengths: ResponseLengths
     answers: Sequence[Answer]
+    told: Sequence[str] = ()  # of drafts, in sentences
 
     def plot(self, number: int = 0) -> "Figure":
         """The first adaptive rollout of an answer: live sequences over time, the layout in force."""
         return draw_rollout(self.answers[number].comparison.traces[0])
 
     def __repr__(self) -> str:
-        return tables(self.config, self.profile, self.lengths, self.answers)
+        told = [
+            tables(self.config, self.profile, self.lengths, self.answers),
+            *self.told,
+        ]
+        return "\n\n".join(told)
 
 
 def main() -> None:
@@ -108,16 +120,31 @@ def _simulated(config: SimulateConfig) -> Simulated:
         }
         check_context(asked, model_of(profile).max_position, config.profile)
     configure(0)
-    answers = [answer(config, profile, lengths, *case) for case in config.cases()]
+    drafts, told = _drafts(config, profile)
+    answers = [answer(config, profile, lengths, drafts, *case) for case in config.cases()]
     if config.out:
-        write(Path(config.out), content(config, profile, lengths, answers))
-    return Simulated(config, profile, lengths, answers)
+        write(Path(config.out), content(config, profile, lengths, answers) | {"drafts": told})
+    return Simulated(config, profile, lengths, answers, told)
+
+
+def _drafts(config: SimulateConfig, profile: Profile) -> tuple[Drafts, tuple[str, ...]]:
+    """Those that were measured of the ones asked for, and what is to be said of it."""
+    wanted = drafts_of(config.speculation, profile.subject.backend)
+    drafts, told = measured_drafts(wanted, profile.latency)
+    if config.speculation.source == "suffix" and not drafts.budgets:
+        raise UserError(
+            f"option --speculation.source is 'suffix': the profile {config.profile} has no steps that "
+            f"verify drafts of --speculation.budgets ({' '.join(map(str, wanted.budgets))}); measure them "
+            "with python -m pat_jax.profile --speculation.source suffix, or leave the option out."
+        )
+    return drafts, told
 
 
 def answer(
     config: SimulateConfig,
     profile: Profile,
     lengths: ResponseLengths,
+    drafts: Drafts,
     responses: int,
     cap: int,
     link_slowdown: float,
@@ -142,6 +169,7 @@ def answer(
         config.device_memory_gib,
         config.burst_steps,
         config.check_every,
+        drafts,
     )
     machine = machine_of(profile, what_if)
     return Answer(what_if, compare(machine, lengths, series), unmeasured(profile, machine))
@@ -172,7 +200,8 @@ def tables(
 def _gains(answers: Sequence[Answer]) -> str:
     """One line for each question: seconds of a rollout, and what adapting saves."""
     names = dict.fromkeys(system.name for one in answers for system in one.comparison.static)
-    header = ["what if", "adaptive s", *(f"{name} s" for name in names)]
+    has_drafts = any(one.comparison.drafting for one in answers)
+    header = ["what if", "adaptive s", *DRAFT_HEADER * has_drafts, *(f"{name} s" for name in names)]
     header += ["saved of the best", "switches", "after the first", "preempted"]
     rows = []
     for one in answers:
@@ -182,6 +211,7 @@ def _gains(answers: Sequence[Answer]) -> str:
             [
                 str(one.what_if),
                 found.adaptive.mean_s,
+                *_with_drafts(found),
                 *(static.get(name) for name in names),
                 f"{percent(found.gain(found.best_static))} ({found.best_static.name})",
                 sum(len(trace.switches) for trace in found.traces),
@@ -190,6 +220,14 @@ def _gains(answers: Sequence[Answer]) -> str:
             ]
         )
     return text_table(header, rows)
+
+
+def _with_drafts(found: Comparison) -> list[Cell]:
+    """Under `DRAFT_HEADER`; nothing where no drafts are made."""
+    if (drafting := found.drafting) is None:
+        return []
+    faster = found.best_static.mean_s / drafting.mean_s
+    return [drafting.mean_s, fmean(drafting.tokens_per_step), f"{faster:.2f} x"]
 
 
 def _rollouts(one: Answer) -> str:

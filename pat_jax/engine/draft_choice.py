@@ -25,6 +25,14 @@ class DraftChoice:
     reason: str  # for the log
 
 
+def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
+    """Those that are asked for, whether they pay or not."""
+    if config.source == "none":
+        return NO_DRAFTS
+    most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
+    return Drafts(config.budgets, config.longest, most, config.texts)
+
+
 def wanted_drafts(config: SpeculationConfig, policy: Policy, platform: str) -> DraftChoice:
     """
     Args:
@@ -39,8 +47,7 @@ def wanted_drafts(config: SpeculationConfig, policy: Policy, platform: str) -> D
             f"speculation: none for {parameters / 1e6:.1f} M parameters on a CPU, where a step takes "
             "longer the more tokens it verifies (--speculation.source suffix makes drafts)",
         )
-    most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
-    drafts = Drafts(config.budgets, config.longest, most, config.texts)
+    drafts = drafts_of(config, platform)
     return DraftChoice(
         drafts,
         f"speculation: drafts of up to {drafts.longest} tokens from a response's own text"

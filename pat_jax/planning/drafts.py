@@ -38,6 +38,9 @@ BEGUN_HALVE, RIGHT_HALVE = 250.0, 2_000.0
 BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
 
+Numbers = float | np.ndarray
+
+
 class Drafted(NamedTuple):
     """What came of the drafts of a burst, by the kind of match with which runs began."""
 
@@ -59,6 +62,43 @@ NONE_DRAFTED = (
 def _prior_right() -> np.ndarray:
     known = np.array([[0.0] * len(PRIOR[0]), *PRIOR])  # without a match there is no draft
     return np.pad(known, ((0, 0), (0, MOST - known.shape[1])), mode="edge")
+
+
+def _ahead(reach: np.ndarray, draft: int) -> np.ndarray:
+    """P(the next tokens of a run are right), given it has come so far, float[kinds, places, draft]."""
+    places = np.arange(1 + MOST - draft)
+    before = reach[:, places, None]
+    after = reach[:, places[:, None] + 1 + np.arange(draft)]
+    return np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+
+
+class Ways(NamedTuple):
+    """What a step of a row comes to, on average over the steps of all runs."""
+
+    verified: np.ndarray  # float[1 + bars], tokens of drafts: none, and the lowest of `BARS` last
+    said: np.ndarray  # float[1 + bars], tokens
+    alone: np.ndarray  # float[1 + draft], said where drafts always have so many tokens
+
+    def tokens(self, budget: Numbers, rows: Numbers) -> Numbers:
+        """What a row says in a step.
+
+        The room goes to the tokens that are likeliest right. Of many rows those that are likelier than
+        some bar have room; a row alone has all the room there is, whatever its match is worth. In between
+        lies what is between.
+
+        Args:
+          budget: tokens of drafts that a step has room for, for each row; one number or several.
+          rows: that share the room, as many.
+        """
+        together = np.interp(budget, self.verified, self.said)
+        alone = np.interp(budget, np.arange(len(self.alone)), self.alone)
+        return together + (alone - together) / np.maximum(rows, 1.0)
+
+    def drafted(self, budget: Numbers, rows: Numbers) -> Numbers:
+        """Tokens of drafts that are verified for it."""
+        together = np.minimum(budget, self.verified[-1])
+        alone = np.minimum(budget, len(self.alone) - 1)
+        return together + (alone - together) / np.maximum(rows, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,48 +130,43 @@ class Acceptance:
         rate = (self.right + PRIOR_RUNS * _prior_right()) / (self.tried + PRIOR_RUNS)
         return np.cumprod(np.pad(rate, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
 
-    def tokens(self, budget: float, draft: int, rows: float) -> float:
-        """What a row is expected to say in a step, 1 without drafts.
+    @property
+    def share(self) -> np.ndarray:
+        """Of the runs, how many begin with each kind of match, float[kinds]."""
+        return self.begun / self.begun.sum()
 
-        The room goes to the tokens that are likeliest right. Of many rows those that are likelier than
-        some bar have room; a row alone has all the room there is, whatever its match is worth. In between
-        lies what is between.
+    def tokens(self, budget: Numbers, draft: int, rows: Numbers) -> Numbers:
+        """What a row is expected to say in a step, 1 without drafts: see `Ways.tokens`.
 
         Args:
-          budget: tokens of drafts that a step has room for, for each row.
           draft: most tokens of one draft.
-          rows: that share the room.
         """
-        verified, said = self._by_bar(draft)
-        together = float(np.interp(budget, [0.0, *verified[::-1]], [1.0, *said[::-1]]))
-        alone = self._alone(min(int(budget), draft))
-        return together + (alone - together) / max(rows, 1.0)
-
-    def _by_bar(self, draft: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each of `BARS`, tokens verified and tokens said in a step of a row, float[bars]."""
-        if draft not in self._known_bars:
-            worth = self._ahead(draft)
-            lengths = (worth[None] >= BARS[:, None, None, None]) & (worth[None] > 0)
-            self._known_bars[draft] = self._of_steps(lengths.sum(axis=3), draft)
-        return self._known_bars[draft]
+        if draft not in self._known_ways:
+            self._known_ways[draft] = self.ways(draft, self.reach)
+        return self._known_ways[draft].tokens(budget, rows)
 
     @cached_property
-    def _known_bars(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    def _known_ways(self) -> "dict[int, Ways]":
         return {}
 
-    def _alone(self, length: int) -> float:
-        """What a step says whose draft always has so many tokens."""
-        if not length:
-            return 1.0
-        lengths = np.full((1, KINDS, 1 + MOST - length), length)
-        return float(self._of_steps(lengths, length)[1][0])
+    def ways(self, draft: int, believed: np.ndarray) -> "Ways":
+        """What steps come to, with more and more tokens verified.
 
-    def _ahead(self, draft: int) -> np.ndarray:
-        """P(the next tokens of a run are right), given it has come so far, float[kinds, places, draft]."""
-        places = np.arange(1 + MOST - draft)
-        before = self.reach[:, places, None]
-        after = self.reach[:, places[:, None] + 1 + np.arange(draft)]
-        return np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+        Args:
+          draft: most tokens of one draft.
+          believed: `reach` by which the room of a step is given to the tokens of its rows.
+        """
+        worth = _ahead(believed, draft)
+        is_wanted = (worth[None] >= BARS[:, None, None, None]) & (worth[None] > 0)
+        by_bar = is_wanted.sum(axis=3)
+        always = np.arange(1 + draft)[:, None, None] + np.zeros_like(by_bar[:1])
+        verified, said = self._of_steps(np.concatenate([by_bar, always]), draft)
+        bars = len(BARS)
+        by_room = (
+            np.maximum.accumulate([0.0, *verified[:bars][::-1]]),
+            np.array([1.0, *said[:bars][::-1]]),
+        )
+        return Ways(*by_room, said[bars:])
 
     def _of_steps(self, lengths: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens verified and said in a step, on average over the steps of all runs, float[ways].
@@ -139,11 +174,11 @@ class Acceptance:
         Args:
           lengths: int[ways, kinds, places], of the draft at each place of a run.
         """
-        worth = np.pad(self._ahead(draft).cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+        worth = np.pad(_ahead(self.reach, draft).cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
         kind = np.arange(KINDS)
         ways, places = len(lengths), lengths.shape[2]
         comes = np.zeros((ways, KINDS, places + draft + 1))
-        comes[:, :, 0] = self.begun / self.begun.sum()
+        comes[:, :, 0] = self.share
         steps, verified, said = (np.zeros(ways) for _ in range(3))
         for place in range(places):
             here, length = comes[:, :, place], lengths[:, :, place]

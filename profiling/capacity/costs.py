@@ -1,17 +1,18 @@
 """What steps and switches take on the machine that is planned: a profile, or kernels composed."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.what_if import profile_words, splits_of, sums_of
 from pat_jax.profiling.cross_compile.plant import Order, Plant
-from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
 from pat_jax.profiling.predict.kernels import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, error_of, kernels_for
@@ -27,9 +28,12 @@ class SourcedLatency:
     sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a group
     notes: tuple[str, ...]  # what is assumed, in sentences
     error: float | None  # how far a step may be off, as a share; None: not verified
+    drafts: Drafts = NO_DRAFTS  # those whose steps are known
 
 
-def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
+def costs_of(
+    plant: Plant, profile: Path | None, data: Path, sums: Sums, drafts: Drafts = NO_DRAFTS
+) -> SourcedLatency:
     """What every load that the run of a plant may come to takes.
 
     Args:
@@ -37,10 +41,11 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
       data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
         ship stand for them.
       sums: how GPUs sum over NVLink.
+      drafts: that are asked for.
     """
     order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
     if profile:
-        return profiled(profile, order, buckets)
+        return profiled(profile, order, buckets, drafts)
     kernels = kernels_for(
         order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
     )
@@ -51,12 +56,13 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         prefill_blocks=rollout.prefill_blocks,
     )
     return SourcedLatency(
-        composer.latency_model(buckets),
+        composer.latency_model(buckets, drafts),
         kernels.source,
         EXPLAINED[kernels.source],
-        lambda split, rows: composer.decode_links_s(rows, split.tp),
-        tuple(_assumed(composer, plant, sums)),
+        lambda split, tokens: composer.decode_links_s(tokens, split.tp),
+        (*_assumed(composer, plant, sums), *_drafts_assumed(drafts)),
         error_of(order.target.chip, kernels.source),
+        drafts,
     )
 
 
@@ -86,8 +92,30 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
         )
 
 
-def profiled(path: Path, order: Order, buckets: Buckets) -> SourcedLatency:
-    """From a profile of the user's own.
+def _drafts_assumed(drafts: Drafts) -> Iterator[str]:
+    if drafts.budgets:
+        yield (
+            "A step that verifies drafts is composed as one of as many tokens as it has room for, each "
+            f"sequence's KV cache read once, and {1e6 * DRAFTING_S:.3g} us for finding drafts (assumed). "
+            "None was measured, and its programs were not compiled."
+        )
+        yield drafts_worth(drafts)
+
+
+def drafts_worth(drafts: Drafts) -> str:
+    """What is taken for true, in a sentence."""
+    said = Acceptance.unseen().tokens(drafts.longest, drafts.longest, 1)
+    return (
+        "Drafts are right as often as counted on responses of reasoning models (built in; python -m "
+        f"benchmarks.draft_acceptance): a sequence alone says {said:.3g} tokens a step with drafts of "
+        f"{drafts.longest}. Your texts may repeat more or less."
+    )
+
+
+def profiled(
+    path: Path, order: Order, buckets: Buckets, drafts: Drafts = NO_DRAFTS
+) -> SourcedLatency:
+    """From a profile of the user's own; without drafts where it has no steps with them.
 
     Raises:
       UserError: it cannot be read, or is of another model, arithmetic, or number or kind of devices.
@@ -96,15 +124,30 @@ def profiled(path: Path, order: Order, buckets: Buckets) -> SourcedLatency:
     _check(path, profile.subject, order)
     known = splits_of(profile.latency)
     rows = {split: rows for split, rows in buckets.rows.items() if split in known}
+    notes = (f"Layouts that {path} has no times of are not planned.",) * (
+        len(rows) < len(buckets.rows)
+    )
+    drafts, told = measured_drafts(drafts, profile.latency)
     return SourcedLatency(
         profile.latency.on(rows, buckets.lengths),
         "profile",
         profile_words(path, profile),
         sums_of(profile),
-        (f"Layouts that {path} has no times of are not planned.",)
-        * (len(rows) < len(buckets.rows)),
+        (*notes, *told),
         error_of(order.target.chip, "profile"),
+        drafts,
     )
+
+
+def measured_drafts(drafts: Drafts, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
+    """Of those that are asked for, the ones whose steps were measured; and what is to be said of it."""
+    if not drafts.budgets:
+        return NO_DRAFTS, ()
+    budgets = tuple(n for n in drafts.budgets if n in latency.budgets)
+    if not budgets:
+        return NO_DRAFTS, ("The profile has no steps that verify drafts: none are made.",)
+    kept = replace(drafts, budgets=budgets)
+    return kept, (drafts_worth(kept),)
 
 
 # Fields of a model that say nothing of what a step takes.

@@ -54,10 +54,11 @@ def _tail(comparison: Comparison, machine: Machine) -> str:
     """The longest response can only be waited for."""
     alone, layout = _alone(comparison, machine)
     share = alone / (sum(comparison.adaptive.total_s) / len(comparison.traces))
+    plainly = "" if comparison.drafting is None else " without drafts"
     return (
         f"The longest response, {max(comparison.longest):,} steps, would take {alone:.3g} s alone on the machine, in "
-        f"{layout}: {percent(share)} of a rollout. No layout is faster than that; shorter responses "
-        "are."
+        f"{layout}: {percent(share)} of a rollout{plainly}. No layout is faster than that{plainly}; shorter "
+        "responses are."
     )
 
 
@@ -98,7 +99,7 @@ def _switches(comparison: Comparison) -> str:
 def _pages(comparison: Comparison, machine: Machine) -> Iterator[str]:
     preempted = {
         system.name: sum(system.num_preempted)
-        for system in (comparison.adaptive, *comparison.static)
+        for system in comparison.systems
         if sum(system.num_preempted)
     }
     if preempted and machine.memory is not None:

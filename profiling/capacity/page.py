@@ -29,12 +29,12 @@ from pat_jax.profiling.capacity.tables import (
     between_hosts_table,
     compile_table,
     depth_words,
+    draft_words,
     gain_table,
     memory_table,
     memory_words,
     sent_table,
     switch_table,
-    systems,
     uncompiled_words,
 )
 from pat_jax.profiling.capacity.update_report import Update
@@ -121,8 +121,9 @@ def _saved(gain: float, than: str) -> tuple[str, str]:
 def _sections(report: PlanReport) -> Iterator[str]:
     yield _section(
         "Time of a rollout",
-        bars([time_bar(system) for system in systems(report)]),
+        bars([time_bar(system) for system in report.comparison.systems]),
         html_table(gain_table(report)),
+        listed(draft_words(report)),
         source=f"Replayed {len(report.comparison.tokens)} rollouts with the planner that ships, on a "
         f"clock whose steps take what {report.steps.explained} say. {report.steps.reliance} Lengths: "
         f"{report.lengths.source}.",

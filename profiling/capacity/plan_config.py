@@ -21,6 +21,7 @@ from pat_jax.common.rules import (
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
 
@@ -122,6 +123,7 @@ class PlanConfig:
     run_dir: str = ""
     """Folder of the plan; empty makes runs/plan-MODEL-TARGET-<date-time>."""
     optimizer: PlannedOptimizerConfig = field(default_factory=PlannedOptimizerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):
         check(self, "model target lengths", GIVEN)

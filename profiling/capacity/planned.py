@@ -10,6 +10,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout_choice import worth_planning
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
@@ -81,6 +82,8 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         memory=kept,
         runs_ahead=True,
         has_pools=True,
+        drafts=costs.drafts,
+        acceptance=Acceptance.unseen() if costs.drafts.budgets else None,
     )
     comparison = compare(machine, question.lengths, question.series, costs.sum_seconds)
     programs = compilation.programs if compilation else ()

@@ -13,7 +13,7 @@ from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.simulate.comparison import Comparison
 
-VERSION = 3  # of the JSON
+VERSION = 4  # of the JSON
 KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),

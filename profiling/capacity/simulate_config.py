@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -19,6 +19,7 @@ from pat_jax.common.rules import (
     positive,
     require,
 )
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
@@ -80,6 +81,7 @@ class SimulateConfig:
     """Seed of the rollouts drawn."""
     out: str = ""
     """A JSON file for all that was found; empty writes none."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):
         check(self, "profile lengths", GIVEN)

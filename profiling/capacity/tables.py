@@ -7,7 +7,6 @@ from pat_jax.common.text_table import Cell, percent
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import KINDS, Memory, PlanReport
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
-from pat_jax.profiling.simulate.comparison import System
 
 UNCOMPILED = "–"
 IN_A_STEP = 2  # loops around what happens in every decode step
@@ -106,13 +105,9 @@ def depth_words(report: PlanReport) -> str:
     )
 
 
-def systems(report: PlanReport) -> Sequence[System]:
-    return report.comparison.adaptive, *report.comparison.static
-
-
 def gain_table(report: PlanReport) -> Table:
-    header = ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"]
     found = report.comparison
+    header = ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"]
     rows = [
         [
             system.name,
@@ -120,11 +115,25 @@ def gain_table(report: PlanReport) -> Table:
             sum(system.prefill_s) / len(system.total_s),
             sum(system.switch_s) / len(system.total_s),
             sum(system.num_preempted),
-            "" if system is found.adaptive else percent(found.gain(system)),
+            percent(found.gain(system)) if system in found.static else "",
         ]
-        for system in systems(report)
+        for system in found.systems
     ]
     return Table(header, rows)
+
+
+def draft_words(report: PlanReport) -> Iterator[str]:
+    """What drafts add, where there are any."""
+    found, drafting = report.comparison, report.comparison.drafting
+    if drafting is not None:
+        best = found.best_static
+        said = sum(drafting.tokens_per_step) / len(drafting.tokens_per_step)
+        yield (
+            f"with drafts a sequence says {said:.3g} tokens in a decode step, and a rollout takes "
+            f"{drafting.mean_s:.3g} s: {best.mean_s / drafting.mean_s:.3g} times as fast as {best.name} "
+            f"without, the best static layout, and {found.adaptive.mean_s / drafting.mean_s:.3g} times as "
+            "fast as adapting without"
+        )
 
 
 def switch_table(report: PlanReport) -> Table:

@@ -10,6 +10,7 @@ from pat_jax.profiling.capacity.tables import (
     between_hosts_table,
     compile_table,
     depth_words,
+    draft_words,
     gain_table,
     memory_table,
     memory_words,
@@ -122,6 +123,7 @@ def _gains(report: PlanReport) -> str:
             f"over the best static layout, {found.best_static.name}: "
             f"{percent(found.gain(found.best_static))} (worst rollout {percent(found.worst_gain)}); "
             f"{percent(found.share_after_switch)} of the time comes after the first switch",
+            *draft_words(report),
         ]
     )
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
@@ -38,6 +40,7 @@ class WhatIf:
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
     check_every: int = 16
+    drafts: Drafts = NO_DRAFTS  # as good as `Acceptance.unseen` has them
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
@@ -80,6 +83,8 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
         runs_ahead=profile.subject.backend != "cpu",
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
+        drafts=what_if.drafts,
+        acceptance=Acceptance.unseen() if what_if.drafts.budgets else None,
     )
 
 
@@ -123,13 +128,17 @@ def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
     latency, sums = profile.latency, sums_of(profile)
     tokens = latency.prefill_blocks * latency.page_size
 
-    def more(split: Split, rows: int) -> float:
-        return (factor - 1) * sums(split, rows)
+    def more(split: Split, tokens: int) -> float:
+        return (factor - 1) * sums(split, tokens)
 
     return replace(
         latency,
         decode_table={
             key: seconds + more(key[0], key[1]) for key, seconds in latency.decode_table.items()
+        },
+        verify_table={
+            key: seconds + more(key[0], key[1] * (1 + key[3]))
+            for key, seconds in latency.verify_table.items()
         },
         prefill_table={
             key: seconds + more(key[0], tokens) for key, seconds in latency.prefill_table.items()
@@ -148,11 +157,11 @@ def _times(table: Mapping, factor: float) -> dict:
 
 
 def sums_of(profile: Profile) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by rows of a group."""
+    """Seconds of all sums over devices in a decode step, by tokens of a group: its rows, without drafts."""
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
     sums = 2 * model.num_layers + 1
-    return lambda split, rows: sums * curves[split](rows * model.embed_dim * itemsize)
+    return lambda split, tokens: sums * curves[split](tokens * model.embed_dim * itemsize)
 
 
 def _sum_seconds(profile: Profile, split: Split) -> Callable[[int], float]:

@@ -8,16 +8,21 @@ sends what a device gives away at the rate of the links; recomputing is a prefil
 
 Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch time a switch; a move between groups is charged its bytes alone.
 The KV cache is taken to fit.
+
+A step that verifies drafts is one of as many tokens as it has room for, whose attention reads the cache of each
+row once; what the further queries of a row compute comes on top, at the rate of a prefill's. `DRAFTING_S` is
+assumed for what finds drafts, ranks them and takes over what was right: many kernels with little to do, since a
+text has four bytes where the cache has some hundred thousand. A decode step has none of these.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.paged_layer import reads_what_rows_hold
@@ -28,9 +33,11 @@ from pat_jax.profiling.predict.links import added, waiting_s
 
 LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
+DRAFTING_S = 5e-5  # assumed, of a step: some twenty kernels of 2 to 3 us
 SAMPLING_BYTES = 16  # of a logit: read, widened, compared with noise and read again
 PREFILL_BLOCKS = 128  # pages of a group in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
+LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
 ROUND_TOKENS = SIZES[0] * PAGE_SIZE
 
@@ -102,12 +109,12 @@ class Composer:
         waiting_ms = 1e3 * waiting_s(self.kernels.chip, tp)
         return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
 
-    def decode_links_s(self, rows: int, tp: int) -> float:
+    def decode_links_s(self, tokens: int, tp: int) -> float:
         """What its links add to a step: two sums a layer, one embedding, the logits."""
         if tp == 1:
             return 0.0
-        one, logits = self._sum_ms(rows, tp), rows * self.model.padded_vocab_size
-        layer = added(self.kernels.chip, 2 * one, self.products_ms(rows, tp))
+        one, logits = self._sum_ms(tokens, tp), tokens * self.model.padded_vocab_size
+        layer = added(self.kernels.chip, 2 * one, self.products_ms(tokens, tp))
         gather = self.kernels.all_gather(tp, logits * LOGIT_BYTES // BYTES)
         return (self.model.num_layers * layer + one + gather) / 1e3
 
@@ -121,15 +128,32 @@ class Composer:
         return self.kernels.elementwise(SAMPLING_BYTES * rows * vocab) / 1e3
 
     def decode_step(self, split: Split, rows: int, length: int) -> float:
-        model, tp = self.model, split.tp
-        attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
-        layer = self._layer_ms(rows, tp)
-        layer += self.kernels.decode_attention(rows, attended, *_heads(model, tp))
+        return self.verify_step(split, rows, length, 0)
+
+    def verify_step(self, split: Split, rows: int, length: int, budget: int) -> float:
+        """A step with room for `budget` tokens of drafts for each row, all of it used."""
+        model, tp, tokens = self.model, split.tp, rows * (1 + budget)
+        layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, budget, tp)
         layer += 1e3 * self.unlisted.layer
         vocab = model.padded_vocab_size
-        head = self.kernels.gemm(rows, vocab // tp, model.embed_dim)
-        on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(rows, vocab)
-        return on_device + self.decode_links_s(rows, tp) + self.unlisted.row * rows
+        head = self.kernels.gemm(tokens, vocab // tp, model.embed_dim)
+        on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(tokens, vocab)
+        if budget:
+            on_device += DRAFTING_S
+        return on_device + self.decode_links_s(tokens, tp) + self.unlisted.row * tokens
+
+    def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
+        """One layer's attention of a step on one device."""
+        model, heads = self.model, _heads(self.model, tp)
+        attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
+        read = self.kernels.decode_attention(rows, attended, *heads)
+        if not budget:
+            return read
+        # A query of a prompt sees half of it on average, one of a draft all. Prompts so long that nothing
+        # but their pairs of tokens counts.
+        whole = self.kernels.prefill_attention(PREFILL_ROWS, LONG_PROMPT, *heads)
+        share = 2 * rows * budget * length / (PREFILL_ROWS * LONG_PROMPT**2)
+        return read + share * whole * model.head_dim / HEAD_DIM
 
     def prefill_call(self, split: Split, length: int) -> float:
         """One call of positions up to `length`; attention as its share of whole prompts' prefill.
@@ -165,19 +189,27 @@ class Composer:
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards
         return sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
 
-    def latency_model(self, buckets: Buckets) -> LatencyModel:
+    def _steps(
+        self, split: Split, rows: Sequence[int], lengths: Sequence[int], budget: int
+    ) -> dict[tuple[Split, int, int], float]:
         """Times at every bucket; a larger one never costs less than a smaller one."""
+        step = np.array([[self.verify_step(split, n, m, budget) for m in lengths] for n in rows])
+        step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
+        return {
+            (split, n, m): float(step[i, j])
+            for i, n in enumerate(rows)
+            for j, m in enumerate(lengths)
+        }
+
+    def latency_model(self, buckets: Buckets, drafts: Drafts = NO_DRAFTS) -> LatencyModel:
         splits, lengths = tuple(buckets.rows), buckets.lengths
-        decode = {}
-        for split in splits:
-            rows = buckets.rows[split]
-            step = np.array([[self.decode_step(split, n, m) for m in lengths] for n in rows])
-            step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
-            decode |= {
-                (split, n, m): float(step[i, j])
-                for i, n in enumerate(rows)
-                for j, m in enumerate(lengths)
-            }
+        decode, verify = {}, {}
+        for split, rows in buckets.rows.items():
+            decode |= self._steps(split, rows, lengths, 0)
+            for budget in drafts.budgets:
+                verifying = [n for n in rows if budget in drafts.of(n)]
+                steps = self._steps(split, verifying, lengths, budget) if verifying else {}
+                verify |= {(*at, budget): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
         rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
         rounds |= {(split, split, ROUNDS[0]): self.shift(split) for split in splits if split.dp > 1}
@@ -192,6 +224,7 @@ class Composer:
             page_size=self.page_size,
             round_tokens=self.round_tokens,
             reads=self.reads,
+            verify_table=verify,
         )
 
 

@@ -1,11 +1,11 @@
-"""The same rollouts under the planner and in every layout for good, one after the other.
+"""The same rollouts under the planner, with drafts and without, and in every layout for good.
 
 Knows seconds on a simulated clock. Does not know where a machine's costs are from.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.trace import RolloutTrace
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -21,10 +22,10 @@ from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
-ADAPTIVE = "adaptive"
+ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
 SumSeconds = Callable[
     [Split, int], float
-]  # of a decode step's sums over devices, by rows of a group
+]  # of a decode step's sums over devices, by tokens of a group: its rows, without drafts
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class StepParts:
 class System:
     """One way of running the rollouts; each tuple has one entry for each of them."""
 
-    name: str  # ADAPTIVE, or a layout
+    name: str  # ADAPTIVE, DRAFTING, or a layout
     total_s: tuple[float, ...]
     prefill_s: tuple[float, ...]
     decode_s: tuple[float, ...]
     switch_s: tuple[float, ...]  # moves between groups of a layout included
     num_preempted: tuple[int, ...]
+    tokens_per_step: tuple[float, ...]  # of a sequence: 1 without drafts
     parts: StepParts  # of all rollouts together
 
     @property
@@ -72,6 +74,12 @@ class Comparison:
     traces: tuple[RolloutTrace, ...]  # of the adaptive rollouts
     tokens: tuple[int, ...]  # of the responses of each rollout
     longest: tuple[int, ...]  # tokens of the longest of them
+    drafting: System | None = None  # adaptive too; None: no drafts were asked for or have programs
+
+    @property
+    def systems(self) -> tuple[System, ...]:
+        drafting = () if self.drafting is None else (self.drafting,)
+        return self.adaptive, *drafting, *self.static
 
     @property
     def best_static(self) -> System:
@@ -98,7 +106,7 @@ class Comparison:
         return {
             "systems": [
                 asdict(system) | {"mean_s": system.mean_s, "gain": self.gain(system)}
-                for system in (self.adaptive, *self.static)
+                for system in self.systems
             ],
             "best_static": best.name,
             "gain_over_best_static": self.gain(best),
@@ -111,9 +119,18 @@ class Comparison:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        adaptive, *static = (_system(fields) for fields in data["systems"])
+        adaptive, *rest = (_system(fields) for fields in data["systems"])
+        drafting, static = _told_apart(rest)
         traces = tuple(RolloutTrace.from_fields(fields) for fields in data["traces"])
-        return cls(adaptive, tuple(static), traces, tuple(data["tokens"]), tuple(data["longest"]))
+        counts = tuple(data["tokens"]), tuple(data["longest"])
+        return cls(adaptive, static, traces, *counts, drafting)
+
+
+def _told_apart(systems: Sequence[System]) -> tuple[System | None, tuple[System, ...]]:
+    """The one with drafts, and the others."""
+    drafting = [system for system in systems if system.name == DRAFTING]
+    static = tuple(system for system in systems if system.name != DRAFTING)
+    return (drafting[0] if drafting else None), static
 
 
 def _system(fields: dict[str, Any]) -> System:
@@ -144,7 +161,8 @@ def compare(
     """Replays every rollout of a series.
 
     The planner knows the machine's latency model and has seen one rollout, the one before the
-    first; it learns from each that ends.
+    first; it learns from each that ends. Where drafts have programs another one makes them; of what
+    they are worth it believes at first what `Acceptance.unseen` says, whatever the machine's is.
 
     Args:
       sum_seconds: what of a decode step is sums over devices, to be told apart.
@@ -153,10 +171,11 @@ def compare(
     learned = _with(LengthModel.empty(series.draw.cap), seen)
     planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
     workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
-    adaptive = []
-    for workload in workloads:
-        adaptive.append(replay(workload, planner, machine))
-        planner.observe_rollout(_with(planner.lengths, workload))
+    drafting = None
+    if longest := machine.drafts.longest:
+        one = replace(planner, acceptance=Acceptance.unseen(), draft=longest)
+        drafting = _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
+    adaptive = _learning(workloads, planner, machine)
     static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
     return Comparison(
         _summed(ADAPTIVE, adaptive, machine, sum_seconds),
@@ -164,7 +183,19 @@ def compare(
         tuple(done.trace for done in adaptive),
         tuple(int(workload.responses.sum()) for workload in workloads),
         tuple(int(workload.responses.max()) for workload in workloads),
+        drafting,
     )
+
+
+def _learning(
+    workloads: Sequence[Workload], planner: CostModelPlanner, machine: Machine
+) -> list[RolloutReport]:
+    """One after the other; the planner learns their lengths."""
+    done = []
+    for workload in workloads:
+        done.append(replay(workload, planner, machine))
+        planner.observe_rollout(_with(planner.lengths, workload))
+    return done
 
 
 def _with(lengths: LengthModel, workload: Workload) -> LengthModel:
@@ -194,6 +225,7 @@ def _summed(
         tuple(done.spent("decode") for done in replays),
         tuple(done.spent("switch", "balance") for done in replays),
         tuple(done.preempted for done in replays),
+        tuple(done.tokens_per_row_step for done in replays),
         step_parts(bursts, machine, sum_seconds),
     )
 
@@ -204,7 +236,7 @@ def step_parts(
     """Where the time of `bursts` goes."""
     totals = np.zeros(5)
     for burst in bursts:
-        physics = machine.truth.decode[burst.split].physics
+        physics = machine.truth.verifying(burst.budget).decode[burst.split].physics
         rest = np.array(
             [
                 physics.fixed,
@@ -212,7 +244,8 @@ def step_parts(
                 physics.per_token * machine.truth.tokens_read(burst),
             ]
         )
-        sums = sum_seconds(burst.split, burst.rows) * burst.steps if sum_seconds else 0.0
+        tokens = burst.rows * (1 + burst.budget)
+        sums = sum_seconds(burst.split, tokens) * burst.steps if sum_seconds else 0.0
         host = machine.host_s_per_sequence * burst.live * burst.steps
         # The step model has put sums under what they grow with: first the fixed part, then the rows.
         rest *= (burst.seconds - host) / rest.sum()

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
-from pat_jax.engine.layout.buckets import Buckets, Shapes
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, Pace, Shapes
 from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Load, Siblings, Split
@@ -60,6 +61,12 @@ class Machine:
     has_pools: bool = False
     # Of the host in each decode step, for each live sequence of all groups; what `truth` lacks.
     host_s_per_sequence: float = 0.0
+    drafts: Drafts = NO_DRAFTS  # that have programs there
+    acceptance: Acceptance | None = None  # what drafts are really worth there; None: there are none
+
+    def __post_init__(self):
+        if self.drafts.budgets and self.acceptance is None:
+            raise ValueError("where drafts have programs, it has to be said what they are worth.")
 
     @classmethod
     def of(
@@ -73,10 +80,12 @@ class Machine:
         runs_ahead: bool = False,
         has_pools: bool = False,
         host_s_per_sequence: float = 0.0,
+        drafts: Drafts = NO_DRAFTS,
+        acceptance: Acceptance | None = None,
     ) -> "Machine":
         buckets = Buckets.of(splits, capacity, config)
         steps = config.burst_steps, config.check_every
-        rest = memory, runs_ahead, has_pools, host_s_per_sequence
+        rest = memory, runs_ahead, has_pools, host_s_per_sequence, drafts, acceptance
         truth = truth.on(buckets.rows, buckets.lengths)
         return cls(truth, tuple(splits), buckets, *steps, *rest)
 
@@ -85,6 +94,10 @@ class Machine:
         if self.memory is None:
             return True
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
+
+    def pace(self, budget: int) -> Pace:
+        draft = self.drafts.longest if budget else 0
+        return Pace.of(self.check_every, self.burst_steps, draft)
 
     def shapes(self, longest: int) -> Shapes:
         """What the programs of a rollout are compiled for whose longest sequence has so many tokens."""
@@ -95,7 +108,8 @@ class Machine:
         if self.has_pools:
             assert self.memory is not None, "pools need a size"
             pages, size = self.memory.pages, self.memory.page_size
-        return Shapes(self.buckets, pages, size, self.burst_steps, self.check_every)
+        steps = self.burst_steps, self.check_every
+        return Shapes(self.buckets, pages, size, *steps, self.drafts)
 
     @property
     def capacity(self) -> int:

@@ -1,7 +1,7 @@
 """Executes a rollout on a simulated clock: responses are as long as is known, every duration is looked up.
 
 What no latency model knows is free of charge, but for the time that a `Machine` gives its host for each
-live sequence.
+live sequence. What rows do in bursts with drafts: `drafted.py`.
 """
 
 from collections import deque
@@ -21,6 +21,7 @@ from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.carry import carried_seconds
 from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.drafted import DraftedRows
 from pat_jax.profiling.simulate.machine import Machine
 
 
@@ -51,6 +52,7 @@ class SimulatedExecutor(Executor):
         self.clock = Stopwatch(lambda: self.now_s)
         self._running: deque[Burst] = deque()
         self._drawn = np.zeros(0, np.int64)  # of each group's reserve
+        self._drafted = DraftedRows(machine, tables)
 
     def prefill(self, work: PrefillWork) -> int:
         """Whole pages, in calls that are as full as those of the devices."""
@@ -74,25 +76,44 @@ class SimulatedExecutor(Executor):
         self._running.append(burst)
 
     def collect(self) -> tuple[SimulatedOutput, bool]:
-        burst, table, machine = self._running.popleft(), self.table, self.machine
-        live, check_every = table.live, machine.check_every
+        burst, table = self._running.popleft(), self.table
+        live = table.live
         left = self.responses[live] - (table.length - table.prompt_length)[live]
-        until_threshold = self._steps_until(burst.threshold, left)
-        steps = min(burst.max_steps, -(-until_threshold // check_every) * check_every)
-        steps, more = self._steps_with_pages(burst, left, steps)
+        if burst.shape.budget:
+            in_reserve = np.asarray(burst.reserved.filled) - self._drawn
+            steps, said, live_steps, more, drafted = self._drafted.run(burst, left, in_reserve)
+        else:
+            steps, more = self._plain_steps(burst, left)
+            said = live_steps = np.minimum(left, steps)
+            drafted = NONE_DRAFTED
         rows = table.num_groups * table.rows_per_group
-        emitted, goes_on = np.zeros(rows, np.int64), np.zeros(rows, bool)
-        said = np.minimum(left, steps)
-        emitted[table.row[live]], goes_on[table.row[live]] = said, left > steps
+        emitted, goes_on, were_live = np.zeros((3, rows), np.int64)
+        at = table.row[live]
+        emitted[at], goes_on[at], were_live[at] = said, left > said, live_steps
         if steps:
-            held = most_held(table.length[live] - 1, said, table.group(live), steps, check_every)
-            split, rows_of_group, length, _ = burst.shape
-            step_s = fmean(
-                machine.truth.decode_step(split, rows_of_group, length, n) for n in held.tolist()
-            )
-            self.now_s += steps * (step_s + machine.host_s_per_sequence * len(live))
+            self.now_s += steps * self._step_s(burst, said, live_steps, steps)
         pages = self._draw(burst, more)
-        return SimulatedOutput(emitted, goes_on, steps, pages, emitted, *NONE_DRAFTED), True
+        output = SimulatedOutput(emitted, goes_on > 0, steps, pages, were_live, *drafted)
+        return output, True
+
+    def _step_s(self, burst: Burst, said: np.ndarray, live_steps: np.ndarray, steps: int) -> float:
+        """Of the burst, the mean over its steps."""
+        machine, table, live = self.machine, self.table, self.table.live
+        split, rows, length, budget = burst.shape
+        every = machine.pace(budget).check_every
+        # As the controller counts them: of what drafts add, half on average.
+        context = table.length[live] - 1 + (said - live_steps) / 2
+        held = most_held(context, live_steps, table.group(live), steps, every)
+        truth = machine.truth.verifying(budget)
+        step_s = fmean(truth.decode_step(split, rows, length, n) for n in held.tolist())
+        return step_s + machine.host_s_per_sequence * len(live)
+
+    def _plain_steps(self, burst: Burst, left: np.ndarray) -> tuple[int, np.ndarray]:
+        """Steps of a burst without drafts, and the pages that each row draws, int[live]."""
+        every = self.machine.check_every
+        until_threshold = self._steps_until(burst.threshold, left)
+        steps = min(burst.max_steps, -(-until_threshold // every) * every)
+        return self._steps_with_pages(burst, left, steps)
 
     def _steps_until(self, threshold: int, left: np.ndarray) -> int:
         """Decode steps until no group has more than `threshold` live sequences."""

@@ -293,3 +293,21 @@ def test_every_mistake_is_one_sentence(monkeypatch, capsys, tmp_path, options: s
     message = capsys.readouterr().err
     assert caught.value.code == 2 and words in message and message.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+
+
+def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport):
+    drafting, found = report.comparison.drafting, report.comparison
+    assert drafting is not None and drafting.tokens_per_step[0] > 1.2
+    assert found.adaptive.tokens_per_step == (1.0,)
+    assert drafting.mean_s < found.adaptive.mean_s
+    told = plan_text(report)
+    assert f"{drafting.tokens_per_step[0]:.3g} tokens in a decode step" in told
+    assert "Drafts are right as often as counted on responses of reasoning models" in told
+    assert "None was measured" in told and "% of a rollout without drafts" in told
+    assert "adaptive, drafts" in page(report)
+
+
+def test_none_are_made_where_none_are_wanted():
+    report = made(None, "--speculation.source", "none")
+    assert report.comparison.drafting is None
+    assert "draft" not in plan_text(report)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from fakes import SPLITS, made_up_latency
 from pat_jax import simulate
 from pat_jax.config.command_line import run_command
 from pat_jax.models.presets import preset
-from pat_jax.planning.latency.profile import Profile, Subject
+from pat_jax.planning.latency.profile import Profile, Subject, read_profile
 
 OPTIONS = [
     "--responses",
@@ -128,3 +128,52 @@ def test_every_mistake_is_one_sentence(
         run_command(simulate.main)
     message = capsys.readouterr().err
     assert caught.value.code == 2 and words in message and message.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def drafting(profile: Path, tmp_path_factory) -> Path:
+    known = read_profile(profile)
+    verify = {
+        (split, rows, length, budget): seconds * 1.02**budget
+        for (split, rows, length), seconds in known.latency.decode_table.items()
+        for budget in (3, 7)
+    }
+    path = tmp_path_factory.mktemp("verifying") / "made-up.json"
+    latency = replace(known.latency, verify_table=verify)
+    Profile(known.subject, latency, known.collectives).save(path)
+    return path
+
+
+class TestDrafts:
+    """Of a profile with steps that verify them."""
+
+    asked = (*OPTIONS, "--lengths", "reasoning", "--length_scale", "0.01")
+
+    def test_they_are_replayed_where_their_steps_were_measured(
+        self, command, drafting: Path, tmp_path: Path
+    ):
+        out = tmp_path / "answers.json"
+        printed = command("--profile", str(drafting), "--out", str(out), *self.asked)
+        assert "with drafts s  tokens a step" in printed
+        assert "Drafts are right as often as counted on responses of reasoning models" in printed
+        found = json.loads(out.read_text())
+        for one in found["answers"]:
+            assert one["what_if"]["drafts"]["budgets"] == [3, 7]
+            names = [system["name"] for system in one["systems"]]
+            assert names[:2] == ["adaptive", "adaptive, drafts"]
+            plain, drafts = one["systems"][:2]
+            assert drafts["tokens_per_step"][0] > 1.5 and drafts["mean_s"] < plain["mean_s"]
+        assert "built in" in found["drafts"][0]
+
+    def test_not_where_none_are_wanted(self, command, drafting: Path):
+        printed = command("--profile", str(drafting), "--speculation.source", "none", *self.asked)
+        assert "draft" not in printed
+
+    def test_a_profile_without_them_says_so(self, command, profile: Path, capsys):
+        printed = command("--profile", str(profile), *self.asked)
+        assert "The profile has no steps that verify drafts: none are made." in printed
+        with pytest.raises(SystemExit):
+            command("--profile", str(profile), "--speculation.source", "suffix", *self.asked)
+        assert "has no steps that verify drafts of --speculation.budgets (1 3 7)" in (
+            capsys.readouterr().err
+        )

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from fakes import made_up_machine
+from fakes import SPLITS, made_up_machine
 from hypothesis import strategies as st
 
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
+from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Reads, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -172,3 +173,19 @@ class AtSteps(Planner):
 
 def in_short_bursts(machine: Machine) -> Machine:
     return replace(machine, burst_steps=machine.check_every)
+
+
+def with_pools(machine: Machine, pages: int) -> Machine:
+    """Pages of 16 tokens, so many where KV heads are not split."""
+    memory = MemoryModel(
+        limit=1e9,
+        resident=0,
+        weights=dict.fromkeys(SPLITS, 1),
+        page={split: 8 // split.tp for split in SPLITS},
+        pages={split: pages * split.tp for split in SPLITS},
+        page_size=16,
+        chunk=1,
+        staging=1,
+        ahead=machine.check_every,
+    )
+    return replace(machine, memory=memory, has_pools=True)

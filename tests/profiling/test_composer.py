@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.predict.composer import Composer, Unlisted, weight_bytes
+from pat_jax.profiling.predict.composer import DRAFTING_S, Composer, Unlisted, weight_bytes
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import added, links_of, waiting_s
 from pat_jax.profiling.predict.sources import kernels_for
@@ -105,3 +105,47 @@ def test_a_latency_model_has_the_layouts_of_its_buckets():
         steps = [model.decode_step(split, rows, 512) for rows in buckets.rows[split]]
         assert steps == sorted(steps)
     assert model.shift_round(splits[0]) > 0.0
+
+
+DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
+
+
+@pytest.mark.parametrize("text", ["h100:8", "v5e:2x4"])
+def test_a_step_that_verifies_reads_weights_and_caches_once(text: str):
+    """So it takes longer than a step of its rows, and less time than one of as many rows as tokens."""
+    composer = Composer(kernels_for(Target.parse(text)), LLAMA)
+    for split in (Split(8, 1), Split(1, 8)):
+        for rows, budget in ((1, 7), (16, 3), (32, 7), (128, 1)):
+            steps = [composer.verify_step(split, rows, 4096, n) for n in (0, budget)]
+            assert steps[0] == composer.decode_step(split, rows, 4096)
+            assert steps[0] < steps[1] < composer.decode_step(split, rows * (1 + budget), 4096)
+
+
+def test_what_is_done_token_by_token_is_done_for_drafts_too():
+    """With nothing in the caches but a token, a step is one of as many rows as it has tokens, but for
+    attention."""
+    kernels = kernels_for(Target.parse("h100:8"))
+    composer, split = Composer(kernels, LLAMA), Split(1, 8)
+    many, few = (kernels.decode_attention(n, 1, 4, 1) for n in (32, 8))
+    more = LLAMA.num_layers * (many - few) / 1e3
+    one = composer.decode_step(split, 32, 1) - more
+    assert composer.verify_step(split, 8, 1, 3) - DRAFTING_S == pytest.approx(one, rel=0.001)
+
+
+def test_a_latency_model_has_steps_of_every_budget_that_has_a_program():
+    splits = (Split(8, 1), Split(1, 8))
+    buckets = Buckets.build(splits, capacity=512, min_rows=4, min_length=512, max_length=2048)
+    composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
+    model = composer.latency_model(buckets, DRAFTS)
+    assert model.budgets == DRAFTS.budgets
+    assert set(model.verify_table) == {
+        (split, rows, length, budget)
+        for split in splits
+        for rows in buckets.rows[split]
+        for length in buckets.lengths
+        for budget in DRAFTS.of(rows)
+    }
+    plain = composer.latency_model(buckets)
+    assert (plain.decode_table, plain.budgets) == (model.decode_table, ())
+    for (split, rows, length, _), seconds in model.verify_table.items():
+        assert seconds > model.decode_table[split, rows, length]

@@ -13,33 +13,17 @@ from replays import (
     AtSteps,
     in_short_bursts,
     machines,
+    with_pools,
     workloads,
 )
 
 from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.machine import Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8, _, DP2TP4, TP8 = SPLITS
-
-
-def with_pools(machine: Machine, pages: int) -> Machine:
-    """Pages of 16 tokens, so many where KV heads are not split."""
-    memory = MemoryModel(
-        limit=1e9,
-        resident=0,
-        weights=dict.fromkeys(SPLITS, 1),
-        page={split: 8 // split.tp for split in SPLITS},
-        pages={split: pages * split.tp for split in SPLITS},
-        page_size=16,
-        chunk=1,
-        staging=1,
-        ahead=machine.check_every,
-    )
-    return replace(machine, memory=memory, has_pools=True)
 
 
 class TestPools:

@@ -52,6 +52,10 @@ def test_slower_links_cost_what_their_sums_cost():
     assert slower.migrate_table == {key: 3 * s for key, s in LATENCY.migrate_table.items()}
     for (source, target), seconds in slower.reslice_table.items():
         assert seconds == pytest.approx(0.2 * (3 if target.tp < source.tp else 1))
+    at = TP8, 16, 128, 3  # 64 tokens
+    verifying = replace(LATENCY, verify_table={at: 0.5})
+    slower = with_slower_links(replace(PROFILE, latency=verifying), 3)
+    assert slower.verify_table[at] - 0.5 == pytest.approx(2 * 65 * 64 * 2 * SUM_S)
     assert with_slower_links(PROFILE, 1).decode_table == pytest.approx(LATENCY.decode_table)
 
 

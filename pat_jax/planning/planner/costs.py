@@ -68,7 +68,11 @@ class CostTables:
             latency.page_size,
             min((s.dp * x.rows[-1] for s, x in latency.decode.items() if s in splits), default=0),
             latency.reads,
-            tuple((n, cls.of(latency.verifying(n), splits)) for n in latency.budgets),
+            tuple(
+                (n, cls.of(latency.verifying(n), splits))
+                for n in latency.budgets
+                if any(at[0] in splits and at[-1] == n for at in latency.verify_table)
+            ),
         )
 
     def steps(self, fullest: np.ndarray, context: np.ndarray, mean: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
 # share of the time since the last one.
 TRIAL_SHARE = 0.005
 TRIAL_STEPS = 32  # of such a burst
+FILLED = np.array([1.0, 0.7, 0.5, 0.3, 0.1])  # parts of a bucket at which is looked
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Drafting:
     """Drafts of the next burst, in each split."""
 
     best: np.ndarray  # int[split], the budget with which a token costs least; 0: no drafts
-    least: int  # the smallest budget that there is; 0: there is none
+    least: np.ndarray  # int[split], the smallest budget that there is now; 0: there is none
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
 
     def budget(self, split: int, undrafted_s: float) -> int:
@@ -29,10 +30,10 @@ class Drafting:
         Args:
           undrafted_s: seconds of decoding since a burst had drafts.
         """
-        best = int(self.best[split])
-        if best or not self.least:
+        best, least = int(self.best[split]), int(self.least[split])
+        if best or not least:
             return best
-        return self.least if self.trial_s[split] < TRIAL_SHARE * undrafted_s else 0
+        return least if self.trial_s[split] < TRIAL_SHARE * undrafted_s else 0
 
 
 def cheapest_steps(
@@ -55,20 +56,46 @@ def cheapest_steps(
         return np.tensordot(WEIGHTS, one.steps(turns.rows, turns.context, mean_context), axes=1)
 
     plain = best = priced(tables)
-    choice, trial_s = np.zeros(len(plain), np.int64), np.zeros(len(plain))
-    if acceptance is None or not tables.verifying:
-        return best, Drafting(choice, 0, trial_s)
-    least, most_rows = tables.verifying[0][0], turns.rows.max(axis=0)
+    choice, least = np.zeros((2, len(plain)), np.int64)
+    trial_s = np.zeros(len(plain))
+    # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
+    bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, turns.rows.max(axis=0))]
+    if acceptance is None:
+        return best, Drafting(choice, least, trial_s)
     for budget, verifying in tables.verifying:
         rows = verifying.rows
-        has_program = most_rows <= rows[-1]
-        # Of each bucket that a group may run in when all its rows are live.
-        said = np.array([acceptance.tokens(budget, draft, n) for n in rows])
-        tokens = said[np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)]
+        has_program = np.isin(bucket, rows)
+        tokens = _tokens(acceptance, budget, draft, rows, turns, tables)
         steps = np.where(has_program, priced(verifying), LARGE_S)
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
-        if budget == least:
-            trial_s = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[:, 0]
+        is_least = has_program[:, 0] & (least == 0)
+        least = np.where(is_least, budget, least)
+        trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
     return best, Drafting(choice, least, trial_s)
+
+
+def _tokens(
+    acceptance: Acceptance,
+    budget: int,
+    draft: int,
+    rows: np.ndarray,
+    turns: Turns,
+    tables: CostTables,
+) -> np.ndarray:
+    """What a row says in a step, float[split, moments]: the fewer of a bucket's rows are live, the more
+    room each of them has.
+
+    Args:
+      rows: int[rows], buckets that have the budget.
+    """
+    place = np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)
+    live = np.maximum(1.0, FILLED * rows[:, None])
+    said = np.asarray(acceptance.tokens(rows[:, None] * (1 + budget) / live - 1, draft, live))
+    dp = np.array([split.dp for split in tables.splits])[:, None]
+    filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
+    # Between two parts a straight line.
+    right = np.clip(np.searchsorted(-FILLED, -filled), 1, len(FILLED) - 1)
+    share = (FILLED[right - 1] - filled) / (FILLED[right - 1] - FILLED[right])
+    return (1 - share) * said[place, right - 1] + share * said[place, right]

@@ -1,0 +1,188 @@
+"""The grid of `speculation_replay`: one rollout under every layout, budget of drafts and planner, in seconds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kernel_tables import MODELS, SPLITS, measured_kernels
+from benchmarks.regret_cells import SIZES, Pinned
+from benchmarks.workloads import LengthData, read
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.engine.draft_choice import ON_ACCELERATORS
+from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.report import RolloutReport
+from pat_jax.models.presets import preset
+from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.planner.planner import CostModelPlanner, Planner
+from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.profiling.predict.composer import Composer
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
+
+GPU, LENGTHS = "8xH100", ("r1", "math")
+OPTIONS = SpeculationConfig()
+DRAFTS = Drafts(OPTIONS.budgets, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
+# Tokens a step with drafts of eight tokens from the own text and siblings, as counted on real responses
+# (../shared/data/speculation/README.md).
+COUNTED = {"policy in RL": 2.29, "QwQ-32B": 1.92}
+COUNTED_DRAFT = 8
+MOST_RIGHT = 0.98  # of a token of a draft
+SURE = 1e9  # runs, beside which what is believed before any was seen does not count
+ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, acceptance known"
+CLAIRVOYANT, DYNAMIC = "clairvoyant", "clairvoyant, dynamic program alone"
+
+
+@cache
+def truth_of(tokens: float) -> Acceptance:
+    """What drafts are worth where a row alone says so many tokens a step with drafts of eight tokens.
+
+    As before a run has seen any, but for one factor of how often each token is right.
+    """
+    low, high = 0.1, 4.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        said = _scaled(middle).tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1)
+        low, high = (middle, high) if said < tokens else (low, middle)
+    return _scaled(low)
+
+
+def _scaled(factor: float) -> Acceptance:
+    unseen = Acceptance.unseen()
+    before, after = unseen.reach[:, :-1], unseen.reach[:, 1:]
+    rate = np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+    tried = np.full_like(rate, SURE)
+    return replace(unseen, tried=tried, right=tried * np.minimum(factor * rate, MOST_RIGHT))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid."""
+
+    model: str
+    size: int
+    lengths: str
+    data: Path
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.size} responses, {self.lengths}"
+
+    @property
+    def known(self) -> LengthData:
+        return _lengths(self.data)[self.lengths]
+
+    def machine(self) -> Machine:
+        """Drafts are worth nothing known yet."""
+        config = replace(
+            RolloutConfig(),
+            max_prompt_length=self.known.max_prompt,
+            max_completion_length=self.known.cap,
+            min_rows=1,
+            min_length=512,
+        )
+        composer = Composer(measured_kernels(self.data, GPU), preset(self.model))
+        latency = composer.latency_model(Buckets.of(SPLITS, self.size, config), DRAFTS)
+        return Machine.of(
+            latency,
+            SPLITS,
+            config,
+            capacity=self.size,
+            runs_ahead=True,
+            drafts=DRAFTS,
+            acceptance=Acceptance.unseen(),
+        )
+
+
+def grid(data: Path) -> list[Cell]:
+    return [Cell(m, n, name, data) for name in LENGTHS for m in MODELS for n in SIZES]
+
+
+@cache
+def _lengths(data: Path) -> dict[str, LengthData]:
+    return read(data)
+
+
+@dataclass
+class PinnedBudget(Pinned):
+    """One layout and one budget for good; where it has no program, the next smaller one that has, or the
+    smallest."""
+
+    machine: Machine | None = None
+    budget: int = 0
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        plan, machine = super().plan(load, current), self.machine
+        assert machine is not None and self.acceptance is not None
+        rows = machine.buckets.rows_for(current, int(np.bincount(load.group).max()))
+        having = machine.drafts.of(rows)
+        if not having:
+            return plan
+        budget = max((n for n in having if n <= self.budget), default=min(having))
+        return replace(plan, budget=budget, reach=self.acceptance.reach)
+
+
+def undrafted(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
+    truth, lengths = machine.truth, cell.known.fitted()
+    for split in SPLITS:
+        yield static(split), Pinned((split,), truth, lengths)
+    yield ADAPTIVE, CostModelPlanner(SPLITS, truth, lengths)
+
+
+def static(split: Split, budget: int = 0) -> str:
+    return f"static tp{split.tp}" + (f", budget {budget}" if budget else "")
+
+
+STATICS = [static(split) for split in SPLITS]
+BUDGETED = [static(split, budget) for split in SPLITS for budget in DRAFTS.budgets]
+
+
+def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
+    """Those that know what drafts are worth, and one that learns it from the first burst on."""
+    known: dict[str, Any] = {"latency": machine.truth, "lengths": cell.known.fitted()}
+    known |= {"acceptance": machine.acceptance, "draft": DRAFTS.longest}
+    for split in SPLITS:
+        for budget in DRAFTS.budgets:
+            fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)
+            yield static(split, budget), fixed
+    informed = CostModelPlanner(SPLITS, **known)
+    yield INFORMED, informed
+    yield PLANNED, replace(informed, acceptance=Acceptance.unseen())
+
+
+def run_cell(cell: Cell, replays: int) -> dict[str, dict]:
+    """Of each truth of acceptance: seconds of every system in every replay, and what the planned one did."""
+    bare = cell.machine()
+    machines = {
+        name: replace(bare, acceptance=truth_of(tokens)) for name, tokens in COUNTED.items()
+    }
+    found: dict[str, dict] = {name: {"seconds": {}, "planned": []} for name in machines}
+    for seed in range(replays):
+        workload = cell.known.sample(cell.size, seed)
+        plain = {name: replay(workload, x, bare) for name, x in undrafted(cell, bare)}
+        for truth, machine in machines.items():
+            runs = plain | {
+                name: replay(workload, x, machine) for name, x in drafting(cell, machine)
+            }
+            seconds = {name: run.total_s for name, run in runs.items()}
+            others = min(s for name, s in seconds.items() if name != PLANNED)
+            seconds[DYNAMIC] = clairvoyant(workload, machine).total_s
+            seconds[CLAIRVOYANT] = min(seconds[DYNAMIC], others)
+            for name, value in seconds.items():
+                found[truth]["seconds"].setdefault(name, []).append(value)
+            found[truth]["planned"].append(_did(workload, runs[PLANNED]))
+    return found
+
+
+def _did(workload: Workload, run: RolloutReport) -> dict[str, float | str]:
+    drafted = [burst.steps for burst in run.bursts if burst.budget]
+    return {
+        "tokens_a_step": run.tokens_per_row_step,
+        "steps_with_drafts": sum(drafted) / run.decode_steps,
+        "drafts_verified": run.drafted / int(workload.responses.sum()),
+        "path": " > ".join(run.trace.path),
+    }

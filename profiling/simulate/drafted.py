@@ -1,0 +1,141 @@
+"""What the rows of a burst with drafts do: how many tokens they say, in how many steps, of which runs.
+
+On average: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
+divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
+of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
+than another, and how many are live is looked at once in `check_every` steps.
+
+Tokens are whole. Of what a row is owed in a burst, parts of a token are kept for its next ones; each
+begins with another part, so that those of a group do not say their extra tokens in the same step. So a
+row's tokens are right to one, whenever they are counted, and so are the counts of runs.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pat_jax.engine.controller import Burst
+from pat_jax.engine.sequences.block_tables import BlockTables
+from pat_jax.planning.drafts import Acceptance, Ways
+from pat_jax.profiling.simulate.machine import Machine
+
+GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
+EPS = 1e-9  # of a token, by which sums of floats may fall short of a whole one
+
+
+class Went(NamedTuple):
+    """Of each live sequence, int[live]."""
+
+    steps: int
+    said: np.ndarray  # tokens
+    live_steps: np.ndarray  # steps in which it was live
+    pages: np.ndarray  # drawn
+    drafted: tuple[np.ndarray, ...]  # as of one group, see `NONE_DRAFTED`
+
+
+class DraftedRows:
+    """Remembers the parts of tokens and of counts that bursts leave over."""
+
+    def __init__(self, machine: Machine, tables: BlockTables):
+        self.machine, self.tables, self.table = machine, tables, tables.table
+        self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
+        # What steps come to, by what was believed last: bursts that believe the same share it.
+        self._ways: tuple[np.ndarray, Ways] | None = None
+        self._uncounted: list[np.ndarray] | None = None  # begun, tried, right, verified
+
+    def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
+        """
+        Args:
+          left: int[live], tokens that each will still say.
+          in_reserve: int[groups], pages to be drawn.
+        """
+        table, pace = self.table, self.machine.pace(burst.shape.budget)
+        live, every = table.live, pace.check_every
+        group, expected = table.group(live), self._expected(burst)
+        said, live_steps, pages, steps, drafted = 0 * left, 0 * left, 0 * left, 0, 0.0
+        while steps < burst.max_steps:
+            is_live = said < left
+            of_group = np.bincount(group[is_live], minlength=table.num_groups)
+            more = self._lacking(said, pages, is_live, pace.check_tokens)
+            is_short = np.bincount(group, pages + more, len(in_reserve)) > in_reserve
+            if of_group.max() <= burst.threshold or is_short.any():
+                break
+            pages += more
+            rate = expected.tokens(of_group)[group]
+            new, took = self._said(live, rate, np.where(is_live, left - said, 0), every)
+            said, live_steps, steps = said + new, live_steps + took, steps + every
+            drafted += float(expected.drafted(of_group)[group] @ took)
+        counts = expected.counted(float(said.sum()), drafted)
+        return Went(steps, said, live_steps, pages, self._whole(counts))
+
+    def _expected(self, burst: Burst) -> "_Expected":
+        acceptance = self.machine.acceptance
+        assert acceptance is not None and burst.reach is not None, "a burst with drafts"
+        _, rows, _, budget = burst.shape
+        if self._ways is None or self._ways[0] is not burst.reach:
+            ways = acceptance.ways(self.machine.drafts.longest, burst.reach)
+            self._ways = burst.reach, ways
+        return _Expected(acceptance, self._ways[1], rows * (1 + budget))
+
+    def _lacking(
+        self, said: np.ndarray, pages: np.ndarray, is_live: np.ndarray, ahead: int
+    ) -> np.ndarray:
+        """Pages that each needs for its next tokens, or up to its end: see `page_append.lacking`."""
+        table, tables = self.table, self.tables
+        live = table.live
+        tokens = np.minimum(table.length[live] - 1 + said + ahead, table.end[live] - 1)
+        missing = -(-tokens // tables.page_size) - tables.count[live] - pages
+        return np.where(is_live, np.maximum(missing, 0), 0)
+
+    def _said(
+        self, live: np.ndarray, rate: np.ndarray, left: np.ndarray, steps: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that each says in so many steps at most, and the steps until its last of them."""
+        over = self._over[live]
+        owed = over + steps * rate
+        whole = np.floor(owed + EPS).astype(np.int64)
+        is_over = left <= whole
+        self._over[live] = np.where(left > 0, np.where(is_over, 0.0, owed - whole), over)
+        until = np.maximum(np.ceil((left - over) / rate - EPS), 1).astype(np.int64)
+        took = np.where(is_over, np.minimum(until, steps), steps)
+        return np.minimum(whole, left), np.where(left > 0, took, 0)
+
+    def _whole(self, counts: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """What is counted with this burst, and was not before."""
+        before = self._uncounted or [0 * x for x in counts]
+        owed = [a + b for a, b in zip(before, counts, strict=True)]
+        whole = [np.floor(x + EPS).astype(np.int64) for x in owed]
+        self._uncounted = [a - b for a, b in zip(owed, whole, strict=True)]
+        return tuple(x[None] for x in whole)
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What groups do in a step on average, by how many of their rows are live."""
+
+    acceptance: Acceptance
+    ways: Ways
+    room: int  # tokens of a step
+
+    def tokens(self, live: np.ndarray) -> np.ndarray:
+        """Of a row in a step, float[groups], by live rows of each group."""
+        rows = np.maximum(live, 1)
+        return np.asarray(self.ways.tokens(self.room / rows - 1, rows))
+
+    def drafted(self, live: np.ndarray) -> np.ndarray:
+        """Tokens of drafts that are verified for it."""
+        rows = np.maximum(live, 1)
+        return np.asarray(self.ways.drafted(self.room / rows - 1, rows))
+
+    def counted(self, said: float, drafted: float) -> list[np.ndarray]:
+        """Of steps in which so many tokens are said and verified: begun, tried, right, verified.
+
+        Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
+        are counted.
+        """
+        share, reach = self.acceptance.share, self.acceptance.reach
+        begun = share * said / (1.0 + share @ reach[:, 1:].sum(axis=1))
+        tried = begun[:, None] * reach[:, :-1]
+        tried[0] = 0.0  # without a match nothing is there to be right
+        return [begun, tried, begun[:, None] * reach[:, 1:], np.array(drafted)]

@@ -1,0 +1,71 @@
+"""Which drafts the planner makes, by rows and by what they are expected to say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fakes import make_load
+from made_up_machines import DP8, FASTER_WITH_TP, TP8, lengths_of, machine
+
+from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.planner.costs import CostTables
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.types import Ran
+
+DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+BASE = machine(FASTER_WITH_TP).on(dict.fromkeys(FASTER_WITH_TP, ROWS), (64, 512))
+
+
+def drafting(dearer: float = 1.02):
+    """A step takes `dearer` times as long for each token of the budget; rows are free."""
+    verify = {
+        (split, rows, length, budget): seconds * dearer**budget
+        for (split, rows, length), seconds in BASE.decode_table.items()
+        for budget in DRAFTS.of(rows)
+    }
+    return replace(BASE, verify_table=verify)
+
+
+def planner(acceptance: Acceptance, latency=None) -> CostModelPlanner:
+    beliefs = {"acceptance": acceptance, "draft": DRAFTS.longest}
+    return CostModelPlanner((TP8,), latency or drafting(), lengths_of((100, 1000)), **beliefs)
+
+
+TRIED = np.full_like(Acceptance.unseen().tried, 1e6)
+NOTHING = replace(Acceptance.unseen(), tried=TRIED, right=1e-3 * TRIED)
+
+
+@pytest.mark.parametrize(("live", "least"), [(2, 3), (8, 3), (30, 3), (50, 1), (100, 1), (129, 0)])
+def test_trials_are_made_with_the_smallest_budget_that_has_a_program(live: int, least: int):
+    one, load = planner(NOTHING), make_load(live, TP8)
+    assert one.plan(load, TP8).budget == 0, "nothing was lost yet that a trial may cost"
+    one.observe(Ran(TP8, 128, 64, live, live * 20.0, 1000, 200.0))
+    assert one.plan(load, TP8).budget == least
+
+
+def test_budgets_that_only_other_layouts_have_are_none():
+    """Groups of another layout are so small that their bursts have larger ones."""
+    few = {
+        key: seconds
+        for key, seconds in drafting().verify_table.items()
+        if key[0] != TP8 or key[1] <= 16
+    }
+    latency = replace(BASE, verify_table=few)
+    assert [n for n, _ in CostTables.of(latency, (DP8, TP8)).verifying] == [1, 3, 7]
+    assert [n for n, _ in CostTables.of(latency, (TP8,)).verifying] == [3, 7]
+    assert planner(Acceptance.unseen(), latency).plan(make_load(8, TP8), TP8).budget in (3, 7)
+
+
+def test_the_fewer_rows_of_a_bucket_are_live_the_more_each_is_expected_to_say():
+    """Steps cost the same, whatever is live; 64 rows fill a bucket, 33 leave half of its room."""
+    one, plain = planner(Acceptance.unseen()), planner(NOTHING)
+    seconds = {n: one.plan(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 45, 64)}
+    assert seconds[33] < seconds[45] < seconds[64]
+    alone = [plain.plan(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 64)]
+    np.testing.assert_allclose(*alone, rtol=0.01)
+    # Between what rows say with a budget of three and with the room that half as many have.
+    tokens = [Acceptance.unseen().tokens(room, DRAFTS.longest, 64) for room in (3, 7)]
+    assert alone[0] / seconds[64] == pytest.approx(tokens[0] / 1.02**3, rel=0.05)
+    assert alone[0] / seconds[33] < tokens[1]

@@ -1,0 +1,39 @@
+"""Machines whose steps may verify drafts, and what drafts are worth there."""
+
+from dataclasses import replace
+
+import numpy as np
+from replays import MACHINE
+
+from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.planning.drafts import KINDS, MOST, Acceptance
+from pat_jax.profiling.simulate.machine import Machine
+
+DRAFTS = Drafts(budgets=(1, 3), longest=3, most_tokens=64)
+
+
+def acceptance_of(right: float, matched: float = 1.0) -> Acceptance:
+    """Every token of a run is as likely `right`; runs begin with a match, of one kind, as often as that."""
+    tried = np.full((KINDS, MOST), 1e15)  # beside which nothing else counts
+    rates = np.full_like(tried, right)
+    rates[0] = 0.0
+    begun = np.zeros(KINDS)
+    begun[[0, 3]] = 1 - matched, matched
+    return Acceptance(1e15 * begun, tried, tried * rates)
+
+
+ALL, HALF, NOTHING = acceptance_of(1.0), acceptance_of(0.5), acceptance_of(0.0)
+
+
+def drafting(
+    acceptance: Acceptance | None, dearer: float = 1.1, machine: Machine = MACHINE
+) -> Machine:
+    """A step takes `dearer` times as long for each token of the budget."""
+    truth = machine.truth
+    verify = {
+        (split, rows, length, budget): seconds * dearer**budget
+        for (split, rows, length), seconds in truth.decode_table.items()
+        for budget in DRAFTS.of(rows)
+    }
+    truth = replace(truth, verify_table=verify)
+    return replace(machine, truth=truth, drafts=DRAFTS, acceptance=acceptance)

@@ -1,0 +1,197 @@
+"""Replays with drafts: what rows say, what it takes, what the planner makes of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from drafting_machines import ALL, DRAFTS, HALF, NOTHING, acceptance_of, drafting
+from fakes import SPLITS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replays import CAP, MACHINE, grouped, make_workload, queued, with_pools
+
+from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.hindsight import clairvoyant
+from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulator import replay
+
+DP8, _, DP2TP4, TP8 = SPLITS
+ALIKE = Workload(np.full(16, 10), np.full(16, 120), CAP)  # two rows in each group of DP8
+EVERY = MACHINE.check_every // 2  # steps between two tests of a burst with drafts
+BELIEVED = HALF.reach  # that none is worth nothing
+
+
+def fixed(split: Split, budget: int) -> FixedLayout:
+    return FixedLayout(split, budget=budget, reach=BELIEVED)
+
+
+def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlanner:
+    lengths = LengthModel.empty(CAP).updated(
+        make_workload(7, 500).responses, np.zeros(500, bool), None
+    )
+    drafts = {"acceptance": acceptance, "draft": machine.drafts.longest}
+    return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
+
+
+def test_a_machine_with_drafts_says_what_they_are_worth():
+    with pytest.raises(ValueError, match="it has to be said what they are worth"):
+        drafting(None)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_drafts_that_are_never_right_give_one_token_a_step(split):
+    workload = make_workload(3)
+    done = replay(workload, fixed(split, 3), drafting(NOTHING))
+    assert done.tokens == done.busy_rows == workload.responses.sum()
+    assert done.decode_steps == -(-int(workload.responses.max()) // EVERY) * EVERY
+    assert done.accepted == 0 < done.drafted
+
+
+@pytest.mark.parametrize("split", [DP8, TP8], ids=str)
+@pytest.mark.parametrize("budget", DRAFTS.budgets)
+def test_drafts_that_are_always_right_fill_the_room_of_a_step(split, budget):
+    """Rows are full, so that there is room for as many of each; then by hand, 120 tokens of each."""
+    machine = drafting(ALL)
+    machine = replace(machine, buckets=replace(machine.buckets, lengths=(192,)))
+    done = replay(ALIKE, fixed(split, budget), machine)
+    steps = 120 // (1 + budget)
+    whole = -(-steps // EVERY) * EVERY
+    assert (done.decode_steps, done.busy_rows) == (whole, 16 * steps)
+    step_s = machine.truth.verify_table[split, 16 // split.dp, 192, budget]
+    assert done.spent("decode") == pytest.approx(whole * step_s)
+    assert done.accepted == 16 * (120 - steps) == pytest.approx(done.drafted, abs=1)
+
+
+def test_tokens_a_step_are_those_of_the_acceptance():
+    """Where the planner believes what is true: of each row within a token."""
+    for truth in (HALF, acceptance_of(0.7, 0.6), Acceptance.unseen()):
+        for budget in DRAFTS.budgets:
+            done = replay(
+                ALIKE, FixedLayout(TP8, budget=budget, reach=truth.reach), drafting(truth)
+            )
+            rate = truth.tokens(budget, DRAFTS.longest, 16)
+            steps = done.busy_rows / 16  # until a sequence has said its 120 tokens
+            assert 119 <= rate * steps <= 121 + rate
+            assert done.tokens == 16 * 120
+
+
+def test_what_is_counted_is_what_planners_learn_from():
+    """From beliefs of its own a planner comes to the truth, in tokens a step too."""
+    truth = acceptance_of(0.7, 0.6)
+    machine, planner = drafting(truth), None
+    planner = planner_of(machine, Acceptance.unseen(), (TP8,))
+    for seed in range(30):
+        replay(make_workload(seed), planner, machine)
+    learned = planner.acceptance
+    assert learned is not None
+    for budget, rows in ((1, 8), (3, 8), (3, 1)):
+        args = budget, DRAFTS.longest, rows
+        assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
+
+
+def test_counts_of_runs_add_up():
+    truth = acceptance_of(0.7, 0.6)
+    machine, seen = drafting(truth), []
+
+    class Watching(FixedLayout):
+        def observe(self, outcome):
+            seen.append(outcome)
+
+    done = replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), machine)
+    begun, tried, right, _ = zip(*seen[1::2], strict=True)
+    runs, tried, right = (np.sum(x, axis=0) for x in (begun, tried, right))
+    # A run says what is right of it and a token more.
+    assert runs.sum() + right.sum() == pytest.approx(done.tokens, rel=0.05)
+    assert (right <= tried).all() and (tried[:, 1:] <= right[:, :-1] + 1).all()
+    assert tried[3, 0] == pytest.approx(runs[3], abs=1) and not tried[0].any()
+
+
+@given(queued, st.sampled_from(SPLITS), st.sampled_from(DRAFTS.budgets), st.floats(0, 1))
+def test_every_sequence_says_all_of_its_tokens_however_good_drafts_are(
+    workload, split, budget, right
+):
+    done = replay(workload, fixed(split, budget), drafting(acceptance_of(right, 0.9)))
+    assert done.tokens == workload.responses.sum()
+    assert len(done.trace.done_after) == workload.size
+    assert done.busy_rows <= done.tokens <= (1 + DRAFTS.longest) * done.busy_rows
+    assert done.total_s == pytest.approx(done.spent("prefill", "decode", "balance"))
+
+
+@given(grouped)
+def test_on_a_path_of_layouts_too(workload):
+    path = ScriptedPath(DP8, (Step(TP8, 12), Step(DP2TP4, 5)), budget=1, reach=BELIEVED)
+    for runs_ahead in (False, True):
+        machine = replace(drafting(HALF), runs_ahead=runs_ahead)
+        assert replay(workload, path, machine).tokens == workload.responses.sum()
+
+
+@settings(deadline=None, max_examples=40)
+@given(queued, st.integers(12, 40), st.booleans())
+def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
+    workload = replace(workload, prompts=np.minimum(workload.prompts, 20))
+    machine = replace(with_pools(drafting(HALF), pages), runs_ahead=runs_ahead)
+    for planner in (fixed(TP8, 3), fixed(DP8, 1), planner_of(machine, Acceptance.unseen())):
+        assert replay(workload, planner, machine).tokens == workload.responses.sum()
+
+
+class TestPlanner:
+    workload = make_workload(5)
+
+    def seconds(self, machine, acceptance: Acceptance | None) -> float:
+        planner = planner_of(machine, Acceptance.unseen())
+        return replay(self.workload, replace(planner, acceptance=acceptance), machine).total_s
+
+    def test_drafts_where_they_pay(self):
+        machine = drafting(acceptance_of(0.8), dearer=1.05)
+        drafted = replay(self.workload, planner_of(machine, Acceptance.unseen()), machine)
+        assert {burst.budget for burst in drafted.bursts} <= set(DRAFTS.budgets)
+        assert drafted.total_s < 0.7 * self.seconds(machine, None)
+
+    def test_and_not_where_they_do_not(self):
+        """It believes at first that they are worth something, and learns that they are not."""
+        machine = drafting(NOTHING, dearer=1.05)
+        planner = planner_of(machine, Acceptance.unseen())
+        first = replay(self.workload, planner, machine)
+        for seed in range(5):
+            replay(make_workload(seed), planner, machine)
+        later = replay(self.workload, planner, machine)
+        share = [np.mean([burst.budget > 0 for burst in done.bursts]) for done in (first, later)]
+        assert share[0] > share[1] < 0.2
+        assert later.total_s < 1.05 * self.seconds(machine, None)
+
+    def test_nor_where_a_step_with_them_takes_as_much_longer_as_it_says_more(self):
+        machine = drafting(HALF, dearer=2.0)
+        plain = replay(self.workload, planner_of(machine, HALF), machine)
+        assert plain.accepted < 0.05 * plain.tokens
+
+
+class TestClairvoyant:
+    """In one group, where it knows how fast all go on; each goes by in whole checks."""
+
+    @pytest.mark.parametrize("dearer", [1.05, 1.4, 3.0])
+    def test_it_takes_the_cheapest_budget_of_every_moment(self, dearer):
+        """Sixteen rows that are full until the end: 120 tokens of each."""
+        machine = replace(self.alone(drafting(HALF, dearer)), check_every=8)
+        step_s = machine.truth.decode_table[TP8, 16, 192]
+        each = [step_s * dearer**n / HALF.tokens(n, DRAFTS.longest, 16) for n in (1, 3)]
+        prefill = replay(ALIKE, FixedLayout(TP8), machine).spent("prefill")
+        found = clairvoyant(ALIKE, machine).total_s
+        assert found == pytest.approx(prefill + 120 * min(step_s, *each))
+
+    @given(st.integers(1, 40), st.floats(0.1, 0.9))
+    def test_no_budget_for_good_is_faster(self, size, right):
+        """It counts rows at each check of tokens, replays at each check of steps: here all end together."""
+        workload = Workload(np.full(size, 10), np.full(size, 144), CAP)
+        machine = self.alone(drafting(acceptance_of(right)))
+        best = clairvoyant(workload, machine).total_s
+        for budget in (0, *DRAFTS.budgets):
+            assert replay(workload, fixed(TP8, budget), machine).total_s >= (1 - 1e-9) * best
+
+    @staticmethod
+    def alone(machine: Machine) -> Machine:
+        buckets = replace(machine.buckets, rows={TP8: machine.buckets.rows[TP8]}, lengths=(192,))
+        return replace(machine, splits=(TP8,), buckets=buckets)
