@@ -113,7 +113,7 @@ def all_of(
                 expected[f"{name}: {sources}"] = errors(steps, MOST, splits)
                 print(sources, json.dumps(expected[f"{name}: {sources}"]), flush=True)
     right, kinds = prior_of(priors) if priors else (np.zeros(0), np.zeros(0))
-    prior = {"PRIOR": right.round(2).tolist(), "PRIOR_KINDS": kinds.round(3).tolist()}
+    prior = {"PRIOR": right.round(2).tolist(), "PRIOR_BEGUN": kinds.round(3).tolist()}
     print(json.dumps(prior))
     return {"tokens a step": sets, "errors of the planner, %": expected, "prior": prior}
 

@@ -4,7 +4,7 @@ Knows token ids and when which text is there. Does not know what a step costs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -45,6 +45,7 @@ class Steps:
     """Verification steps in the order in which they are made, a number of each."""
 
     group: np.ndarray
+    row: np.ndarray  # response
     step: np.ndarray  # of the lockstep
     matched: np.ndarray  # tokens of the match, 0 where there is none
     accepted: np.ndarray  # tokens of the draft that agree with the record
@@ -54,7 +55,7 @@ class Steps:
 
     def of(self, chosen: np.ndarray | slice) -> "Steps":
         """Those that a mask or a slice chooses."""
-        return Steps(*(x[chosen] for x in (self.group, self.step, self.matched, self.accepted)))
+        return Steps(*(getattr(self, x.name)[chosen] for x in fields(self)))
 
 
 class Record:
@@ -230,8 +231,8 @@ def verify(record: Record, rules: Rules) -> Steps:
         if rules.siblings and rules.burst and step % rules.burst == 0:
             lockstep.launch()
         row, matched, accepted = lockstep.step()
-        found.append((record.group[row], np.full(len(row), step), matched, accepted))
+        found.append((record.group[row], row, np.full(len(row), step), matched, accepted))
         step += 1
     if not found:
-        return Steps(*(np.zeros(0, np.int64) for _ in range(4)))
+        return Steps(*(np.zeros(0, np.int64) for _ in fields(Steps)))
     return Steps(*(np.concatenate(x) for x in zip(*found, strict=True)))

@@ -5,31 +5,50 @@ compared with what came on the other half.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.draft_counting import Steps
-from pat_jax.planning.drafts import MATCHES, Acceptance
+from pat_jax.engine.device.suffix import CONTEXT
+from pat_jax.planning.drafts import KINDS, MATCHES, MOST, Acceptance, Drafted
 
 BURST = 32  # steps
 SHORT = 3  # tokens of a draft: from it too longer ones are foretold
 
 
-def counts_of(steps: Steps, draft: int) -> np.ndarray:
-    """Steps by the kind of match and the tokens accepted: see `Acceptance.observed`."""
-    kind = np.searchsorted(MATCHES, steps.matched, side="right")
-    size = len(MATCHES) + 1, draft + 1
-    flat = np.bincount(kind * size[1] + steps.accepted, minlength=size[0] * size[1])
-    return flat.reshape(size)
+def counts_of(steps: Steps, draft: int) -> Drafted:
+    """What the engine counts of the same steps (`engine/device/lines.py`)."""
+    steps = steps.of(np.lexsort((steps.step, steps.row)))
+    is_next = np.diff(steps.row, prepend=-1) == 0
+    full = np.minimum(steps.matched + draft + 1, CONTEXT) * (steps.matched > 0)
+    needed = np.roll(np.where(steps.accepted == draft, full, 0), 1) * is_next
+    goes_on = (needed > 0) & (steps.matched >= needed)
+    first = np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(steps))))
+    begun = np.searchsorted(MATCHES, steps.matched, side="right")[first]
+    past = (np.arange(len(steps)) - first) * (draft + 1)
+    place = np.minimum(past, MOST - draft)
+    tried, right = np.zeros((2, KINDS, MOST), np.int64)
+    for turn in range(draft):
+        np.add.at(tried, (begun, place + turn), steps.accepted >= turn)
+        np.add.at(right, (begun, place + turn), steps.accepted > turn)
+    # The token behind a draft that was right: of the run of the step before.
+    (at,) = np.nonzero(needed)
+    last = np.minimum(past[at - 1] + draft + 1, MOST) - 1
+    np.add.at(tried, (begun[at - 1], last), 1)
+    np.add.at(right, (begun[at - 1], last), goes_on[at])
+    runs = np.bincount(begun[~goes_on], minlength=KINDS)
+    return Drafted(runs, tried, right, draft * len(steps))
 
 
-def prior_of(counts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Of several sets, which weigh the same: how often each token of a draft is right where those before it
+def prior_of(counts: Sequence[Drafted]) -> tuple[np.ndarray, np.ndarray]:
+    """Of several sets, which weigh the same: how often each token of a run is right where those before it
     are, by the kind of match, and the shares of the kinds, none first. See `drafts.PRIOR`."""
-    mean = np.sum([x / x.sum() for x in counts], axis=0)
-    reached = mean[:, ::-1].cumsum(axis=1)[:, ::-1]
-    return reached[1:, 1:] / reached[1:, :-1], mean.sum(axis=1) / mean.sum()
+    tried, right, begun = (
+        np.sum([getattr(x, name) / x.begun.sum() for x in counts], axis=0)
+        for name in ("tried", "right", "begun")
+    )
+    return right[1:, :8] / tried[1:, :8], begun / begun.sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,31 +67,37 @@ class Counted:
         """Tokens accepted a step, in the mean."""
         return self.tokens.sum() / len(self.steps[draft]) - 1
 
-    def counts(self, draft: int) -> np.ndarray:
+    def counts(self, draft: int) -> Drafted:
         return counts_of(self.steps[draft], draft)
 
-    def bursts(self, draft: int) -> list[np.ndarray]:
-        """`counts` of each burst, in the order in which they run."""
+    def bursts(self, draft: int) -> list[tuple[int, Drafted]]:
+        """Steps of each burst and `counts`, in the order in which they run."""
         steps = self.steps[draft]
         first = np.searchsorted(steps.step, np.arange(0, steps.step[-1] + 1, BURST))
         masks = [slice(a, b) for a, b in zip(first, [*first[1:], len(steps)], strict=True)]
-        return [counts_of(steps.of(mask), draft) for mask in masks]
+        return [(x.stop - x.start, counts_of(steps.of(x), draft)) for x in masks]
 
 
-def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: np.ndarray) -> dict:
+def accepted(known: Acceptance, draft: int) -> float:
+    """Tokens of a draft of so many that are expected to be right."""
+    return known.tokens(draft, draft, rows=1) - 1
+
+
+def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted) -> dict:
     """Tokens accepted that are expected of a step, by what is known.
 
     Args:
       kinds: counts of the unseen prompts, with drafts of another length.
     """
     online, expected = learned, []
-    for counts in unseen.bursts(draft):  # each before it runs
-        expected.append(counts.sum() * (online.tokens(draft) - 1))
+    for steps, counts in unseen.bursts(draft):  # each before it runs
+        expected.append(steps * accepted(online, draft))
         online = online.observed(counts)
+    of_these = replace(learned, begun=kinds.begun.astype(float))
     return {
-        "before anything was seen": Acceptance.unseen().tokens(draft) - 1,
-        "kinds of the prompts learned from": learned.tokens(draft) - 1,
-        "kinds of the steps that came": learned.among(kinds).tokens(draft) - 1,
+        "before anything was seen": accepted(Acceptance.unseen(), draft),
+        "kinds of the prompts learned from": accepted(learned, draft),
+        "kinds of the runs that came": accepted(of_these, draft),
         "burst by burst": sum(expected) / len(unseen.steps[draft]),
     }
 
@@ -102,7 +127,7 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
 
 def _on_the_same(counted: Counted, learned_with: int) -> list[float]:
     learned = Acceptance.unseen().observed(counted.counts(learned_with))
-    expected = {n: learned.tokens(n) - 1 for n in counted.steps}
+    expected = {n: accepted(learned, n) for n in counted.steps}
     return [round(float(100 * (x / counted.came(n) - 1)), 1) for n, x in expected.items()]
 
 

@@ -10,8 +10,8 @@ LONGEST = 16  # tokens of a draft that anybody may ask for
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Drafts: tokens guessed from texts, of which a decode step verifies several. What is said is the
-    same as without, token by token; where they do not pay the planner makes none."""
+    """Drafts: tokens guessed from texts, several of which a step verifies. They change
+    no token, and where they do not pay the planner makes none."""
 
     source: Literal["auto", "none", "suffix"] = "auto"
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself or in

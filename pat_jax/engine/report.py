@@ -106,6 +106,7 @@ class RolloutReport:
             steps=tuple(self.steps),
             live=tuple(self.live),
             done_after=tuple(self.done_after),
+            tokens_per_step=tuple(self.tokens_per_step),
             layout=tuple(self.layouts),
             total_s=self.total_s,
             total_steps=self.decode_steps,

@@ -70,6 +70,7 @@ class RolloutTrace:
     switches: tuple[Switch, ...] = ()
     balanced: tuple[Balanced, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
+    tokens_per_step: tuple[float, ...] = ()  # of a sequence, in each burst; above 1 with drafts
 
     def __post_init__(self):
         lengths = {len(self.times_s), len(self.steps), len(self.live), len(self.layout)}

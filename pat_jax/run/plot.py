@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK, _GREY = "#1f2933", "#6b7785"
+_INK, _GREY, _DRAFTS = "#1f2933", "#6b7785", "#b4232c"
 _BANDS = ("#d6e6fb", "#fce6c0", "#d3eed9", "#f2d9ee", "#e2e0f7", "#fad9d3")
 
 HEADROOM = 1.3  # of the curve, for the names of the layouts
@@ -55,7 +55,21 @@ def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
     for number, switch in enumerate(trace.switches, start=1):
         _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
     _dress(axes, trace, axis)
+    if max(trace.tokens_per_step, default=1.0) > 1.0:
+        _draw_drafts(axes, trace, edges)
     return figure
+
+
+def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
+    """What a sequence said in a step, by a scale of its own on the right."""
+    right = axes.twinx()
+    said = [*trace.tokens_per_step, trace.tokens_per_step[-1]]
+    right.step(edges, said, where="post", color=_DRAFTS, linewidth=1.2)
+    right.set_ylim(0, HEADROOM * max(said))
+    right.set_ylabel("tokens a step and sequence", color=_DRAFTS)
+    right.tick_params(colors=_DRAFTS, labelsize=9)
+    right.spines[["top", "left", "bottom"]].set_visible(False)
+    right.spines["right"].set_color(_DRAFTS)
 
 
 def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:

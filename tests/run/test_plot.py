@@ -142,3 +142,12 @@ def test_the_path_begins_where_the_prompts_were_prefilled():
 def test_a_trace_with_entries_missing_is_refused():
     with pytest.raises(ValueError, match="one entry for each burst"):
         replace(TRACE, live=(1, 2))
+
+
+def test_drafts_are_a_curve_of_their_own(drawn):
+    """What a sequence said in a step, burst by burst; none where nothing was drafted."""
+    draw_rollout(replace(TRACE, tokens_per_step=(1.0, 1.0, 1.0)))
+    draw_rollout(replace(TRACE, tokens_per_step=(1.0, 1.8, 2.5)))
+    live, again, drafts = drawn["step"]
+    assert live == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
+    assert drafts == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.8, 2.5, 2.5])
