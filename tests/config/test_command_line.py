@@ -314,7 +314,9 @@ def test_help_lists_every_option_with_explanation_and_default(capsys):
     text = capsys.readouterr().out
     blocks = dict(re.findall(r"^  --(\S+) (.*\n(?: {8}.*\n?)+)", text, re.MULTILINE))
     names = {f.name for f in dataclasses.fields(RunConfig)}
-    sections = "data rollout speculation algorithm optimizer lora warm_start eval checkpoint distributed"
+    sections = (
+        "data rollout speculation algorithm optimizer lora warm_start eval checkpoint distributed"
+    )
     names -= set(sections.split())
     names |= {f"rollout.{f.name}" for f in dataclasses.fields(RolloutConfig)}
     assert names | {"preset", "config"} <= set(blocks)
