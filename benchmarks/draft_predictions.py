@@ -80,7 +80,7 @@ class Counted:
 
 def accepted(known: Acceptance, draft: int) -> float:
     """Tokens of a draft of so many that are expected to be right."""
-    return known.tokens(draft, draft, rows=1) - 1
+    return float(known.tokens(draft, draft, rows=1)) - 1
 
 
 def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted) -> dict:

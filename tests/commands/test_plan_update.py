@@ -66,7 +66,7 @@ def report() -> PlanReport:
 def test_the_report_survives_json_with_its_update(report: PlanReport):
     assert PlanReport.from_json(report.to_json()) == report
     content = json.loads(report.to_json())
-    assert content["version"] == 3 and content["update"]["source"] == "arithmetic"
+    assert content["version"] == 4 and content["update"]["source"] == "arithmetic"
     assert [each["name"] for each in content["iterations"]][:2] == ["adaptive", "dp8tp1"]
 
 
