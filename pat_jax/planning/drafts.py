@@ -26,17 +26,17 @@ PRIOR = (
     (0.42, 0.52, 0.60, 0.65, 0.68, 0.72, 0.73, 0.76),
     (0.48, 0.57, 0.63, 0.67, 0.71, 0.73, 0.76, 0.76),
     (0.55, 0.64, 0.69, 0.72, 0.75, 0.77, 0.78, 0.81),
-    (0.73, 0.77, 0.79, 0.81, 0.83, 0.84, 0.85, 0.86),
-    (0.90, 0.87, 0.89, 0.92, 0.92, 0.93, 0.94, 0.94),
+    (0.67, 0.72, 0.76, 0.77, 0.80, 0.82, 0.83, 0.84),
+    (0.86, 0.75, 0.80, 0.84, 0.89, 0.89, 0.92, 0.91),
 )
-PRIOR_BEGUN = (0.129, 0.285, 0.224, 0.194, 0.099, 0.038, 0.031)  # of the runs with drafts of 8
+PRIOR_BEGUN = (0.135, 0.297, 0.233, 0.202, 0.102, 0.023, 0.009)  # of the runs with drafts of 8
 PRIOR_RUNS = 30.0  # that it counts for, of each kind of match and each token
 # Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
 # grow and begin to repeat; how good they are with the prompt too. What foretold the next burst best.
 BEGUN_HALVE, RIGHT_HALVE = 250.0, 2_000.0
+MOST_GOES_ON = 0.99  # of the steps at the far end of a run: texts end
 # How likely right a token must be to be verified: what the room of a step comes to.
 BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
-
 
 Numbers = float | np.ndarray
 
@@ -177,19 +177,23 @@ class Acceptance:
         worth = np.pad(_ahead(self.reach, draft).cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
         kind = np.arange(KINDS)
         ways, places = len(lengths), lengths.shape[2]
-        comes = np.zeros((ways, KINDS, places + draft + 1))
+        comes = np.zeros((ways, KINDS, places))
         comes[:, :, 0] = self.share
         steps, verified, said = (np.zeros(ways) for _ in range(3))
         for place in range(places):
-            here, length = comes[:, :, place], lengths[:, :, place]
-            steps += here.sum(axis=1)
-            verified += (here * length).sum(axis=1)
-            said += (here * (1 + worth[kind, place, length])).sum(axis=1)
+            length = lengths[:, :, place]
             # All are right, and the token after them goes on with the run.
             then = np.minimum(place + length + 1, MOST)
             before = self.reach[kind, place]
             goes_on = np.divide(
                 self.reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
             )
-            np.add.at(comes, (np.arange(ways)[:, None], kind, place + length + 1), here * goes_on)
+            here, last = comes[:, :, place], places - 1
+            if place == last:  # further ones are as this one: see `lines.Runs.met_by`
+                here = here / (1 - np.minimum(goes_on, MOST_GOES_ON))
+            steps += here.sum(axis=1)
+            verified += (here * length).sum(axis=1)
+            said += (here * (1 + worth[kind, place, length])).sum(axis=1)
+            at = np.arange(ways)[:, None], kind, np.minimum(place + length + 1, last)
+            np.add.at(comes, at, here * goes_on)
         return verified / steps, said / steps

@@ -1,0 +1,45 @@
+"""Compiles bursts that verify drafts for a machine that is not there; a program of its own, for the
+environment must be set before JAX starts. Prints a line for each: layout, budget, kernels."""
+
+import sys
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.program_specs import ProgramSpecs, pages_per_group
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import preset
+from pat_jax.profiling.cross_compile.worker import devices_of
+from pat_jax.profiling.predict.targets import Target
+
+LENGTH = 1024  # tokens
+
+
+def main() -> None:
+    model = replace(preset("qwen3-0.6b"), num_layers=2)
+    layouts, _ = layout_chain(factored_mesh(devices_of(Target.parse(sys.argv[1]))), model)
+    buckets = Buckets.build(
+        tuple(layouts), capacity=16, min_rows=4, min_length=LENGTH, max_length=LENGTH
+    )
+    drafts = Drafts(budgets=(7,), longest=7, most_tokens=256, texts=4)
+    functions = DecodeFunctions(
+        Policy.from_config(model), jnp.dtype(jnp.bfloat16), (0,), 8, 64, 2, drafts.longest
+    )
+    pages = pages_per_group(layouts, buckets, 16)
+    specs = ProgramSpecs(functions, layouts, buckets, 16, pages, 64, drafts=drafts)
+    table = ProgramTable()
+    specs.declare(table)
+    for split in layouts:
+        for budget in drafts.budgets:
+            key = Key("decode", split, buckets.rows[split][0], LENGTH, budget=budget)
+            table.compile(key)
+            text = table[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
+            print(split, budget, "attend_blocks" in text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
