@@ -139,11 +139,14 @@ class Subject:
         return jax.device_put(self.params, layout.param_shardings(self.policy))
 
     def run(
-        self, requests: Sequence[Request], planner: Planner
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        exit_head: np.ndarray | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none = np.zeros(0, int)
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
-        self.engine.set_weights(self.weights(layout), layout)
+        self.engine.set_weights(self.weights(layout), layout, exit_head)
         completions, report = self.engine.rollout(requests, planner)
         self.engine.release_weights()
         return completions, report

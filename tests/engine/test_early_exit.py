@@ -5,7 +5,9 @@ from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from two_devices import DP2, engine, generate, look_at_pages
 
@@ -21,6 +23,11 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.rl.batches import TrainBatch, to_supervised_batch
+from pat_jax.rl.supervised import CrossEntropy
+from pat_jax.rl.update import PolicyUpdate
+from pat_jax.training.exit_head import ExitHeadTrainer
+from pat_jax.training.trainer import Trainer, model_functions
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
@@ -149,6 +156,53 @@ def test_what_is_right_is_learned(monkeypatch):
         known = known.observed(drafted)
     assert known.tokens(3, 3, 1) > 3
     assert known.tokens(0, 3, 1) == 1
+
+
+def test_a_head_learns_what_its_policy_says():
+    """By samples of it: then more of what the first layers say is right, of prompts not seen too."""
+    one, shape = subject(0.5), (8, 64)
+    layout = next(iter(one.engine.layouts.values()))
+    update = PolicyUpdate(
+        model_functions(one.policy, layout, jnp.float32), optax.sgd(0.0), 61, CrossEntropy()
+    )
+    trainer = Trainer(
+        one.policy,
+        layout,
+        update,
+        micro_shapes=[shape],
+        rollout_layouts={},
+        rollout_dtype=jnp.float32,
+    )
+    learner = ExitHeadTrainer(
+        trainer, depth=1, micro_shapes=[shape], dtype=jnp.float32, logit_tokens=512, temperature=0.5
+    )
+    learner.compile()
+    params, losses = jax.device_put(one.params, trainer.shardings), []
+    for seed in range(2, 18):
+        asked = sampled_requests(seed)
+        done, _ = one.run(asked, one.static(1))
+        said = [(x.tokens, y.tokens) for x, y in zip(asked, done, strict=True)]
+        batch = TrainBatch([to_supervised_batch(said, micro_shapes=[shape])], 1.0)
+        losses += [learner.learn(params, batch)["train/exit_head_loss"] for _ in range(8)]
+    planner = replace(one.static(1), budget=3)
+    before, after = (
+        accepted(one.run(sampled_requests(1), planner, head)[1]) for head in (None, learner.head)
+    )
+    assert losses[-1] < losses[0] - 0.3
+    assert after > 1.15 * before
+
+
+def sampled_requests(seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            tuple(rng.integers(3, 61, 10).tolist()),
+            sequence_key(seed, i),
+            48,
+            Sampling(temperature=0.5),
+        )
+        for i in range(16)
+    ]
 
 
 @pytest.mark.parametrize("layer, is_there", [(1, True), (2, False), (40, False)])
