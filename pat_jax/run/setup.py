@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.draft_choice import wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
@@ -185,8 +187,12 @@ def _engine(
     resident: object,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    choice = wanted_drafts(config.speculation, policy, devices[0].platform)
+    platform, longest = devices[0].platform, config.rollout.max_length
+    choice = wanted_drafts(config.speculation, policy, platform, longest)
     log.info("%s", choice.reason)
+    draft = choice.policy and DraftSource(
+        choice.policy, partial(load_params, config.speculation.draft_model, choice.policy)
+    )
     policy = policy.with_weights(config.rollout.weights)
     return RolloutEngine(
         policy,
@@ -198,6 +204,7 @@ def _engine(
         layouts=layouts,
         kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
         drafts=choice.drafts,
+        draft=draft,
     )
 
 

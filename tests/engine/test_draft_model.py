@@ -5,18 +5,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_early_exit import accepted, requests
 from two_devices import look_at_pages
 
+from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
-from pat_jax.models.policy import Policy
+from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Load, Plan, Split
-from tests.lossless import MODELS, Settings, Subject, tally
+from tests.lossless import MODELS, Settings, Subject, lively_params, tally
 from tests.near_ties import Tally
 
 DRAFT = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
@@ -28,9 +30,19 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
     look_at_pages(monkeypatch)
 
 
+def first_layer(shardings: Params, dtype: jnp.dtype) -> Params:
+    """Of the policy's, which that model is without its last."""
+    del dtype
+    known = dict(jax.tree.leaves_with_path(lively_params(Policy.from_config(MODELS["kv2"]))))
+    own = jax.tree_util.tree_map_with_path(lambda path, _: known[path], DRAFT.abstract_params)
+    return jax.device_put(own, shardings)
+
+
 @cache
 def whole() -> Subject:
-    settings = Settings(min_rows=4, min_length=32, drafts=DRAFTS, draft_policy=DRAFT)
+    settings = Settings(
+        min_rows=4, min_length=32, drafts=DRAFTS, draft=DraftSource(DRAFT, first_layer)
+    )
     return Subject(MODELS["kv2"], settings)
 
 
@@ -45,9 +57,6 @@ def subject(share: float) -> Subject:
     last = one.params["layers"][1]
     for weight in (last["attention"]["out"], last["mlp"]["down"]):
         weight[...] = share * weight[...]
-    known = dict(jax.tree.leaves_with_path(one.params))
-    own = jax.tree_util.tree_map_with_path(lambda path, _: known[path], DRAFT.abstract_params)
-    one.engine.set_draft_model(own)
     return one
 
 
