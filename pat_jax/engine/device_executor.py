@@ -21,6 +21,7 @@ from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.prefill_calls import (
     Copies,
     PrefillCall,
@@ -57,14 +58,16 @@ class DeviceExecutor(Executor):
         clock: Stopwatch,
         *,
         checks: bool = False,
+        earlier: EarlierResponses | None = None,
     ):
         """
         Args:
           checks: compare every burst with those of the other processes.
+          earlier: what rows draft from as well.
         """
         self.clock, self._checks = clock, checks
         self.specs, self.programs, self.weights = specs, programs, weights
-        self.responses, self.tables = responses, tables
+        self.responses, self.tables, self.earlier = responses, tables, earlier
         self.pool = DevicePool(specs, programs, weights.layout)
         self._running: deque[_Running] = deque()
         # What the devices have of the rows, and the table's version that it was made under.
@@ -147,7 +150,7 @@ class DeviceExecutor(Executor):
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
         return self.pool.layout.put(
-            texts(self.responses, specs.drafts.texts * length, own), "batch"
+            texts(self.responses, specs.drafts.texts * length, own, self.earlier), "batch"
         )
 
     def _put_seen(self) -> jax.Array:
