@@ -15,8 +15,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pat_jax.engine.sequences.texts import AHEAD_PART
 
 Tokens = Sequence[int]
-Kind = Literal["ended", "live", "earlier"]  # siblings that have ended, that have not, earlier responses
-ORDER: tuple[Kind, ...] = ("ended", "earlier", "live")  # of the engine, the best to draft from first
+Kind = Literal[
+    "ended", "live", "earlier"
+]  # siblings that have ended, that have not, earlier responses
+ORDER: tuple[Kind, ...] = (
+    "ended",
+    "earlier",
+    "live",
+)  # of the engine, the best to draft from first
 EARLIER = 2  # the place in `Kind`
 NOWHERE = -1
 NO_RUN = 0  # the run that nothing is found by
@@ -43,7 +49,9 @@ class Rules:
     # and earlier responses behind them. Otherwise as the engine lays all of them out, in `room`.
     burst: int = 0
     room: float = 1e6  # tokens of others, in such lengths as rows have room for
-    least: int = 64  # tokens of the shortest; they double to what the longest row that goes on needs
+    least: int = (
+        64  # tokens of the shortest; they double to what the longest row that goes on needs
+    )
     order: tuple[Kind, ...] = ORDER
     ahead_part: int = AHEAD_PART  # see `engine/sequences/texts.py`
 
@@ -210,7 +218,9 @@ class _Lockstep:
         farthest = np.zeros(len(total), np.int64)
         np.maximum.at(farthest, record.group[going_on], (at - record.said[: record.rows])[going_on])
         is_cut = total[group] > room
-        said = np.where(is_cut, np.minimum(said, farthest[group] + bucket // self.rules.ahead_part), said)
+        said = np.where(
+            is_cut, np.minimum(said, farthest[group] + bucket // self.rules.ahead_part), said
+        )
         self.known[text] = record.said[text] + said
         before = np.cumsum(said) - said
         begins = np.searchsorted(group, group)  # each group's first

@@ -180,9 +180,7 @@ def test_texts_as_of_launch_are_what_the_engine_finds(prompt, responses, earlier
 @given(prompts, texts, texts, st.sampled_from([0.0, 0.5, 1.0]))
 def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier, room):
     least, part = 2, 2
-    rules = Rules(
-        True, True, draft=DRAFT, burst=BURST, room=room, least=least, ahead_part=part
-    )
+    rules = Rules(True, True, draft=DRAFT, burst=BURST, room=room, least=least, ahead_part=part)
     found = steps_of(prompt, responses, earlier, rules)
     launched = []
 

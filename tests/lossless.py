@@ -18,6 +18,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.config import ModelConfig
@@ -139,12 +140,15 @@ class Subject:
         return jax.device_put(self.params, layout.param_shardings(self.policy))
 
     def run(
-        self, requests: Sequence[Request], planner: Planner
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none = np.zeros(0, int)
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
         self.engine.set_weights(self.weights(layout), layout)
-        completions, report = self.engine.rollout(requests, planner)
+        completions, report = self.engine.rollout(requests, planner, earlier=earlier)
         self.engine.release_weights()
         return completions, report
 

@@ -13,6 +13,7 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.engine.session import WINDOW
@@ -40,6 +41,7 @@ class Generator:
     config: RolloutConfig
     seed: int
     lengths: LengthModel
+    earlier: EarlierResponses | None = None  # what the rollouts of training draft from
 
     def load(self, params: Params) -> float:
         """Takes over the policy: the next rollout samples it.
@@ -95,7 +97,7 @@ class Generator:
 
         def ask(places: Sequence[int]) -> Iterator[tuple[int, Completion]]:
             asked, expected = [requests[i] for i in places], self.lengths.expected(ids[places])
-            for i, done in self._generate(asked, report, expected):
+            for i, done in self._generate(asked, report, expected, self.earlier):
                 yield places[i], done
 
         every = range(len(requests))
@@ -127,6 +129,7 @@ class Generator:
         requests: Sequence[Request],
         report: RolloutReport,
         expected: np.ndarray | None = None,
+        earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
         """The responses as they end.
 
@@ -137,7 +140,9 @@ class Generator:
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reslice(first)
-        stream = self.engine.stream(requests, self.planner, report, expected=expected)
+        stream = self.engine.stream(
+            requests, self.planner, report, expected=expected, earlier=earlier
+        )
         advice = "go back to an earlier checkpoint, or lower --optimizer.learning_rate"
         yield from sampled(stream, len(requests), advice)
 

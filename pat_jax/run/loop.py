@@ -31,6 +31,7 @@ from pat_jax.run.beginning import begin
 from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
+from pat_jax.run.earlier import describe_sources, earlier_iterations
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.export import export_policy
 from pat_jax.run.folder import CHECKPOINTS
@@ -60,15 +61,21 @@ class Run:
         self.trainer, self.task = setup.trainer, setup.task
         self.devices = list(setup.engine.mesh.devices.flat)
         self.learning_rates = learning_rates(config)
-        self.open = OpenRun(config, "train", steps=config.steps, fingerprint=setup.fingerprint)
+        self.open = OpenRun(
+            config,
+            "train",
+            steps=config.steps,
+            fingerprint=setup.fingerprint,
+            save_beside=self.save_beside,
+        )
         self.folder, self.progress = self.open.folder, self.open.progress
         self.stopwatch = Stopwatch()
         self.completions = Completions(
             setup.task.tokenizer, self.folder, is_asked=config.log_completions
         )
-        self.unfinished = Unfinished(
-            self.folder, Path(config.run_dir) / CHECKPOINTS, is_on=config.keeps_unfinished
-        )
+        checkpoints = Path(config.run_dir) / CHECKPOINTS
+        self.unfinished = Unfinished(self.folder, checkpoints, is_on=config.keeps_unfinished)
+        self.earlier = earlier_iterations(config, setup)
         self.skipped = Skipped(self.folder, config.optimizer.max_skipped, self.progress.print)
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
@@ -126,6 +133,8 @@ class Run:
                 self.skipped.note(step + 1, batch.mini_batches, result.applied)
                 measured |= {"train/padding_efficiency": batch.padding_efficiency}
                 measured |= self.describe_update(groups, batch, result)
+            if self.earlier is not None:
+                self.earlier.put(experience.drawn)
             measured |= describe_memory(self.devices) | clock.metrics
             self.end_step(step + 1, last, measured | {"timing/step": clock.elapsed})
 
@@ -176,7 +185,20 @@ class Run:
         self.collector = Collector(self.config, self.task, *parts, self.unfinished, self.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
+        self.recall(began.steps_done)
         self.warm_up(began.lengths)
+
+    def recall(self, step: int) -> None:
+        """Brings back the responses of earlier iterations, and tells what drafts are copied from."""
+        if step and self.earlier is not None and (lost := self.earlier.restore(step)):
+            self.progress.print(lost)
+        if self.setup.engine.specs.drafts.budgets:
+            kept = self.earlier and self.earlier.responses
+            self.progress.print(describe_sources(self.config, kept))
+
+    def save_beside(self, step: int) -> None:
+        if self.earlier is not None:
+            self.earlier.save(step)
 
     def warm_up(self, lengths: LengthModel) -> None:
         """Runs every program of the rollout; the times it takes are the planner's profile."""
@@ -193,7 +215,13 @@ class Run:
             left = config.steps - self.first_step
             self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts, left)
         self.generator = Generator(
-            setup.engine, self.trainer, planner, config.rollout, config.seed, lengths
+            setup.engine,
+            self.trainer,
+            planner,
+            config.rollout,
+            config.seed,
+            lengths,
+            self.earlier and self.earlier.responses,
         )
         self.generator.load(self.state.params)
         seconds, names = time.perf_counter() - start, ", ".join(map(str, self.first_layouts))

@@ -18,6 +18,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.draft_choice import wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
     check_batch,
@@ -72,6 +73,7 @@ class Setup:
     subject: Subject  # what a profile has to be of
     profile: Profile | None  # measured before, if it was
     memory: MemoryModel
+    drafting: str  # which drafts are made, in words
 
     def initial_params(self, config: RunConfig) -> Leaves:
         """Of what is trained."""
@@ -127,7 +129,10 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         dropped += more
         if len(kept) < len(layouts):
             layouts, trainer = kept, build_trainer(config, policy, first, kept)
-    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
+    drafts = wanted_drafts(config.speculation, policy, devices[0].platform)
+    engine = _engine(
+        config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts.drafts
+    )
     return Setup(
         task,
         policy,
@@ -140,6 +145,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
+        drafts.reason,
     )
 
 
@@ -166,7 +172,9 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    return _engine(config, policy, devices, kept, eos_ids, resident=())
+    choice = wanted_drafts(config.speculation, policy, devices[0].platform)
+    log.info("%s", choice.reason)
+    return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=choice.drafts)
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
@@ -183,10 +191,10 @@ def _engine(
     layouts: dict[Split, Layout],
     eos_ids: Sequence[int],
     resident: object,
+    *,
+    drafts: Drafts,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    choice = wanted_drafts(config.speculation, policy, devices[0].platform)
-    log.info("%s", choice.reason)
     policy = policy.with_weights(config.rollout.weights)
     return RolloutEngine(
         policy,
@@ -197,7 +205,7 @@ def _engine(
         dtype=dtype,
         layouts=layouts,
         kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
-        drafts=choice.drafts,
+        drafts=drafts,
     )
 
 

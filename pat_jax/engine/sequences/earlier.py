@@ -71,7 +71,7 @@ class EarlierResponses:
         """Of everything that drafts may come from."""
         crc = 0
         for key, texts in self._texts.items():
-            for part in (key, *texts):
+            for part in (key, *(text.tobytes() for text in texts)):
                 crc = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), crc))
         return crc
 
