@@ -192,7 +192,15 @@ def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
     data = write_problems(tmp_path / "sums.jsonl", count=4)  # all of them in every iteration
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     options = ["--model", str(model), "--data", str(data), *SMALL_ROLLOUT, "--eval.every", "0"]
-    options += ["--speculation.source", "suffix", "--layout", "dp2tp1", "--deterministic"]
+    options += ["--rollout.max_prompt_length", "120", "--layout", "dp2tp1", "--deterministic"]
+    options += [
+        "--speculation.source",
+        "suffix",
+        "--reward",
+        "exact",
+        "--rollout.temperature",
+        "0.2",
+    ]
     run(*options, "--steps", "0", "--run_dir", str(whole))
     draft_for_nothing(whole / "profile.json")
     shutil.copytree(whole, halved)
@@ -202,7 +210,7 @@ def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
 
     assert "none of earlier iterations yet" in go_on(whole, 4)
     go_on(halved, 2)
-    assert "8 of earlier iterations to 4 prompts" in go_on(halved, 4)
+    assert "16 of earlier iterations to 4 prompts" in go_on(halved, 4)
     rows = without_times(whole)
     assert without_times(halved) == rows
     assert all(row["rollout/accepted"] > 0 for row in rows if row["step"] > 1)
