@@ -143,11 +143,12 @@ class Subject:
         self,
         requests: Sequence[Request],
         planner: Planner,
+        exit_head: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none = np.zeros(0, int)
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
-        self.engine.set_weights(self.weights(layout), layout)
+        self.engine.set_weights(self.weights(layout), layout, exit_head)
         completions, report = self.engine.rollout(requests, planner, earlier=earlier)
         self.engine.release_weights()
         return completions, report

@@ -1,10 +1,11 @@
 """Options of drafts: tokens that a rollout guesses, and verifies several at a time."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from pat_jax.common.rules import COUNT_OR_ZERO, check, count, require
+from pat_jax.common.rules import COUNT_OR_ZERO, check, count, matches, require
 
+EXIT = "early_exit:"
+SOURCE = matches(rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}", f"auto, none, suffix or {EXIT}LAYER")
 LONGEST = 16  # tokens of a draft that anybody may ask for
 
 
@@ -13,10 +14,11 @@ class SpeculationConfig:
     """Drafts: tokens guessed from texts, several of which a step verifies. They change
     no token, and where they do not pay the planner makes none."""
 
-    source: Literal["auto", "none", "suffix"] = "auto"
+    source: str = "auto"
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
-    others to its prompt, or in those of earlier iterations. auto: suffix, where a decode step takes as long for several tokens as for one
-    (not for small models on a CPU). none: no drafts."""
+    others to its prompt, or in those of earlier iterations. early_exit:LAYER: what the policy would say if
+    it ended behind its first LAYER layers. auto: suffix, where a decode step takes as long for several
+    tokens as for one (not for small models on a CPU). none: no drafts."""
     longest: int = 7
     """Most tokens of a draft."""
     budgets: tuple[int, ...] = (1, 3, 7)
@@ -33,6 +35,7 @@ class SpeculationConfig:
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
 
     def __post_init__(self):
+        check(self, "source", SOURCE, "speculation.")
         check(self, "longest", count(1, LONGEST), "speculation.")
         check(self, "texts", count(0, 64), "speculation.")
         check(self, "earlier", COUNT_OR_ZERO, "speculation.")
@@ -46,3 +49,8 @@ class SpeculationConfig:
             " ".join(map(str, self.budgets)),
             f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
         )
+
+    @property
+    def exit_layer(self) -> int:
+        """Layers of the policy that draft; 0 where they do not."""
+        return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0

@@ -32,6 +32,7 @@ from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import (
     BurstOutput,
     DecodeState,
+    Drafting,
     RowState,
     Until,
     own_columns,
@@ -74,9 +75,9 @@ class DeviceExecutor(Executor):
         self._rows: RowState | None = None
         self._version = -1
         self._seen: jax.Array | None = None  # as old as the rows
-        # Of the bursts on their way: the rows' pages, how many have been drawn, and, with drafts, texts.
+        # Of the bursts on their way: the rows' pages, how many have been drawn, and what drafts come from.
         self._tables: tuple[jax.Array, jax.Array] | None = None
-        self._text: jax.Array | None = None
+        self._drafting: Drafting | None = None
 
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.group):
@@ -120,18 +121,20 @@ class DeviceExecutor(Executor):
             tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
             none_drawn = np.zeros(layout.split.dp, np.int32)
             self._tables = layout.put((tables, none_drawn), "batch")
-            self._text = self._put_text(burst)
+            self._drafting = self._put_drafting(burst)
         elif layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
         assert self._rows is not None and self._seen is not None and self._tables is not None
-        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, self._text)
+        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, self._drafting)
         split, rows, length, budget = burst.shape
-        reach = None if burst.reach is None or not budget else burst.reach.astype(np.float32)
+        is_copied = budget > 0 and not self.specs.drafts.is_said
+        reach = burst.reach.astype(np.float32) if is_copied and burst.reach is not None else None
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), reach)
+        head = self.weights.exit_head if budget else None
         program = self.programs[Key("decode", split, rows, length, budget=budget)]
-        state, output = program(self.weights.params, state, burst.reserved, until)
+        state, output = program(self.weights.params, state, burst.reserved, until, head)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
-        self._tables, self._text = (state.tables, state.drawn), state.text
+        self._tables, self._drafting = (state.tables, state.drawn), state.drafting
         self._running.append(_Running(burst, output))
 
     def _digest(self, burst: Burst) -> tuple[object, ...]:
@@ -142,16 +145,15 @@ class DeviceExecutor(Executor):
         crc = zlib.crc32(b"".join(x.tobytes() for x in told))
         return (*burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, crc)
 
-    def _put_text(self, burst: Burst) -> jax.Array | None:
-        """What rows draft from; None where they do not."""
+    def _put_drafting(self, burst: Burst) -> Drafting | None:
+        """None where rows do not draft."""
         specs = self.specs
-        if not burst.shape.budget:
+        if not burst.shape.budget or specs.drafts.is_said:
             return None
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
-        return self.pool.layout.put(
-            texts(self.responses, specs.drafts.texts * length, own, self.earlier), "batch"
-        )
+        laid_out = texts(self.responses, specs.drafts.texts * length, own, self.earlier)
+        return self.pool.layout.put(Drafting(laid_out, self.responses.runs_of_rows()), "batch")
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from pat_jax.common.rules import require
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.policy import Policy
@@ -30,13 +31,17 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     if config.source == "none":
         return NO_DRAFTS
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
-    return Drafts(config.budgets, config.longest, most, config.texts)
+    texts = 0 if config.exit_layer else config.texts
+    return Drafts(config.budgets, config.longest, most, texts, config.exit_layer)
 
 
 def wanted_drafts(config: SpeculationConfig, policy: Policy, platform: str) -> DraftChoice:
     """
     Args:
       platform: as `jax.Device.platform` has it.
+
+    Raises:
+      UserError: a layer is to draft that the policy has not, or its last one.
     """
     if config.source == "none":
         return DraftChoice(NO_DRAFTS, "speculation: none asked for")
@@ -47,7 +52,19 @@ def wanted_drafts(config: SpeculationConfig, policy: Policy, platform: str) -> D
             f"speculation: none for {parameters / 1e6:.1f} M parameters on a CPU, where a step takes "
             "longer the more tokens it verifies (--speculation.source suffix makes drafts)",
         )
-    drafts = drafts_of(config, platform)
+    drafts, layers = drafts_of(config, platform), policy.config.num_layers
+    if drafts.exit_layer:
+        require(
+            drafts.exit_layer < layers,
+            "speculation.source",
+            config.source,
+            f"a layer from 1 to {layers - 1} behind early_exit:, for a model of {layers} layers",
+        )
+        reason = (
+            f"speculation: drafts of up to {drafts.budgets[-1]} tokens, said by the first "
+            f"{drafts.exit_layer} of {layers} layers, where they are predicted to pay"
+        )
+        return DraftChoice(drafts, reason)
     return DraftChoice(
         drafts,
         f"speculation: drafts of up to {drafts.longest} tokens from a response's own text"

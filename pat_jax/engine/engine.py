@@ -90,7 +90,7 @@ class RolloutEngine:
             config.check_every,
             config.burst_steps,
             config.max_logprobs,
-            drafts.longest,
+            drafts,
         )
         self.specs = ProgramSpecs(
             functions,
@@ -106,7 +106,6 @@ class RolloutEngine:
             ),
             config.prefill_blocks,
             reslice_chunk_bytes,
-            drafts,
         )
         self.programs = ProgramTable()
         self.specs.declare(self.programs)
@@ -141,12 +140,18 @@ class RolloutEngine:
         """Of the weights."""
         return self._weights and self._weights.layout
 
-    def set_weights(self, params: Params, layout: Layout) -> None:
+    def set_weights(
+        self, params: Params, layout: Layout, exit_head: np.ndarray | None = None
+    ) -> None:
         """Takes over `params`, already on the shards of `layout`; the engine deletes them in time.
 
         A stream that has begun goes on with the weights that it began with.
+
+        Args:
+          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is looked at
+            where the policy's first layers say drafts.
         """
-        self._weights = Weights(self.specs, self.programs, params, layout)
+        self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
 
     def release_weights(self) -> None:
         """Frees the rollout's copy of the weights: the update needs the memory."""

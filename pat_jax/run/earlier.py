@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +107,25 @@ def _share(config: RunConfig, batches_per_epoch: int | None) -> int:
     if batches_per_epoch:
         share //= batches_per_epoch * rollout.prompts_per_step
     return max(share - rollout.max_prompt_length, rollout.max_completion_length + BESIDE)
+
+
+def recall(
+    config: RunConfig,
+    setup: Setup,
+    earlier: EarlierIterations | None,
+    step: int,
+    say: Callable[[str], None],
+) -> None:
+    """Brings back the responses of earlier iterations, and says what drafts are copied from.
+
+    Args:
+      step: iterations that the run has behind it.
+    """
+    if step and earlier is not None and (lost := earlier.restore(step)):
+        say(lost)
+    drafts = setup.engine.specs.drafts
+    if drafts.budgets and not drafts.is_said:
+        say(describe_sources(config, earlier and earlier.responses))
 
 
 def describe_sources(config: RunConfig, earlier: EarlierResponses | None) -> str:

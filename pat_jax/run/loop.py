@@ -31,8 +31,9 @@ from pat_jax.run.beginning import begin
 from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
-from pat_jax.run.earlier import describe_sources, earlier_iterations
+from pat_jax.run.earlier import earlier_iterations, recall
 from pat_jax.run.evaluation import Evaluator
+from pat_jax.run.exit_head import exit_head_trainer
 from pat_jax.run.export import export_policy
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
@@ -127,6 +128,8 @@ class Run:
                         config, self.trainer, self.shapes, groups, rewards, *policies
                     )
                     self.state, result = self.trainer.update(self.state, batch, self.reference)
+                    if self.exit_head:
+                        learned |= self.exit_head.learn(self.state.params, batch)
                 with clock("transfer"):  # the next rollout samples the new policy
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= learned | result.metrics
@@ -185,16 +188,9 @@ class Run:
         self.collector = Collector(self.config, self.task, *parts, self.unfinished, self.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
-        self.recall(began.steps_done)
+        self.exit_head = exit_head_trainer(self.config, self.setup, self.shapes)
+        recall(self.config, self.setup, self.earlier, began.steps_done, self.progress.print)
         self.warm_up(began.lengths)
-
-    def recall(self, step: int) -> None:
-        """Brings back the responses of earlier iterations, and tells what drafts are copied from."""
-        if step and self.earlier is not None and (lost := self.earlier.restore(step)):
-            self.progress.print(lost)
-        if self.setup.engine.specs.drafts.budgets:
-            kept = self.earlier and self.earlier.responses
-            self.progress.print(describe_sources(self.config, kept))
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:
@@ -221,6 +217,7 @@ class Run:
             config.rollout,
             config.seed,
             lengths,
+            self.exit_head,
             self.earlier and self.earlier.responses,
         )
         self.generator.load(self.state.params)

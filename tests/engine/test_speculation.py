@@ -123,7 +123,7 @@ def test_earlier_responses_change_no_token_and_save_steps(samples):
         earlier.put(requests[i].tokens, [done.tokens for done in expected[mine]])
     planner, reports = replace(subject().static(1), budget=3, reach=REACH), []
     for store in (None, earlier):
-        found, report = subject().run(requests, planner, store)
+        found, report = subject().run(requests, planner, earlier=store)
         total = sum(tally(subject(), requests, expected, [found]).values(), Tally())
         assert total.unexplained == total.judge_disagrees == 0
         assert total.max_logprob_difference <= 1e-4
