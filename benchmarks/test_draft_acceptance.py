@@ -152,7 +152,7 @@ def laid_out(prompt, said, responses, earlier) -> np.ndarray:
     )
     before = EarlierResponses(1000, 1000)
     before.put(prompt, [np.array(text) for text in earlier])
-    return engine_texts(cast(Any, fake), ROOM, own=24, earlier=before)
+    return engine_texts(cast(Any, fake), ROOM, own=24, earlier=before).columns
 
 
 @settings(max_examples=30, deadline=None)  # compiles

@@ -153,7 +153,8 @@ class DeviceExecutor(Executor):
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
         laid_out = texts(self.responses, specs.drafts.texts * length, own, self.earlier)
-        return self.pool.layout.put(Drafting(laid_out, self.responses.runs_of_rows()), "batch")
+        drafting = Drafting(laid_out.columns, self.responses.runs_of_rows(), laid_out.borders)
+        return self.pool.layout.put(drafting, "batch")
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""

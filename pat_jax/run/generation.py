@@ -239,6 +239,7 @@ def describe_rollouts(
         "rollout/tokens_per_row_step": report.tokens_per_row_step,
         "rollout/drafted": report.drafted,
         "rollout/accepted": report.accepted,
+        **_describe_sources(report.by_source),
         "rollout/row_occupancy": report.row_occupancy,
         "rollout/prefill_padding": report.prefill_padding,
         "rollout/kv_waste": report.kv_waste,
@@ -249,6 +250,17 @@ def describe_rollouts(
         "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
         "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
         **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
+    }
+
+
+def _describe_sources(by_source: np.ndarray) -> dict[str, int]:
+    """Tokens of drafts that were verified and said, by what they were copied from."""
+    names = "own", "siblings", "earlier"
+    found = zip(names, by_source.tolist(), strict=True)
+    return {
+        f"{what}{name}": number
+        for name, numbers in found
+        for what, number in zip(("rollout/drafted_", "rollout/accepted_"), numbers, strict=True)
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Request, Responses
-from pat_jax.engine.sequences.texts import LEAD, texts
+from pat_jax.engine.sequences.texts import LEAD, Texts, texts
 from pat_jax.engine.sequences.types import NO_TOKEN
 
 tokens = st.lists(st.integers(0, 3), max_size=5)
@@ -108,10 +108,10 @@ def begun(said: Sequence[Sequence[int]], done: Sequence[int] = ()) -> Responses:
     return found
 
 
-def others(laid_out: np.ndarray, row: int, room: int) -> list[list[int]]:
+def others(laid_out: Texts, row: int, room: int) -> list[list[int]]:
     """Texts from the last column backwards, whole ones without the end of the prompt before them."""
     found: list[list[int]] = [[]]
-    for token in laid_out[row, :room].tolist():
+    for token in laid_out.columns[row, :room].tolist():
         found = [*found, []] if token == NO_TOKEN else [*found[:-1], [*found[-1], token]]
     lead = list(PROMPT[-LEAD:])
     return [x[LEAD:] if x[:LEAD] == lead else x for x in reversed(found) if x]
@@ -133,6 +133,9 @@ def test_samples_that_have_ended_come_before_earlier_responses_and_these_before_
     found = texts(some, 256, 64, kept([5, 6], [7, 7, 7]))
     expected = [[3, 3, 3], [2, 2], [5, 6], [7, 7, 7], [4, 4, 4, 4], [1]]
     assert others(found, 0, 256) == others(found, 3, 256) == expected
+    first, stop = found.borders[0].tolist()
+    of_earlier = found.columns[0, first:stop].tolist()
+    assert of_earlier == [*PROMPT[-LEAD:], 7, 7, 7, NO_TOKEN, *PROMPT[-LEAD:], 5, 6, NO_TOKEN]
 
 
 def test_where_room_is_short_texts_are_cut_behind_what_rows_are_at():

@@ -76,7 +76,7 @@ class DecodeFunctions:
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        drafting = Drafting(rows, rows) if budget and not self.drafts.is_said else None
+        drafting = Drafting(rows, rows, rows) if budget and not self.drafts.is_said else None
         state = DecodeState(rows, rows, pool, rows, rows, drafting)
         said = scalar if layout.spans_processes else rows
         output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)

@@ -5,6 +5,7 @@ said in earlier iterations, and from what its own rows say on the way.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +21,17 @@ BESIDE = LEAD + 1  # columns that a response takes beside its own: these, and wh
 AHEAD_PART = 4
 
 
+class Texts(NamedTuple):
+    columns: np.ndarray  # int32[rows, room + own], see `texts`
+    borders: (
+        np.ndarray
+    )  # int32[rows, 2]: the columns from and before which there are earlier responses
+
+
 def texts(
     responses: Responses, room: int, own: int, earlier: EarlierResponses | None = None
-) -> np.ndarray:
-    """Of every row, int32[rows, room + own]: first texts of its prompt from others, then its own.
+) -> Texts:
+    """Of every row: first texts of its prompt from others, then its own.
 
     Of equally long matches the last counts, so the best come last: samples that have ended, behind
     responses of earlier iterations, behind samples that go on. Where there is too little room for all, they
@@ -37,26 +45,27 @@ def texts(
     """
     table = responses.table
     rows = table.num_groups * table.rows_per_group
-    laid_out = np.full((rows, room + own), NO_TOKEN, np.int32)
-    shared: dict[int, np.ndarray] = {}
+    laid_out = Texts(np.full((rows, room + own), NO_TOKEN, np.int32), np.zeros((rows, 2), np.int32))
+    shared: dict[int, Texts] = {}
     for i in table.live.tolist():
         prompt, row = int(responses.prompt[i]), table.row[i]
         if prompt not in shared:
-            found = list(_of_prompt(responses, prompt, earlier))
-            if sum(len(text) + 1 for text in found) > room:
+            found = _of_prompt(responses, prompt, earlier)
+            if sum(len(text) + 1 for kind in found for text in kind) > room:
                 most = _farthest(responses, prompt) + own // AHEAD_PART
-                found = [text[:most] for text in found]
+                found = [[text[:most] for text in kind] for kind in found]
             shared[prompt] = _packed(found, room)
-        laid_out[row, :room] = shared[prompt]
+        laid_out.columns[row, :room], laid_out.borders[row] = shared[prompt]
         known = responses.known(i)
-        laid_out[row, room : room + len(known)] = known
+        laid_out.columns[row, room : room + len(known)] = known
     return laid_out
 
 
 def _of_prompt(
     responses: Responses, prompt: int, earlier: EarlierResponses | None
-) -> Iterator[np.ndarray]:
-    """Responses behind the end of their prompt, the best to draft from first."""
+) -> list[list[np.ndarray]]:
+    """Responses behind the end of their prompt, the best to draft from first: of samples that have ended,
+    of earlier iterations, of samples that go on."""
     table, samples = responses.table, responses.samples(prompt)
     length = int(table.prompt_length[samples[0]])
     asked = responses.known(samples[0])[:length]
@@ -70,10 +79,9 @@ def _of_prompt(
             if table.length[i] > length:
                 yield responses.known(i)[max(0, length - LEAD) :]
 
-    yield from said(by_length[is_done])
-    for text in earlier.of(asked) if earlier is not None else ():
-        yield np.concatenate([asked[-LEAD:], text])
-    yield from said(by_length[~is_done])
+    before = earlier.of(asked) if earlier is not None else ()
+    whole = [np.concatenate([asked[-LEAD:], text]) for text in before]
+    return [list(said(by_length[is_done])), whole, list(said(by_length[~is_done]))]
 
 
 def _farthest(responses: Responses, prompt: int) -> int:
@@ -84,14 +92,15 @@ def _farthest(responses: Responses, prompt: int) -> int:
     return int(table.length[going_on].max(initial=length)) - max(0, length - LEAD)
 
 
-def _packed(found: Sequence[np.ndarray], room: int) -> np.ndarray:
-    """From the last column backwards, NO_TOKEN behind each."""
-    packed = np.full(room, NO_TOKEN, np.int32)
-    stop = room - 1
-    for text in found:
-        if stop <= 0:
-            break
-        kept = text[-stop:]
-        packed[stop - len(kept) : stop] = kept
-        stop -= len(kept) + 1
-    return packed
+def _packed(found: Sequence[Sequence[np.ndarray]], room: int) -> Texts:
+    """Of one row, from the last column backwards, NO_TOKEN behind each."""
+    packed, stop, ends = np.full(room, NO_TOKEN, np.int32), room - 1, []
+    for kind in found:
+        for text in kind:
+            if stop <= 0:
+                break
+            kept = text[-stop:]
+            packed[stop - len(kept) : stop] = kept
+            stop -= len(kept) + 1
+        ends.append(max(0, stop + 1))
+    return Texts(packed, np.array([ends[1], ends[0]], np.int32))
