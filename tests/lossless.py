@@ -81,6 +81,7 @@ class Settings:
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     drafts: Drafts = NO_DRAFTS
+    draft_policy: Policy | None = None
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -127,6 +128,7 @@ class Subject:
             dtype=dtype,
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
             drafts=settings.drafts,
+            draft_policy=settings.draft_policy,
         )
         self.engine.compile()
 

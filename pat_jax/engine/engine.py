@@ -20,6 +20,8 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.draft_model import DraftModel
+from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.program_specs import (
     RESLICE_CHUNK_BYTES,
     ProgramSpecs,
@@ -59,6 +61,7 @@ class RolloutEngine:
         kv_bytes: float = math.inf,
         runs_ahead: bool | None = None,
         drafts: Drafts = NO_DRAFTS,
+        draft_policy: Policy | None = None,
     ):
         """
         Args:
@@ -70,6 +73,7 @@ class RolloutEngine:
             the devices do not wait for the host. A switch that no threshold foresaw then comes one
             burst later. None: where the `Backend` does.
           drafts: those that bursts may verify, to be compiled as well.
+          draft_policy: of a draft model, where one says them; `set_draft_model` gives its weights.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks = config.check_integrity
@@ -91,6 +95,7 @@ class RolloutEngine:
             config.burst_steps,
             config.max_logprobs,
             drafts,
+            draft_policy,
         )
         self.specs = ProgramSpecs(
             functions,
@@ -106,10 +111,15 @@ class RolloutEngine:
             ),
             config.prefill_blocks,
             reslice_chunk_bytes,
+            draft_policy
+            and DraftSpecs(
+                draft_policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
+            ),
         )
         self.programs = ProgramTable()
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
+        self.draft_model: DraftModel | None = None
 
     def compile(
         self,
@@ -152,6 +162,12 @@ class RolloutEngine:
             where the policy's first layers say drafts.
         """
         self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
+
+    def set_draft_model(self, params: Params) -> None:
+        """Takes over a draft model's weights, of the host or of any shards; they stay from now on."""
+        assert self.specs.draft_specs is not None, "there is a draft model"
+        layout = next(iter(self.layouts.values()))
+        self.draft_model = DraftModel(self.specs.draft_specs, layout.put(params))
 
     def release_weights(self) -> None:
         """Frees the rollout's copy of the weights: the update needs the memory."""
@@ -205,9 +221,8 @@ class RolloutEngine:
             controller, responses = self._begin(requests, expected)
             tables = controller.scheduler.tables
             device = self.specs, self.programs, self.weights
-            executor = DeviceExecutor(
-                *device, responses, tables, clock, checks=self.checks, earlier=earlier
-            )
+            options = {"draft_model": self.draft_model, "checks": self.checks, "earlier": earlier}
+            executor = DeviceExecutor(*device, responses, tables, clock, **options)
             if self.checks and earlier is not None:
                 company().compare("earlier responses", earlier.checksum)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))

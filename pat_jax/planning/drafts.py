@@ -34,11 +34,11 @@ PRIOR_BEGUN = (0.135, 0.297, 0.233, 0.202, 0.102, 0.023, 0.009)  # of the runs w
 # Of drafts that a model says, how often each token is right where those before it are. Nobody has counted them
 # here: high enough that a first burst tries.
 PRIOR_SAID = 0.6
-PRIOR_RUNS = 30.0  # that it counts for, of each kind of match and each token
+PRIOR_RUNS = 1.0  # that it counts for, of each kind of match and each token
 # Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
 # grow and begin to repeat; how good they are with the prompt too. What foretold the next burst best.
-BEGUN_HALVE, RIGHT_HALVE = 250.0, 2_000.0
-MOST_GOES_ON = 0.99  # of the steps at the far end of a run: texts end
+BEGUN_HALVE, RIGHT_HALVE = 500.0, 2_000.0
+MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 # How likely right a token must be to be verified: what the room of a step comes to.
 BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 

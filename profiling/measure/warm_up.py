@@ -27,6 +27,7 @@ from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import (
     DecodeState,
     Drafting,
+    ModelDrafting,
     Pool,
     ReservedPages,
     RowState,
@@ -219,8 +220,7 @@ class Warmup:
         is_copied = budget > 0 and not self.specs.drafts.is_said
         drafting = self._nothing_to_draft_from(layout, rows, length) if is_copied else None
         reach = np.zeros((KINDS, 1 + MOST), np.float32) if is_copied else None
-        weights = self.engine.weights
-        head = weights.exit_head if budget else None
+        drafter, asking = self._drafter(layout, rows, length, budget)
         until = Until(np.int32(steps), np.int32(0), reach)
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
@@ -230,17 +230,17 @@ class Warmup:
 
         def once() -> float:
             # Positions go back to where they were: each run writes the same tokens.
-            nonlocal pool
+            nonlocal pool, asking
             rows_on_device, seen, pages, none_drawn, blank = layout.put(
                 (state, unseen, tables, nothing, drafting), "batch"
             )
             jax.block_until_ready(rows_on_device)
-            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank)
+            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank, asking)
             start = time.perf_counter()
             carried, _ = jax.block_until_ready(
-                program(weights.params, carried, reserved, until, head)
+                program(self.engine.params, carried, reserved, until, drafter)
             )
-            pool = carried.pool
+            pool, asking = carried.pool, carried.asking
             return time.perf_counter() - start
 
         at = layout.split, rows, length
@@ -249,6 +249,21 @@ class Warmup:
         else:
             self._note("decode_table", at, once, per=steps)
         return pool
+
+    def _drafter(
+        self, layout: Layout, rows: int, length: int, budget: int
+    ) -> tuple[Any, ModelDrafting | None]:
+        """Who says drafts, and a draft model's cache."""
+        if not budget or not self.specs.draft_specs:
+            return (self.engine.weights.exit_head if budget else None), None
+        specs, model = self.specs.draft_specs, self.engine.draft_model
+        assert model is not None, "set_draft_model comes first"
+        pool = self.programs[Key("draft_allocate", layout.split)]()
+        count, width = rows * layout.split.dp, specs.width(length)
+        pages = np.arange(count * width) % (specs.pages(layout.split) - 1) + 1
+        tables = pages.astype(np.int32).reshape(count, width)
+        placed = layout.put((tables, np.zeros(count, np.int32)), "batch")
+        return model.params, ModelDrafting(pool, *placed)
 
     def _nothing_to_draft_from(self, layout: Layout, rows: int, length: int) -> Drafting:
         """A step takes as long whatever it finds."""

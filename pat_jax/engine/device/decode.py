@@ -20,14 +20,16 @@ from pat_jax.engine.device.guess import Guess, copied
 from pat_jax.engine.device.lines import Counts
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
 from pat_jax.engine.device.sampling import uniform
+from pat_jax.engine.device.saying import Asked, asking, exiting
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts, Pace
-from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,
     DecodeState,
     Drafting,
     LayerPages,
+    ModelDrafting,
     Pool,
     ReservedPages,
     RowState,
@@ -37,10 +39,11 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.models.burst_layer import BurstLayer
 from pat_jax.models.draft_layer import DraftCopy
-from pat_jax.models.exit_head import ExitHead
 from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
+
+Drafter = Any  # a head of the first layers, the weights of a draft model, or None
 
 # Tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
 _Carry = tuple[Moving, Array, Array, Array]
@@ -57,11 +60,12 @@ class DecodeFunctions:
     burst_steps: int
     max_logprobs: int = 0  # likeliest tokens that a request may ask for
     drafts: Drafts = NO_DRAFTS
+    draft_policy: Policy | None = None  # of a draft model
 
     def burst(
         self, layout: Layout, budget: int = 0
     ) -> Callable[
-        [Params, DecodeState, ReservedPages, Until, ExitHead | None],
+        [Params, DecodeState, ReservedPages, Until, Drafter],
         tuple[DecodeState, BurstOutput],
     ]:
         """Decodes until `until`, or until a group has no reserved page left; rows draw pages from it as they grow.
@@ -70,14 +74,17 @@ class DecodeFunctions:
 
         Args:
           budget: tokens of drafts that a step has room for, for each row; 0: the state has no texts.
-            Where the policy's first layers say drafts, the last argument is their head, else None.
+            The last argument is the weights of who says drafts, None where nobody does.
         """
         # A spec stands for all arrays below its place in the tree.
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
         drafting = Drafting(rows, rows, rows) if budget and not self.drafts.is_said else None
-        state = DecodeState(rows, rows, pool, rows, rows, drafting)
+        asked: Any = None
+        if budget and self.draft_policy is not None:
+            asked = ModelDrafting(whole_on_each(layout).spec(*KV_AXES), rows, rows)
+        state = DecodeState(rows, rows, pool, rows, rows, drafting, asked)
         said = scalar if layout.spans_processes else rows
         output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)
         return jax.shard_map(
@@ -126,7 +133,7 @@ class DecodeFunctions:
         state: DecodeState,
         reserved: ReservedPages,
         until: Until,
-        head: ExitHead | None,
+        drafter: Drafter,
     ) -> tuple[DecodeState, BurstOutput]:
         pace, page_size, start = (
             self.pace(budget),
@@ -165,23 +172,25 @@ class DecodeFunctions:
         ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
         numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
         tables, (drawn,) = state.tables, state.drawn
-        step = self._step(layout, budget, params, state, until, head)
+        step = self._step(layout, budget, params, state, until, drafter)
         caches = self._begin(layout, state.pool, tables, start, pace)
         carry = (
-            Moving(state.rows, state.seen, state.drafting, Counts.none(), caches, output),
+            Moving(
+                state.rows, state.seen, state.drafting, state.asking, Counts.none(), caches, output
+            ),
             tables,
             drawn,
             outlook(state.rows, tables, drawn),
         )
         held = num_held(tables)
         done, tables, drawn, _ = jax.lax.while_loop(keep_going, several_steps, carry)
-        rows, seen, drafting, counts, caches, output = done
+        rows, seen, drafting, asked, counts, caches, output = done
         runs = output.runs if drafting is None else drafting.runs
         output = replace(
             output, pages=added(tables, held, most=most), runs=runs, **counts._asdict()
         )
         pool = self._end(caches, state.pool, tables, start, rows.position, pace)
-        state = DecodeState(rows, seen, pool, tables, drawn[None], drafting)
+        state = DecodeState(rows, seen, pool, tables, drawn[None], drafting, asked)
         return state, _told(output, layout)
 
     def _step(
@@ -191,7 +200,7 @@ class DecodeFunctions:
         params: Params,
         state: DecodeState,
         until: Until,
-        head: ExitHead | None,
+        drafter: Drafter,
     ) -> Callable[[Array, Array, Moving], Moving]:
         """One step, from the numbers of a burst's tokens, the rows' tables and what it changes."""
         step = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
@@ -203,11 +212,13 @@ class DecodeFunctions:
             own = state.drafting.text.shape[1] - own_columns(length, drafts.longest)
 
         def guessed(numbers: Array, tables: Array, moving: Moving) -> tuple[Guess, Moving]:
+            if self.draft_policy is not None:
+                asked = Asked(self.draft_policy, drafter, whole_on_each(layout))
+                return asking(step, asked, numbers, moving, count=budget)
             if moving.drafting is None:
-                assert head is not None, "the first layers draft"
                 depth = drafts.exit_layer
-                return step.exiting(
-                    params, head, numbers, tables, moving, depth=depth, count=budget
+                return exiting(
+                    step, params, drafter, numbers, tables, moving, depth=depth, count=budget
                 )
             reach = jnp.asarray(until.reach)
             options = {"own": own, "longest": drafts.longest, "room": room}

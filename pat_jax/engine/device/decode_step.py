@@ -14,17 +14,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.guess import Guess, one_each, said
+from pat_jax.engine.device.guess import Guess
 from pat_jax.engine.device.lines import Counts, left_by, line_of, source_of
 from pat_jax.engine.device.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.suffix import append, put_windows
 from pat_jax.engine.layout.layout import Layout, ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
-from pat_jax.engine.sequences.state import BurstOutput, Drafting, LayerPages, RowState, Runs
+from pat_jax.engine.sequences.state import (
+    BurstOutput,
+    Drafting,
+    LayerPages,
+    ModelDrafting,
+    RowState,
+    Runs,
+)
 from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
 from pat_jax.models.burst_layer import BurstLayer
 from pat_jax.models.draft_layer import DraftCopy, DraftPages, DraftRows, Line
-from pat_jax.models.exit_head import ExitHead, exit_hidden
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.policy import Params, Policy
 
@@ -36,7 +42,8 @@ class Moving(NamedTuple):
 
     rows: RowState
     seen: Seen
-    drafting: Drafting | None  # where drafts are made
+    drafting: Drafting | None  # where drafts are copied
+    asking: ModelDrafting | None  # where a draft model says them
     counts: Counts  # of them
     caches: tuple[Cache, ...]
     output: BurstOutput
@@ -70,7 +77,7 @@ class DecodeStep:
         moving: Moving,
     ) -> Moving:
         """One token of each row."""
-        rows, seen, _, counts, caches, output = moving
+        rows, seen, _, asking, counts, caches, output = moving
         # What a row that has ended had may be another one's by now.
         own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
         logits, caches = self._logits(
@@ -81,7 +88,7 @@ class DecodeStep:
         )
         with jax.named_scope("sample"):
             number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
-            endings = self._endings(rows)
+            endings = self.endings(rows)
             drawn = self._draw(
                 logits[:, 0], number, rows.position, rows.sampling, seen, endings, None
             )
@@ -91,47 +98,7 @@ class DecodeStep:
         after = _advance(rows, drawn.tokens, stopped, failed)
         seen = remember(seen, drawn.tokens[:, None], rows.live[:, None])
         drawn = jax.tree.map(lambda x: x[:, None], drawn)
-        return Moving(after, seen, None, counts, caches, _noted(output, drawn, rows, after))
-
-    def exiting(
-        self,
-        params: Params,
-        head: ExitHead,
-        numbers: Float[Array, "tokens rows"],
-        tables: Int[Array, "rows width"],
-        moving: Moving,
-        *,
-        depth: int,
-        count: int,
-    ) -> tuple[Guess, Moving]:
-        """What the policy would say if it ended behind layer `depth`, `count` tokens of each row.
-
-        What they write to the cache is what the verification of the same tokens writes there.
-        """
-        rows, endings, row = moving.rows, self._endings(moving.rows), jnp.arange(len(tables))
-
-        def say(
-            newest: Array, position: Array, turn: Array, guesses: Array, caches: tuple
-        ) -> tuple[Array, tuple]:
-            model, partition = self.policy.bind(params), ManualPartition(self.layout)
-            hidden, written = model(
-                newest[None],
-                position[None],
-                _views(caches, tables, rows, one_each(rows.live, position), 1 + count),
-                partition=partition,
-                dtype=self.dtype,
-                depth=depth,
-            )
-            assert written is not None  # caches went in
-            logits = model.logits(exit_hidden(hidden[0], head), partition)
-            number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
-            token, *_ = self._sample(
-                logits, number, position, rows.sampling, moving.seen, endings, ahead
-            )
-            return token, tuple(map(_kept, written))
-
-        guess, written = said(rows, say, moving.caches[:depth], count=count)
-        return guess, moving._replace(caches=(*written, *moving.caches[depth:]))
+        return Moving(after, seen, None, asking, counts, caches, _noted(output, drawn, rows, after))
 
     def verifying(
         self,
@@ -150,7 +117,7 @@ class DecodeStep:
           room: tokens of a line.
           own: column of a text at which the row's own begins.
         """
-        rows, seen, _, _, caches, output = moving
+        rows, seen, _, _, _, caches, output = moving
         draft, turns = guess.draft, 1 + guess.draft.tokens.shape[1]
         with jax.named_scope("draft"):
             line = line_of(guess.length, rows.live, rows.position, room=room, turns=turns)
@@ -158,12 +125,12 @@ class DecodeStep:
             known = jnp.where(line.is_taken, known[line.row, line.turn], 0)
         position = line.start[line.row] + line.turn
         logits, caches = self._logits(
-            params, known[None], position[None], _views(caches, tables, rows, line, turns)
+            params, known[None], position[None], views(caches, tables, rows, line, turns)
         )
         with jax.named_scope("sample"):
             number = numbers[output.emitted[line.row] + line.turn, line.row]
             sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
-            endings = self._endings(rows)[line.row]
+            endings = self.endings(rows)[line.row]
             ahead = Ahead(line.row, _before_each(draft.tokens, line))
             drawn = self._draw(logits[0], number, position, sampling, seen, endings, ahead)
             failed = jnp.isnan(drawn.logprobs)
@@ -182,7 +149,7 @@ class DecodeStep:
         stopped: Bool[Array, "rows turns"],
         failed: Bool[Array, "rows turns"],
     ) -> Moving:
-        rows, seen, drafting, counts, _, output = moving
+        rows, seen, drafting, asking, counts, _, output = moving
         draft, runs, length = guess
         right = _agreeing(draft.tokens, drawn.tokens, length)
         count = _said(rows, right, stopped)
@@ -196,8 +163,12 @@ class DecodeStep:
             counts = counts.with_sources(source, length, jnp.maximum(count - 1, 0))
             text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
             drafting = drafting._replace(text=text, runs=left_by(runs, length, right))
+        if asking is not None:
+            before = jnp.concatenate([rows.last_token[:, None], drawn.tokens], axis=1)
+            before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+            asking = asking._replace(previous=jnp.where(count > 0, before, asking.previous))
         output = _noted(output, drawn, rows, after, count)
-        return Moving(after, seen, drafting, counts, caches, output)
+        return Moving(after, seen, drafting, asking, counts, caches, output)
 
     def _logits(
         self,
@@ -211,7 +182,7 @@ class DecodeStep:
             tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
         )
         assert written is not None  # caches went in
-        return model.logits(hidden, partition), tuple(map(_kept, written))
+        return model.logits(hidden, partition), tuple(map(kept, written))
 
     def _draw(
         self,
@@ -224,11 +195,11 @@ class DecodeStep:
         ahead: Ahead | None,
     ) -> _Drawn:
         vocab_size = self.policy.config.vocab_size
-        drawn = self._sample(logits, numbers, position, sampling, seen, endings, ahead)
+        drawn = self.sample(logits, numbers, position, sampling, seen, endings, ahead)
         top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
         return _Drawn(*drawn, *top)
 
-    def _sample(
+    def sample(
         self,
         logits: Float[Array, "rows vocab"],
         numbers: Float[Array, " rows"],
@@ -243,7 +214,7 @@ class DecodeStep:
         vocab_size = self.policy.config.vocab_size
         return sample(logits, numbers, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
 
-    def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
+    def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""
         eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
         eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
@@ -255,7 +226,7 @@ def _pages(cache: Cache) -> LayerPages:
     return cache
 
 
-def _views(
+def views(
     caches: Sequence[Cache],
     tables: Int[Array, "rows width"],
     rows: RowState,
@@ -273,7 +244,7 @@ def _views(
     return tuple(DraftPages(*x, table, line) for x in pages)
 
 
-def _kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
+def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
     """What a loop is to carry: tables and lines are the same for all layers, or of one step."""
     match cache:
         case DraftRows():

@@ -47,32 +47,44 @@ def copied(
     return Guess(draft, runs, lengths(draft, runs, rows.live, reach, room=room))
 
 
-# From the newest token of each row, its position, its turn and the guesses so far: the next one's guess.
-Say = Callable[[Array, Array, Int[Array, ""], Array, tuple], tuple[Array, tuple]]
+# From the two newest tokens of each row, the position of the last, its turn and the guesses so far: the next
+# one's guess.
+Say = Callable[[tuple[Array, Array], Array, Int[Array, ""], Array, tuple], tuple[Array, tuple]]
 
 
-def said(rows: RowState, say: Say, caches: Sequence, *, count: int) -> tuple[Guess, tuple]:
+def said(
+    rows: RowState, previous: Int[Array, " rows"], say: Say, caches: Sequence, *, count: int
+) -> tuple[Guess, tuple]:
     """What a model says, `count` tokens of each row one behind the other.
 
     Every draft is a run of its own, of the first kind: nobody asks a model what it would have said
     behind its last token.
 
     Args:
+      previous: the token before each row's newest one, where `say` looks at it.
       caches: that `say` writes to.
     """
     num_rows = len(rows.live)
 
     def one_more(turn: Int[Array, ""], carry: tuple) -> tuple:
-        newest, guesses, caches = carry
-        token, caches = say(newest, rows.position + turn, turn, guesses, caches)
-        return token, guesses.at[:, turn].set(token), caches
+        previous, newest, guesses, caches = carry
+        recent = previous, newest
+        token, caches = say(recent, rows.position + turn, turn, guesses, caches)
+        return newest, token, guesses.at[:, turn].set(token), caches
 
     nothing = jnp.full((num_rows, count), NO_TOKEN, jnp.int32)
-    carry = rows.last_token, nothing, tuple(caches)
-    _, guesses, written = jax.lax.fori_loop(0, count, one_more, carry)
+    carry = previous, rows.last_token, nothing, tuple(caches)
+    _, _, guesses, written = jax.lax.fori_loop(0, count, one_more, carry)
     draft = Draft(guesses, *jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1))
     runs = met_by(draft, Runs(*jnp.zeros((3, num_rows), jnp.int32)))
     return Guess(draft, runs, jnp.where(rows.live, count, 0)), written
+
+
+def two_each(live: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:
+    """The line of each row's token at `position` and the one before it; of a first one, of that behind it."""
+    row, turn = jnp.repeat(jnp.arange(len(live)), 2), jnp.tile(jnp.arange(2), len(live))
+    place = jnp.reshape(jnp.arange(2 * len(live)), (-1, 2))
+    return Line(row, jnp.repeat(live, 2), turn, place, jnp.maximum(position - 1, 0))
 
 
 def one_each(live: Bool[Array, " rows"], position: Int[Array, " rows"]) -> Line:

@@ -14,6 +14,7 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device import decode, pages
 from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.pages import PAGE_AXES, Exchange
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.buckets import Buckets, Drafts, Shapes
@@ -61,6 +62,7 @@ class ProgramSpecs:
     pages: dict[Split, int]  # of one group, NULL_PAGE among them
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
+    draft_specs: DraftSpecs | None = None  # of a draft model
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -79,6 +81,8 @@ class ProgramSpecs:
         for layout in self.layouts.values():
             self._declare_decode(table, layout)
             self._declare_pages(table, layout)
+            if self.draft_specs:
+                self.draft_specs.declare(table, layout)
             for target in self.layouts.values():
                 if target is not layout:
                     self._declare_switch(table, layout, target)
@@ -157,16 +161,21 @@ class ProgramSpecs:
             room = self.width(length) * self.page_size
             drafting = abstract_drafting(layout, rows, room, drafts.longest, drafts.texts)
             reach = abstract_reach(layout)
+        asking, drafter = None, None
+        if budget and drafts.exit_layer:
+            drafter = self.exit_head(layout)
+        if budget and self.draft_specs:
+            asking, drafter = self.draft_specs.asking(layout, rows, length)
         table.declare(
             Key("decode", layout.split, rows, length, budget=budget),
             self.functions.burst(layout, budget),
             self.params(layout),
             DecodeState(
-                abstract_rows(layout, rows), seen, self.pool(layout), tables, each, drafting
+                abstract_rows(layout, rows), seen, self.pool(layout), tables, each, drafting, asking
             ),
             ReservedPages(ring, each),
             Until(scalar, scalar, reach),
-            self.exit_head(layout) if budget and drafts.is_said else None,
+            drafter,
             donate_argnums=1,
         )
 

@@ -37,8 +37,10 @@ class Drafts:
     longest: int = 0  # tokens of a row's draft
     most_tokens: int = 0  # of a group, that a step verifies: with more they cost what they bring
     texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
-    # The policy's first layers say drafts, so many of them; 0: they are copied from texts.
+    # Who says drafts: the policy's first layers, so many of them, or a draft model; else they are copied
+    # from texts.
     exit_layer: int = 0
+    has_model: bool = False
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Budgets that bursts of so many rows of a group may have: the two largest for which there is
@@ -52,7 +54,7 @@ class Drafts:
     @property
     def is_said(self) -> bool:
         """By a model, token by token: every row's draft is as long as the budget."""
-        return self.exit_layer > 0
+        return self.exit_layer > 0 or self.has_model
 
 
 NO_DRAFTS = Drafts()

@@ -80,6 +80,14 @@ class Drafting(NamedTuple):
     borders: Int[Array | np.ndarray, "rows 2"]  # of what texts are made of, see `texts.Texts`
 
 
+class ModelDrafting(NamedTuple):
+    """What a draft model says drafts from; it comes and goes on in the same way."""
+
+    pool: Pool
+    tables: Int[Array, "rows width"]  # the pages of each row in it
+    previous: Int[Array, " rows"]  # the token before each row's newest one
+
+
 @pytree_dataclass
 class DecodeState:
     rows: RowState
@@ -88,7 +96,8 @@ class DecodeState:
     # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
     drawn: Int[Array, " groups"]  # pages of the reserve that rows have taken
-    drafting: Drafting | None = None  # where drafts are made
+    drafting: Drafting | None = None  # where drafts are copied
+    asking: ModelDrafting | None = None  # where a draft model says them
 
 
 @pytree_dataclass
