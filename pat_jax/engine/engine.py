@@ -131,8 +131,10 @@ class RolloutEngine:
 
     @property
     def text_room(self) -> int:
-        """Tokens of others' texts that a row drafts from, at most; 0 where nothing is drafted."""
+        """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not copied."""
         specs = self.specs
+        if specs.drafts.is_said:
+            return 0
         return specs.drafts.texts * specs.width(specs.buckets.lengths[-1]) * specs.page_size
 
     @property
