@@ -80,7 +80,7 @@ class DecodeFunctions:
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        drafting = Drafting(rows, rows) if budget and not self.drafts.is_said else None
+        drafting = Drafting(rows, rows, rows) if budget and not self.drafts.is_said else None
         asked: Any = None
         if budget and self.draft_policy is not None:
             asked = ModelDrafting(whole_on_each(layout).spec(*KV_AXES), rows, rows)

@@ -77,6 +77,7 @@ class Drafting(NamedTuple):
 
     text: Int[Array | np.ndarray, "rows columns"]  # see `device/suffix.py`
     runs: Runs  # see `device/lines.py`
+    borders: Int[Array | np.ndarray, "rows 2"]  # of what texts are made of, see `texts.Texts`
 
 
 class ModelDrafting(NamedTuple):
@@ -139,6 +140,7 @@ class BurstOutput:
     tried: Int[Array | np.ndarray, "groups kinds places"]
     right: Int[Array | np.ndarray, "groups kinds places"]
     verified: Int[Array | np.ndarray, " groups"]
+    by_source: Int[Array | np.ndarray, "groups sources 2"]
     runs: Runs  # of the rows that go on
 
 
@@ -171,7 +173,7 @@ def abstract_drafting(
     def each(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
-    return Drafting(each(rows, columns), Runs(*[each(rows)] * len(Runs._fields)))
+    return Drafting(each(rows, columns), Runs(*[each(rows)] * len(Runs._fields)), each(rows, 2))
 
 
 def abstract_reach(layout: Layout) -> Any:
