@@ -163,9 +163,10 @@ class DeviceExecutor(Executor):
             return None
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
-        laid_out = texts(self.responses, specs.drafts.texts * length, own, self.earlier)
-        drafting = Drafting(laid_out.columns, self.responses.runs_of_rows(), laid_out.borders)
-        return self.pool.layout.put(drafting, "batch")
+        text, borders = texts(self.responses, specs.drafts.texts * length, own, self.earlier)
+        return Drafting(
+            *self.pool.layout.put((text, self.responses.runs_of_rows(), borders), "batch")
+        )
 
     def _put_asking(self, burst: Burst) -> ModelDrafting | None:
         """None where no draft model says drafts."""

@@ -3,6 +3,7 @@
 from copy import copy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def subject(share: float) -> Subject:
     """
     one = copy(whole())
     one.params = jax.tree.map(np.array, one.params)
-    last = one.params["layers"][1]
+    last: Any = one.params["layers"][1]
     for weight in (last["attention"]["out"], last["mlp"]["down"]):
         weight[...] = share * weight[...]
     return one
