@@ -30,6 +30,13 @@ def test_characters_without_padding_and_end():
     assert tokenizer.decode(tokens) == "a+b"
 
 
+def test_a_checksum_tells_vocabularies_apart(tmp_path):
+    alike = [HuggingFaceTokenizer(write_tokenizer(tmp_path)).checksum for _ in range(2)]
+    assert alike[0] == alike[1]
+    others = {CharTokenizer(alphabet).checksum for alphabet in ("abc", "acb", "abcd")}
+    assert len({*alike, *others}) == 4
+
+
 def test_an_unknown_character_is_named():
     with pytest.raises(UserError, match="'z'"):
         CharTokenizer(ALPHABET).encode("abz")
