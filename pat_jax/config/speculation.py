@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from pat_jax.common.rules import COUNT_OR_ZERO, check, count, matches, require
 
 EXIT = "early_exit:"
-SOURCE = matches(rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}", f"auto, none, suffix or {EXIT}LAYER")
+MODEL = "model:"
+SOURCE = matches(
+    rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}|{MODEL}.+",
+    f"auto, none, suffix, {MODEL}DIR or {EXIT}LAYER",
+)
 LONGEST = 16  # tokens of a draft that anybody may ask for
 
 
@@ -16,9 +20,10 @@ class SpeculationConfig:
 
     source: str = "auto"
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
-    others to its prompt, or in those of earlier iterations. early_exit:LAYER: what the policy would say if
-    it ended behind its first LAYER layers. auto: suffix, where a decode step takes as long for several
-    tokens as for one (not for small models on a CPU). none: no drafts."""
+    others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
+    vocabulary says, a Hugging Face checkpoint. early_exit:LAYER: what the policy would say if it ended
+    behind its first LAYER layers. auto: suffix, where a decode step takes as long for several tokens as for
+    one (not for small models on a CPU). none: no drafts."""
     longest: int = 7
     """Most tokens of a draft."""
     budgets: tuple[int, ...] = (1, 3, 7)
@@ -54,3 +59,8 @@ class SpeculationConfig:
     def exit_layer(self) -> int:
         """Layers of the policy that draft; 0 where they do not."""
         return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0
+
+    @property
+    def draft_model(self) -> str:
+        """The folder of a draft model's checkpoint; empty where none drafts."""
+        return self.source.removeprefix(MODEL) if self.source.startswith(MODEL) else ""

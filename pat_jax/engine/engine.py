@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -20,7 +21,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode import DecodeFunctions
-from pat_jax.engine.device.draft_model import DraftModel
+from pat_jax.engine.device.draft_model import DraftModel, DraftSource
 from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.program_specs import (
     RESLICE_CHUNK_BYTES,
@@ -61,7 +62,7 @@ class RolloutEngine:
         kv_bytes: float = math.inf,
         runs_ahead: bool | None = None,
         drafts: Drafts = NO_DRAFTS,
-        draft_policy: Policy | None = None,
+        draft: DraftSource | None = None,
     ):
         """
         Args:
@@ -73,7 +74,7 @@ class RolloutEngine:
             the devices do not wait for the host. A switch that no threshold foresaw then comes one
             burst later. None: where the `Backend` does.
           drafts: those that bursts may verify, to be compiled as well.
-          draft_policy: of a draft model, where one says them; `set_draft_model` gives its weights.
+          draft: the model that says them, where one does; `compile` loads it.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks = config.check_integrity
@@ -95,7 +96,7 @@ class RolloutEngine:
             config.burst_steps,
             config.max_logprobs,
             drafts,
-            draft_policy,
+            draft and draft.policy,
         )
         self.specs = ProgramSpecs(
             functions,
@@ -111,14 +112,15 @@ class RolloutEngine:
             ),
             config.prefill_blocks,
             reslice_chunk_bytes,
-            draft_policy
+            draft
             and DraftSpecs(
-                draft_policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
+                draft.policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
             ),
         )
         self.programs = ProgramTable()
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
+        self._draft = draft
         self.draft_model: DraftModel | None = None
 
     def compile(
@@ -126,7 +128,13 @@ class RolloutEngine:
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
     ) -> None:
-        """Every program, or those of the layouts `within` and of the switches between them."""
+        """Every program, or those of the layouts `within` and of the switches between them; the draft
+        model, where there is one, is loaded first."""
+        if self.draft_model is None and self._draft and self.specs.draft_specs:
+            abstract = self.specs.draft_specs.params(next(iter(self.layouts.values())))
+            shardings = jax.tree.map(lambda x: x.sharding, abstract)
+            params = self._draft.load(shardings, self.dtype)
+            self.draft_model = DraftModel(self.specs.draft_specs, params)
         self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress, within=within)
 
     @property
@@ -164,12 +172,6 @@ class RolloutEngine:
             where the policy's first layers say drafts.
         """
         self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
-
-    def set_draft_model(self, params: Params) -> None:
-        """Takes over a draft model's weights, of the host or of any shards; they stay from now on."""
-        assert self.specs.draft_specs is not None, "there is a draft model"
-        layout = next(iter(self.layouts.values()))
-        self.draft_model = DraftModel(self.specs.draft_specs, layout.put(params))
 
     def release_weights(self) -> None:
         """Frees the rollout's copy of the weights: the update needs the memory."""

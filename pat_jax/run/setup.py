@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,9 +17,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.draft_choice import wanted_drafts
+from pat_jax.engine.device.draft_model import DraftSource
+from pat_jax.engine.draft_choice import DraftChoice, wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
     check_batch,
@@ -129,10 +130,8 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         dropped += more
         if len(kept) < len(layouts):
             layouts, trainer = kept, build_trainer(config, policy, first, kept)
-    drafts = wanted_drafts(config.speculation, policy, devices[0].platform)
-    engine = _engine(
-        config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts.drafts
-    )
+    drafts = _drafts(config, policy, devices)
+    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts)
     return Setup(
         task,
         policy,
@@ -172,9 +171,14 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    choice = wanted_drafts(config.speculation, policy, devices[0].platform)
-    log.info("%s", choice.reason)
-    return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=choice.drafts)
+    drafts = _drafts(config, policy, devices)
+    log.info("%s", drafts.reason)
+    return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=drafts)
+
+
+def _drafts(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> DraftChoice:
+    longest = config.rollout.max_length
+    return wanted_drafts(config.speculation, policy, devices[0].platform, longest)
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
@@ -192,9 +196,12 @@ def _engine(
     eos_ids: Sequence[int],
     resident: object,
     *,
-    drafts: Drafts,
+    drafts: DraftChoice,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    draft = drafts.policy and DraftSource(
+        drafts.policy, partial(load_params, config.speculation.draft_model, drafts.policy)
+    )
     policy = policy.with_weights(config.rollout.weights)
     return RolloutEngine(
         policy,
@@ -205,7 +212,8 @@ def _engine(
         dtype=dtype,
         layouts=layouts,
         kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
-        drafts=drafts,
+        drafts=drafts.drafts,
+        draft=draft,
     )
 
 

@@ -209,14 +209,16 @@ def sampled_requests(seed: int) -> list[Request]:
 def test_layers_that_may_draft(layer, is_there):
     config = SpeculationConfig(source=f"early_exit:{layer}")
     if is_there:
-        choice = wanted_drafts(config, subject(1.0).policy, "cpu")
+        choice = wanted_drafts(config, subject(1.0).policy, "cpu", 64)
         assert choice.drafts.exit_layer == layer and "first 1 of 2 layers" in choice.reason
         return
     with pytest.raises(UserError, match="a layer from 1 to 1 behind early_exit:"):
-        wanted_drafts(config, subject(1.0).policy, "cpu")
+        wanted_drafts(config, subject(1.0).policy, "cpu", 64)
 
 
-@pytest.mark.parametrize("source", ["early_exit", "early_exit:0", "early_exit:x", "suffix:3", ""])
+@pytest.mark.parametrize(
+    "source", ["early_exit", "early_exit:0", "early_exit:x", "suffix:3", "model:", ""]
+)
 def test_sources_that_are_none(source):
-    with pytest.raises(UserError, match="auto, none, suffix or early_exit:LAYER"):
+    with pytest.raises(UserError, match="auto, none, suffix, model:DIR or early_exit:LAYER"):
         SpeculationConfig(source=source)

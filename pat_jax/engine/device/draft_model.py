@@ -4,9 +4,11 @@ What bursts without drafts, switches and preemptions have left out is computed b
 drafts: for a small model that is cheaper than to keep up with large batches whose drafts would not pay.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.device.draft_specs import DraftSpecs
@@ -17,8 +19,16 @@ from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import ModelDrafting, Pool
-from pat_jax.models.policy import Params
+from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """Where a draft model comes from."""
+
+    policy: Policy
+    load: Callable[[Params, jnp.dtype], Params]  # onto shards, in a type
 
 
 @dataclass(frozen=True)
