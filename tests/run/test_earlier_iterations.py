@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import SMALL_ROLLOUT, run, write_checkpoint, write_problems
 
+from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
@@ -152,6 +153,14 @@ def test_every_prompt_of_an_epoch_has_its_share():
         assert found is not None
         assert found.responses.of_prompt == min(room, expected)
         assert found.responses.most == 2_000_000
+
+
+def test_the_bound_is_checked_where_it_is_given():
+    for value in ("-1", "3000000000", "many"):
+        with pytest.raises(
+            UserError, match=rf"option --speculation\.earlier is '?{value}'?: expected"
+        ):
+            parse(["--speculation.earlier", value])
 
 
 def test_where_nothing_is_drafted_from_them_nothing_is_kept():

@@ -11,6 +11,7 @@ it began, and how many of its tokens have been right.
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.engine.device.suffix import CONTEXT, Draft
@@ -102,7 +103,9 @@ class Counts(NamedTuple):
         return self._replace(by_source=self.by_source.at[0, source].add(more))
 
 
-def source_of(draft: Draft, borders: Int[Array, "rows 2"], own: int) -> Int[Array, " rows"]:
+def source_of(
+    draft: Draft, borders: Int[Array | np.ndarray, "rows 2"], own: int
+) -> Int[Array, " rows"]:
     """Where each row's draft is copied from, a place in `planning.drafts.SOURCES`.
 
     Args:
