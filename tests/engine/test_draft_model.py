@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from test_early_exit import accepted, requests
+from said_drafts import accepted, requests
 from two_devices import look_at_pages
 
 from pat_jax.common.errors import UserError
