@@ -188,6 +188,15 @@ def _engine(
     choice = wanted_drafts(config.speculation, policy, devices[0].platform)
     log.info("%s", choice.reason)
     policy = policy.with_weights(config.rollout.weights)
+    room = kv_bytes(
+        policy,
+        layouts,
+        config.rollout,
+        dtype,
+        limit=limit,
+        resident=resident,
+        drafts=choice.drafts,
+    )
     return RolloutEngine(
         policy,
         devices,
@@ -196,7 +205,7 @@ def _engine(
         eos_ids=eos_ids,
         dtype=dtype,
         layouts=layouts,
-        kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
+        kv_bytes=room,
         drafts=choice.drafts,
     )
 
@@ -210,8 +219,11 @@ def _alone(
 ) -> MemoryModel:
     """What each layout takes of a device alone; one that a rollout may start in has to fit."""
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    drafts = wanted_drafts(config.speculation, policy, devices[0].platform).drafts
     policy = policy.with_weights(config.rollout.weights)
-    memory = memory_alone(policy, layouts, config.rollout, dtype, limit=limit, resident=resident)
+    memory = memory_alone(
+        policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafts=drafts
+    )
     starts = list(layouts) if config.is_planned else list(layouts)[:1]
     name = "switch_to" if config.switch_to else "layout"
     check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")

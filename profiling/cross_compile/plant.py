@@ -20,7 +20,8 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
 from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.draft_choice import drafts_of
+from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.memory import (
     kv_bytes,
@@ -56,7 +57,8 @@ class Order:
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
         kept = {
-            name: getattr(config, name) for name in ("rollout", "algorithm", "optimizer", "lora")
+            name: getattr(config, name)
+            for name in ("rollout", "algorithm", "optimizer", "lora", "speculation")
         }
         kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
         # As the whole model has it, for shallow ones too.
@@ -149,6 +151,11 @@ class Plant:
         """The shapes that a run's programs are compiled for."""
         return Buckets.of(tuple(self.layouts), self.capacity, self.order.config.rollout)
 
+    @property
+    def drafts(self) -> Drafts:
+        """That bursts may verify there."""
+        return drafts_of(self.order.config.speculation, self.order.target.chip.platform)
+
     @cached_property
     def whole_trainer(self) -> Trainer:
         """That of the whole model."""
@@ -175,6 +182,7 @@ class Plant:
             self.dtype,
             limit=self.limit,
             resident=self.resident,
+            drafts=self.drafts,
         )
 
     @cached_property
@@ -191,17 +199,35 @@ class Plant:
         pages = dict(self.alone.pages)
         if kept:
             room = kv_bytes(
-                policy, kept, config, self.dtype, limit=self.limit, resident=self.resident
+                policy,
+                kept,
+                config,
+                self.dtype,
+                limit=self.limit,
+                resident=self.resident,
+                drafts=self.drafts,
             )
             most = room // page_bytes(policy.config, config.page_size, self.dtype)
             pages |= pages_per_group(
                 kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
             )
         functions = DecodeFunctions(
-            policy, self.dtype, EOS, config.check_every, config.burst_steps, config.max_logprobs
+            policy,
+            self.dtype,
+            EOS,
+            config.check_every,
+            config.burst_steps,
+            config.max_logprobs,
+            self.drafts.longest,
         )
         return ProgramSpecs(
-            functions, self.layouts, self.buckets, config.page_size, pages, config.prefill_blocks
+            functions,
+            self.layouts,
+            self.buckets,
+            config.page_size,
+            pages,
+            config.prefill_blocks,
+            drafts=self.drafts,
         )
 
     def jobs(self) -> list[CompileJob]:
