@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.draft_counting import Group, Record, Rules, Tokens, verify
 from benchmarks.draft_predictions import BURST, Counted, errors, prior_of
+from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Tokens, verify
 
 ROOM = 4.0  # of the engine for texts of siblings, in lengths of the longest text
 # Which texts may be drafted from, by name.

@@ -3,7 +3,7 @@
 Knows shapes. Does not know whether that fits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pat_jax.common.devices import HOST_MEMORY, Device
 from pat_jax.common.errors import UserError
@@ -30,8 +29,9 @@ from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, largest_le
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.policy import Policy
-from pat_jax.planning.memory import GIB, USABLE, MemoryModel
+from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
+
 
 class MemoryOption(Protocol):
     @property
@@ -64,8 +64,11 @@ def kv_bytes(
     """
     if math.isinf(limit):
         return math.inf
-    weights, drafted = _weights(policy, layouts, dtype), _drafted(policy, layouts, config, dtype, drafts)
-    most = max(weights[split] + sum(drafted[split]) for split in layouts)
+    weights, drafted = (
+        _weights(policy, layouts, dtype),
+        _drafted(policy, layouts, config, dtype, drafts),
+    )
+    most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
     left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)
     # Pages on their way between groups of a layout: packed, and arrived.

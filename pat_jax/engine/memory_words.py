@@ -30,8 +30,8 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
             f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
             "sequences at full length)"
         )
-        if drafted := memory.drafted(split):
-            lines[-1] += f", bursts with drafts {gib(drafted)}"
+        if texts := memory.texts.get(split):
+            lines[-1] += f", drafts {gib(texts)} and {gib(memory.lines[split])} while a step runs"
         if whole < sequences:
             lines[-1] += "; others wait or are preempted while it is full"
     return lines

@@ -15,6 +15,11 @@ USABLE = 0.9  # of a device's memory: the rest is left to what programs need whi
 GIB = 2**30
 
 
+def beside(arrays: int, temporaries: int, limit: float) -> int:
+    """Bytes of a device's usable part that a program takes, of `limit` in all."""
+    return arrays + int(max(0.0, temporaries - (1 - USABLE) * limit))
+
+
 @dataclass(frozen=True)
 class MemoryModel:
     """Bytes of one device by split, and the pages that they buy.
@@ -48,8 +53,9 @@ class MemoryModel:
         return self.resident + self.weights[split] + self.pool(split) + self.drafted(split)
 
     def drafted(self, split: Split) -> int:
-        """Bytes that the largest burst with drafts needs beside these."""
-        return self.texts.get(split, 0) + self.lines.get(split, 0)
+        """Bytes that the largest burst with drafts needs beside these: texts, and what of its temporaries
+        does not fit where those of all programs have room."""
+        return beside(self.texts.get(split, 0), self.lines.get(split, 0), self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
         """Bytes for that many sequences with prompts of `prompt` tokens, and nothing more."""

@@ -57,8 +57,12 @@ class PlanConfig:
     """The cap in tokens at which a response is cut; with the longest prompt at most the model's context."""
     max_prompt_length: int = 1024
     """Longest prompt in tokens."""
-    lengths: str = "reasoning"
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
+    lengths: str = ""
+    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes those of
+    --responses_file, or reasoning."""
+    responses_file: str = ""
+    """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
+    pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
     length_scale: float = 1.0
     """Times that responses are longer than the file or the distribution says."""
     num_generations: int = 8
@@ -126,7 +130,7 @@ class PlanConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):
-        check(self, "model target lengths", GIVEN)
+        check(self, "model target", GIVEN)
         check(self, "responses", count(1, MOST_REPLAYED))
         check(self, "num_generations min_rows", RESPONSES)
         check(self, "max_completion_length max_prompt_length prompt_tokens", TOKENS)
@@ -213,6 +217,7 @@ class PlanConfig:
             optimizer=OptimizerConfig(**asdict(self.optimizer)),
             compute_dtype=self.compute_dtype,
             run_dir=self.run_dir,
+            speculation=self.speculation,
             rollout=RolloutConfig(
                 prompts_per_step=prompts,
                 num_generations=self.num_generations,

@@ -1,17 +1,14 @@
 """The engine's and the trainer's own programs, built over devices that are not there.
 
-Knows what a plan has to compile and how the parts of a run are put together. Does not know processes,
-threads or files.
+Knows how the parts of a run are put together. Does not know what of it is compiled (`jobs.py`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
@@ -19,7 +16,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
-from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
@@ -29,12 +25,10 @@ from pat_jax.engine.memory import (
     memory_alone,
     memory_model,
 )
-from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, scans_layers
 from pat_jax.training.trainer import Trainer
@@ -92,14 +86,6 @@ class Order:
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
     """As fields of a configuration: JSON knows no tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-
-
-@dataclass(frozen=True)
-class CompileJob:
-    """One record to be: a program, or the parts of a re-slice."""
-
-    record: CompiledProgram  # with nothing in it yet but what it is of
-    parts: tuple[Callable[[], jax.stages.Lowered], ...]
 
 
 @dataclass(frozen=True)
@@ -229,69 +215,6 @@ class Plant:
             config.prefill_blocks,
             drafts=self.drafts,
         )
-
-    def jobs(self) -> list[CompileJob]:
-        """Everything to compile, at every depth."""
-        found = []
-        for layers in self.order.depths:
-            model = replace(self.order.model, num_layers=layers)
-            found += self._rollout_jobs(model)
-            if self.order.config.train:
-                found += self._training_jobs(model)
-        return found
-
-    def _rollout_jobs(self, model: ModelConfig) -> list[CompileJob]:
-        """The largest bucket of each program; switches between neighbours, which stand for all."""
-        functions = replace(self.specs.functions, policy=self.policy_of(model))
-        specs, table = replace(self.specs, functions=functions), ProgramTable()
-        specs.declare(table)
-        layouts, buckets = self.layouts, self.buckets
-        length, blocks = buckets.lengths[-1], specs.prefill_sizes[0]
-        size, found = SIZES[0], []
-        for split in layouts:
-            found.append([Key("decode", split, buckets.rows[split][-1], length)])
-            found.append([Key("prefill", split, blocks, length)])
-            if len(layouts) > 1:
-                found.append([Key("unpack", split, size)])
-        for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
-            source, target = pair
-            moving = ("pack", "exchange", "exchange_one")
-            found += [[Key(name, source, size, target=target)] for name in moving]
-            found.append([Key("view", source, target=target)])
-            runs = specs.reslice(layouts[source], layouts[target]).runs
-            parts = range(len(runs))
-            found.append([Key("reslice", source, target=target, part=part) for part in parts])
-        return [_job(table, keys, model.num_layers) for keys in found if keys]
-
-    def _training_jobs(self, model: ModelConfig) -> list[CompileJob]:
-        """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the merge
-        of adapters, the transfer to the layouts with the least and the most TP."""
-        trainer = self.trainer(model)
-        split, longest = trainer.layout.split, self.micro_shapes[-1]
-        passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
-        ends = dict.fromkeys((split, list(self.layouts)[-1]))
-        keys = [*passes, Key("apply", split), Key("merge", split)]
-        keys += [Key("transfer", split, target=target) for target in ends]
-        # Not every algorithm scores, and without adapters nothing is merged.
-        declared = set(trainer.programs.missing())
-        return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
-
-
-def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
-    def lowering(key: Key) -> Callable[[], jax.stages.Lowered]:
-        return lambda: table.lower(key)
-
-    first = keys[0]
-    record = CompiledProgram(
-        first.name,
-        first.split,
-        first.target,
-        first.rows,
-        first.length,
-        layers=layers,
-        compiled_layers=(layers,),
-    )
-    return CompileJob(record, tuple(lowering(key) for key in keys))
 
 
 def check(plant: Plant) -> None:
