@@ -130,8 +130,9 @@ class DraftSources:
 
 
 def _acceptance(record: Record, rules: Rules) -> Acceptance:
+    """As it was counted; of tokens that no run came to, what is believed before any was seen."""
     counts = counts_of(verify(record, rules), rules.draft)
-    return Acceptance(*(x.astype(float) for x in (counts.begun, counts.tried, counts.right)))
+    return Acceptance(counts.begun.astype(float), SURE * counts.tried, SURE * counts.right)
 
 
 def _sure(right: Sequence[Sequence[float]], begun: Sequence[float]) -> Acceptance:
