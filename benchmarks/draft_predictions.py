@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pat_jax.planning.drafts import Acceptance, Drafted
-from pat_jax.profiling.simulate.draft_counting import Steps, counts_of
+from pat_jax.profiling.simulate.draft_counting import Steps
+from pat_jax.profiling.simulate.draft_runs import InRuns, counts_of
 
 BURST = 32  # steps
 SHORT = 3  # tokens of a draft: from it too longer ones are foretold
@@ -47,10 +48,10 @@ class Counted:
 
     def bursts(self, draft: int) -> list[tuple[int, Drafted]]:
         """Steps of each burst and `counts`, in the order in which they run."""
-        steps = self.steps[draft]
-        first = np.searchsorted(steps.step, np.arange(0, steps.step[-1] + 1, BURST))
-        masks = [slice(a, b) for a, b in zip(first, [*first[1:], len(steps)], strict=True)]
-        return [(x.stop - x.start, counts_of(steps.of(x), draft)) for x in masks]
+        known = InRuns.of(self.steps[draft], draft)
+        burst = known.step // BURST
+        masks = [burst == number for number in range(burst.max() + 1)]
+        return [(int(mask.sum()), known.counts(draft, mask)) for mask in masks]
 
 
 def accepted(known: Acceptance, draft: int) -> float:

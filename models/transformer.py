@@ -217,12 +217,13 @@ class Transformer(nnx.Module):
         dtype: jnp.dtype = jnp.float32,
         remat: str = NONE,
         scan_layers: bool = False,
+        depth: int | None = None,
     ) -> tuple[Float[Array, "rows length embed"], tuple[Cache, ...] | None]:
         """Final hidden states, and the cache with these tokens written into it.
 
         Without a cache a row holds sequences one behind the other, whose positions begin at 0: a
         token sees those before it in its own. With one it sees everything in its row up to its own
-        position. `remat` is what the backward pass keeps of each layer (`rematerialization.py`);
+        position. With `depth` the model is as if it had so many layers. `remat` is what the backward pass keeps of each layer (`rematerialization.py`);
         with `scan_layers`, and without a cache, they run as a loop (`layer_loop.py`).
         """
         partition = partition or Whole()
@@ -236,7 +237,7 @@ class Transformer(nnx.Module):
             partition=partition,
             remat=remat,
         )
-        layers = [nnx.state(layer) for layer in self.layers]
+        layers = [nnx.state(layer) for layer in list(self.layers)[:depth]]
         if cache is None:
             run_all = scanned if scan_layers else unrolled
             x = run_all(lambda params, x: run(params, x, cache=None)[0], layers, x)

@@ -44,8 +44,8 @@ from pat_jax.profiling.capacity.what_if import (
     unmeasured,
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
-from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.run.plot import draw_rollout
 
 # Beside every layout: without drafts.
@@ -138,7 +138,7 @@ def _simulated(config: SimulateConfig) -> Simulated:
 
 def _drafts(
     config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None
-) -> tuple[Drafts, DraftSources | None, tuple[str, ...]]:
+) -> tuple[Drafts, TextSources | None, tuple[str, ...]]:
     """Those that were measured of the ones asked for, their sources, and what is to be said of it."""
     wanted = drafts_of(config.speculation, profile.subject.backend)
     drafts, told = measured_drafts(wanted, profile.latency)
@@ -157,7 +157,7 @@ def answer(
     profile: Profile,
     lengths: ResponseLengths,
     drafts: Drafts,
-    sources: DraftSources | None,
+    sources: TextSources | None,
     responses: int,
     cap: int,
     link_slowdown: float,

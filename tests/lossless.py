@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
@@ -80,6 +81,7 @@ class Settings:
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
     drafts: Drafts = NO_DRAFTS
+    draft: DraftSource | None = None
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -116,7 +118,7 @@ class Subject:
             settings,
             dtype,
         )
-        self.params: Params = jax.device_get(self.policy.store(_lively(unquantized), dtype))
+        self.params: Params = jax.device_get(self.policy.store(lively_params(unquantized), dtype))
         self.engine = RolloutEngine(
             self.policy,
             jax.devices(),
@@ -126,6 +128,7 @@ class Subject:
             dtype=dtype,
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
             drafts=settings.drafts,
+            draft=settings.draft,
         )
         self.engine.compile()
 
@@ -139,11 +142,14 @@ class Subject:
         return jax.device_put(self.params, layout.param_shardings(self.policy))
 
     def run(
-        self, requests: Sequence[Request], planner: Planner
+        self,
+        requests: Sequence[Request],
+        planner: Planner,
+        exit_head: np.ndarray | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none = np.zeros(0, int)
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
-        self.engine.set_weights(self.weights(layout), layout)
+        self.engine.set_weights(self.weights(layout), layout, exit_head)
         completions, report = self.engine.rollout(requests, planner)
         self.engine.release_weights()
         return completions, report
@@ -161,7 +167,7 @@ class Subject:
         return script(splits[path[0]], tuple(steps))
 
 
-def _lively(policy: Policy) -> Params:
+def lively_params(policy: Policy) -> Params:
     """Weights so large that every part of the model moves its output, and no token is certain."""
     rng = np.random.default_rng(0)
     return jax.tree.map(

@@ -1,10 +1,15 @@
 """Options of drafts: tokens that a rollout guesses, and verifies several at a time."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from pat_jax.common.rules import check, count, require
+from pat_jax.common.rules import check, count, matches, require
 
+EXIT = "early_exit:"
+MODEL = "model:"
+SOURCE = matches(
+    rf"auto|none|suffix|{EXIT}[1-9]\d{{0,3}}|{MODEL}.+",
+    f"auto, none, suffix, {MODEL}DIR or {EXIT}LAYER",
+)
 LONGEST = 16  # tokens of a draft that anybody may ask for
 
 
@@ -13,10 +18,12 @@ class SpeculationConfig:
     """Drafts: tokens guessed from texts, several of which a step verifies. They change
     no token, and where they do not pay the planner makes none."""
 
-    source: Literal["auto", "none", "suffix"] = "auto"
+    source: str = "auto"
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself or in
-    others to its prompt. auto: suffix, where a decode step takes as long for several tokens as for one
-    (not for small models on a CPU). none: no drafts."""
+    others to its prompt. model:DIR: what a smaller model of the same vocabulary says, a Hugging Face
+    checkpoint. early_exit:LAYER: what the policy would say if it ended behind its first LAYER
+    layers. auto: suffix, where a decode step takes as long for several tokens as for one (not for small
+    models on a CPU). none: no drafts."""
     longest: int = 7
     """Most tokens of a draft."""
     budgets: tuple[int, ...] = (1, 3, 7)
@@ -30,6 +37,7 @@ class SpeculationConfig:
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
 
     def __post_init__(self):
+        check(self, "source", SOURCE, "speculation.")
         check(self, "longest", count(1, LONGEST), "speculation.")
         check(self, "texts", count(0, 64), "speculation.")
         check(self, "most_tokens", count(0, 2**16), "speculation.")
@@ -42,3 +50,13 @@ class SpeculationConfig:
             " ".join(map(str, self.budgets)),
             f"one or several numbers, ascending, from 1 to --speculation.longest ({self.longest})",
         )
+
+    @property
+    def exit_layer(self) -> int:
+        """Layers of the policy that draft; 0 where they do not."""
+        return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0
+
+    @property
+    def draft_model(self) -> str:
+        """The folder of a draft model's checkpoint; empty where none drafts."""
+        return self.source.removeprefix(MODEL) if self.source.startswith(MODEL) else ""

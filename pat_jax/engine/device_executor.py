@@ -14,6 +14,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.device.device_pool import DevicePool
+from pat_jax.engine.device.draft_model import DraftCache, DraftModel
 from pat_jax.engine.device.program_specs import ProgramSpecs
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.device.weights import Weights
@@ -31,6 +32,8 @@ from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import (
     BurstOutput,
     DecodeState,
+    Drafting,
+    ModelDrafting,
     RowState,
     Until,
     own_columns,
@@ -56,6 +59,7 @@ class DeviceExecutor(Executor):
         tables: BlockTables,
         clock: Stopwatch,
         *,
+        draft_model: DraftModel | None = None,
         checks: bool = False,
     ):
         """
@@ -71,9 +75,12 @@ class DeviceExecutor(Executor):
         self._rows: RowState | None = None
         self._version = -1
         self._seen: jax.Array | None = None  # as old as the rows
-        # Of the bursts on their way: the rows' pages, how many have been drawn, and, with drafts, texts.
+        # Of the bursts on their way: the rows' pages, how many have been drawn, and what drafts come from.
         self._tables: tuple[jax.Array, jax.Array] | None = None
-        self._text: jax.Array | None = None
+        self._drafting: Drafting | None = None
+        self._asking: ModelDrafting | None = None
+        self._draft_cache = draft_model and DraftCache(draft_model, programs, responses)
+        self._drafter = draft_model.params if draft_model else weights.exit_head
 
     def prefill(self, work: PrefillWork) -> int:
         if not len(work.spans.sequence) and not len(work.copies.group):
@@ -117,18 +124,25 @@ class DeviceExecutor(Executor):
             tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
             none_drawn = np.zeros(layout.split.dp, np.int32)
             self._tables = layout.put((tables, none_drawn), "batch")
-            self._text = self._put_text(burst)
+            self._drafting, self._asking = self._put_drafting(burst), self._put_asking(burst)
         elif layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
         assert self._rows is not None and self._seen is not None and self._tables is not None
-        state = DecodeState(self._rows, self._seen, self.pool.pages, *self._tables, self._text)
+        state = DecodeState(
+            self._rows, self._seen, self.pool.pages, *self._tables, self._drafting, self._asking
+        )
         split, rows, length, budget = burst.shape
-        reach = None if burst.reach is None or not budget else burst.reach.astype(np.float32)
+        is_copied = self._drafting is not None
+        reach = burst.reach.astype(np.float32) if is_copied and burst.reach is not None else None
         until = Until(np.int32(burst.max_steps), np.int32(burst.threshold), reach)
+        drafter = self._drafter if budget else None
         program = self.programs[Key("decode", split, rows, length, budget=budget)]
-        state, output = program(self.weights.params, state, burst.reserved, until)
+        state, output = program(self.weights.params, state, burst.reserved, until, drafter)
         self._rows, self._seen, self.pool.pages = state.rows, state.seen, state.pool
-        self._tables, self._text = (state.tables, state.drawn), state.text
+        self._tables, self._drafting = (state.tables, state.drawn), state.drafting
+        self._asking = state.asking
+        if self._draft_cache and state.asking:
+            self._draft_cache.keep(state.asking)
         self._running.append(_Running(burst, output))
 
     def _digest(self, burst: Burst) -> tuple[object, ...]:
@@ -139,16 +153,25 @@ class DeviceExecutor(Executor):
         crc = zlib.crc32(b"".join(x.tobytes() for x in told))
         return (*burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, crc)
 
-    def _put_text(self, burst: Burst) -> jax.Array | None:
-        """What rows draft from; None where they do not."""
+    def _put_drafting(self, burst: Burst) -> Drafting | None:
+        """None where rows do not draft."""
         specs = self.specs
-        if not burst.shape.budget:
+        if not burst.shape.budget or specs.drafts.is_said:
             return None
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
-        return self.pool.layout.put(
-            texts(self.responses, specs.drafts.texts * length, own), "batch"
-        )
+        laid_out = texts(self.responses, specs.drafts.texts * length, own)
+        return self.pool.layout.put(Drafting(laid_out, self.responses.runs_of_rows()), "batch")
+
+    def _put_asking(self, burst: Burst) -> ModelDrafting | None:
+        """None where no draft model says drafts."""
+        if not self._draft_cache:
+            return None
+        if not burst.shape.budget:
+            self._draft_cache.pause()
+            return None
+        ahead = 2 * self.specs.shapes.pace(burst.shape.budget).burst_tokens
+        return self._draft_cache.ready(self.pool.layout, burst.shape.length, ahead)
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""
@@ -196,3 +219,5 @@ class DeviceExecutor(Executor):
     def release(self) -> None:
         """The update that follows needs the memory."""
         self.pool.delete()
+        if self._draft_cache:
+            self._draft_cache.delete()

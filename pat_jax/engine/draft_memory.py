@@ -4,14 +4,18 @@ Knows shapes. Does not know whether that fits.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 
-from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.device.draft_specs import DraftSpecs
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, shard_bytes
-from pat_jax.engine.sequences.state import abstract_text
+from pat_jax.engine.sequences.state import abstract_drafting
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
 from pat_jax.planning.types import Split
 
 # Arrays of the size of a line's logits, in float32, that sampling keeps at a time in compiled programs: 5 on a
@@ -21,55 +25,95 @@ FLOAT = 4  # bytes
 SCORES = 2  # of attention, as large and in float32, where no kernel keeps them to itself
 
 
+class Paged(Protocol):
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def prefill_blocks(self) -> int: ...
+
+
 class DraftBytes(NamedTuple):
     """Of a device."""
 
-    texts: int = 0  # that rows draft from
+    source: int = 0  # texts, a draft model with its cache, or the head of the policy's first layers
     steps: int = 0  # temporaries: the logits of all tokens of a line, and what is made of them
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Which drafts bursts may verify, and the model that says them, where one does."""
+
+    drafts: Drafts = NO_DRAFTS
+    policy: Policy | None = None
 
 
 def draft_bytes(
     model: ModelConfig,
     layouts: Mapping[Split, Layout],
     buckets: Buckets,
-    page_size: int,
-    drafts: Drafts,
+    config: Paged,
+    drafter: Drafter,
     dtype: jnp.dtype,
 ) -> dict[Split, DraftBytes]:
-    """Of each layout, what that of its programs takes that takes most; nothing where there are none."""
-    length = -(-buckets.lengths[-1] // page_size) * page_size
+    """Of each layout, what that of its programs takes that takes most; nothing where there are none.
+
+    Args:
+      model: that verifies.
+    """
+    drafts = drafter.drafts
+    of_model = drafter.policy and DraftSpecs(
+        drafter.policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
+    )
 
     def most(layout: Layout) -> DraftBytes:
-        rows = buckets.rows[layout.split]
-        found = [
-            _of_program(model, layout, n, budget, length, drafts, dtype)
-            for n in rows
-            for budget in drafts.of(n)
-        ]
+        sizes = [(n, m) for n in buckets.rows[layout.split] for m in drafts.of(n)]
+        fixed = 0
+        if sizes and drafts.exit_layer:  # whole on every device
+            fixed = model.embed_dim**2 * jnp.dtype(dtype).itemsize
+        if sizes and of_model:
+            fixed = _bytes(of_model.params(layout)) + _bytes(of_model.pool(layout))
+        length = -(-buckets.lengths[-1] // config.page_size) * config.page_size
+        found = []
+        for rows, budget in sizes:
+            steps = _of_steps(model, layout, (rows, budget, length), drafts, dtype)
+            found.append(DraftBytes(fixed + _of_texts(layout, rows, length, drafts), steps))
         return max(found, key=sum, default=DraftBytes())
 
     return {split: most(layout) for split, layout in layouts.items()}
 
 
-def _of_program(
+def _of_texts(layout: Layout, rows: int, length: int, drafts: Drafts) -> int:
+    if drafts.is_said:
+        return 0
+    return _bytes(abstract_drafting(layout, rows, length, drafts.longest, drafts.texts))
+
+
+def _of_steps(
     model: ModelConfig,
     layout: Layout,
-    rows: int,
-    budget: int,
-    length: int,
+    shape: tuple[int, int, int],
     drafts: Drafts,
     dtype: jnp.dtype,
-) -> DraftBytes:
-    texts = shard_bytes(abstract_text(layout, rows, length, drafts.longest, drafts.texts))
+) -> int:
+    """
+    Args:
+      shape: rows of a group, budget, tokens of a row.
+    """
+    rows, budget, length = shape
     # Whole on every device of a group: each draws the same tokens.
     steps = LOGITS * FLOAT * rows * (1 + budget) * model.padded_vocab_size
     if layout.backend.cache == "copy":
-        turns = 1 + drafts.longest
+        turns = 1 + drafts.draft(budget)
         heads = model.num_heads // layout.split.tp
         scores = SCORES * FLOAT * rows * turns * heads * (length + turns)
         # Of a step attention comes first, and leaves its memory to sampling.
         steps = max(steps, scores) + _turns(model, layout, rows, turns, dtype)
-    return DraftBytes(texts, steps)
+    return steps
+
+
+def _bytes(tree: Any) -> int:
+    return sum(map(shard_bytes, jax.tree.leaves(tree)))
 
 
 def _turns(model: ModelConfig, layout: Layout, rows: int, turns: int, dtype: jnp.dtype) -> int:

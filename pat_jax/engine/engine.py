@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -19,6 +20,8 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.draft_model import DraftModel, DraftSource
+from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.program_specs import (
     RESLICE_CHUNK_BYTES,
     ProgramSpecs,
@@ -57,6 +60,7 @@ class RolloutEngine:
         kv_bytes: float = math.inf,
         runs_ahead: bool | None = None,
         drafts: Drafts = NO_DRAFTS,
+        draft: DraftSource | None = None,
     ):
         """
         Args:
@@ -68,6 +72,7 @@ class RolloutEngine:
             the devices do not wait for the host. A switch that no threshold foresaw then comes one
             burst later. None: where the `Backend` does.
           drafts: those that bursts may verify, to be compiled as well.
+          draft: the model that says them, where one does; `compile` loads it.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks = config.check_integrity
@@ -88,7 +93,8 @@ class RolloutEngine:
             config.check_every,
             config.burst_steps,
             config.max_logprobs,
-            drafts.longest,
+            drafts,
+            draft and draft.policy,
         )
         self.specs = ProgramSpecs(
             functions,
@@ -104,18 +110,29 @@ class RolloutEngine:
             ),
             config.prefill_blocks,
             reslice_chunk_bytes,
-            drafts,
+            draft
+            and DraftSpecs(
+                draft.policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
+            ),
         )
         self.programs = ProgramTable()
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
+        self._draft = draft
+        self.draft_model: DraftModel | None = None
 
     def compile(
         self,
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
     ) -> None:
-        """Every program, or those of the layouts `within` and of the switches between them."""
+        """Every program, or those of the layouts `within` and of the switches between them; the draft
+        model, where there is one, is loaded first."""
+        if self.draft_model is None and self._draft and self.specs.draft_specs:
+            abstract = self.specs.draft_specs.params(next(iter(self.layouts.values())))
+            shardings = jax.tree.map(lambda x: x.sharding, abstract)
+            params = self._draft.load(shardings, self.dtype)
+            self.draft_model = DraftModel(self.specs.draft_specs, params)
         self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress, within=within)
 
     @property
@@ -133,12 +150,18 @@ class RolloutEngine:
         """Of the weights."""
         return self._weights and self._weights.layout
 
-    def set_weights(self, params: Params, layout: Layout) -> None:
+    def set_weights(
+        self, params: Params, layout: Layout, exit_head: np.ndarray | None = None
+    ) -> None:
         """Takes over `params`, already on the shards of `layout`; the engine deletes them in time.
 
         A stream that has begun goes on with the weights that it began with.
+
+        Args:
+          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is looked at
+            where the policy's first layers say drafts.
         """
-        self._weights = Weights(self.specs, self.programs, params, layout)
+        self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
 
     def release_weights(self) -> None:
         """Frees the rollout's copy of the weights: the update needs the memory."""
@@ -187,7 +210,8 @@ class RolloutEngine:
             controller, responses = self._begin(requests, expected)
             tables = controller.scheduler.tables
             device = self.specs, self.programs, self.weights
-            executor = DeviceExecutor(*device, responses, tables, clock, checks=self.checks)
+            options = {"draft_model": self.draft_model, "checks": self.checks}
+            executor = DeviceExecutor(*device, responses, tables, clock, **options)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
         loop = rollout(controller, executor, planner, report, enough, log.info)
         with closing(loop):

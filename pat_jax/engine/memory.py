@@ -23,14 +23,16 @@ from pat_jax.engine.device.program_specs import (
     page_bytes,
     unsplit_pages,
 )
-from pat_jax.engine.draft_memory import DraftBytes, draft_bytes
+from pat_jax.engine.draft_memory import DraftBytes, Drafter, draft_bytes
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, largest_length
+from pat_jax.engine.layout.buckets import Buckets, largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
+
+NOTHING = Drafter()  # is drafted
 
 
 class MemoryOption(Protocol):
@@ -54,19 +56,19 @@ def kv_bytes(
     *,
     limit: float,
     resident: Any,
-    drafts: Drafts = NO_DRAFTS,
+    drafter: Drafter = NOTHING,
 ) -> float:
     """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
-      drafts: that bursts may verify.
+      drafter: of bursts with drafts.
     """
     if math.isinf(limit):
         return math.inf
     weights, drafted = (
         _weights(policy, layouts, dtype),
-        _drafted(policy, layouts, config, dtype, drafts),
+        _drafted(policy, layouts, config, dtype, drafter),
     )
     most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
     left = USABLE * limit - shard_bytes(resident) - most
@@ -98,24 +100,26 @@ def _drafted(
     layouts: Mapping[Split, Layout],
     config: RolloutConfig,
     dtype: jnp.dtype,
-    drafts: Drafts,
+    drafter: Drafter,
 ) -> dict[Split, DraftBytes]:
     """As `_drafted_by`, before there are programs."""
     sequences = config.prompts_per_step * config.num_generations
     buckets = Buckets.of(tuple(layouts), sequences, config)
-    return draft_bytes(policy.config, layouts, buckets, config.page_size, drafts, dtype)
+    return draft_bytes(policy.config, layouts, buckets, config, drafter, dtype)
 
 
 def _drafted_by(specs: ProgramSpecs) -> dict[Split, DraftBytes]:
-    functions, shapes = specs.functions, (specs.layouts, specs.buckets, specs.page_size)
-    return draft_bytes(functions.policy.config, *shapes, specs.drafts, functions.dtype)
+    functions = specs.functions
+    drafter = Drafter(specs.drafts, functions.draft_policy)
+    shapes = specs.layouts, specs.buckets, specs
+    return draft_bytes(functions.policy.config, *shapes, drafter, functions.dtype)
 
 
 def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
     """As `MemoryModel` has it."""
     return {
-        "texts": {split: each.texts for split, each in drafted.items()},
-        "lines": {split: each.steps for split, each in drafted.items()},
+        "draft_sources": {split: each.source for split, each in drafted.items()},
+        "draft_steps": {split: each.steps for split, each in drafted.items()},
     }
 
 
@@ -133,14 +137,14 @@ def memory_alone(
     *,
     limit: float,
     resident: Any,
-    drafts: Drafts = NO_DRAFTS,
+    drafter: Drafter = NOTHING,
 ) -> MemoryModel:
     """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
     holds the longest sequence or is as large as the options say, and nothing for switches.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
-      drafts: that bursts may verify.
+      drafter: of bursts with drafts.
     """
     longest = largest_length(config.max_length, config.min_length)
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
@@ -159,7 +163,7 @@ def memory_alone(
         chunk=0,
         staging=0,
         ahead=config.check_every,
-        **_by_part(_drafted(policy, layouts, config, dtype, drafts)),
+        **_by_part(_drafted(policy, layouts, config, dtype, drafter)),
     )
 
 

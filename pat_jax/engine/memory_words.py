@@ -30,8 +30,10 @@ def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
             f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
             "sequences at full length)"
         )
-        if texts := memory.texts.get(split):
-            lines[-1] += f", drafts {gib(texts)} and {gib(memory.lines[split])} while a step runs"
+        if source := memory.draft_sources.get(split):
+            lines[-1] += (
+                f", drafts {gib(source)} and {gib(memory.draft_steps[split])} while a step runs"
+            )
         if whole < sequences:
             lines[-1] += "; others wait or are preempted while it is full"
     return lines

@@ -8,7 +8,7 @@ likely they go on from token to token, say what drafts of any length are worth; 
 would not: short drafts meet the same long match again and again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 # Matches of so many tokens and more are a kind of their own; shorter ones than the first are none.
 MATCHES = (1, 2, 3, 5, 9, 16)
 KINDS = len(MATCHES) + 1  # none first
+SAID = 1  # the kind of drafts that a model says, each of which is a run of its own: see `device/guess.py`
 MOST = 32  # tokens of a run that are told apart
 # Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
 # siblings, all sets but codegen; `python -m benchmarks.draft_acceptance`). How often the first, second, …
@@ -30,11 +31,14 @@ PRIOR = (
     (0.86, 0.75, 0.80, 0.84, 0.89, 0.89, 0.92, 0.91),
 )
 PRIOR_BEGUN = (0.135, 0.297, 0.233, 0.202, 0.102, 0.023, 0.009)  # of the runs with drafts of 8
-PRIOR_RUNS = 30.0  # that it counts for, of each kind of match and each token
+# Of drafts that a model says, how often each token is right where those before it are. Nobody has counted them
+# here: high enough that a first burst tries.
+PRIOR_SAID = 0.6
+PRIOR_RUNS = 1.0  # that it counts for, of each kind of match and each token
 # Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
 # grow and begin to repeat; how good they are with the prompt too. What foretold the next burst best.
-BEGUN_HALVE, RIGHT_HALVE = 250.0, 2_000.0
-MOST_GOES_ON = 0.99  # of the steps at the far end of a run: texts end
+BEGUN_HALVE, RIGHT_HALVE = 500.0, 2_000.0
+MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 # How likely right a token must be to be verified: what the room of a step comes to.
 BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 
@@ -59,8 +63,10 @@ NONE_DRAFTED = (
 )
 
 
-def _prior_right() -> np.ndarray:
+def _prior_right(is_said: bool) -> np.ndarray:
     known = np.array([[0.0] * len(PRIOR[0]), *PRIOR])  # without a match there is no draft
+    if is_said:
+        known[SAID] = PRIOR_SAID
     return np.pad(known, ((0, 0), (0, MOST - known.shape[1])), mode="edge")
 
 
@@ -108,26 +114,28 @@ class Acceptance:
     begun: np.ndarray  # float[kinds], runs
     tried: np.ndarray  # float[kinds, MOST], runs that came to each token
     right: np.ndarray  # float[kinds, MOST], where it was right
+    is_said: bool = False  # by a model, not copied
 
     @classmethod
-    def unseen(cls) -> "Acceptance":
+    def unseen(cls, *, is_said: bool = False) -> "Acceptance":
         nothing = np.zeros((KINDS, MOST))
-        return cls(PRIOR_RUNS * np.array(PRIOR_BEGUN), nothing, nothing)
+        return cls(PRIOR_RUNS * np.array(PRIOR_BEGUN), nothing, nothing, is_said)
 
     def observed(self, drafted: Drafted) -> "Acceptance":
         """After a burst with drafts."""
         runs = float(drafted.begun.sum())
         kept = 0.5 ** (runs / RIGHT_HALVE)
-        return Acceptance(
-            0.5 ** (runs / BEGUN_HALVE) * self.begun + drafted.begun,
-            kept * self.tried + drafted.tried,
-            kept * self.right + drafted.right,
+        return replace(
+            self,
+            begun=0.5 ** (runs / BEGUN_HALVE) * self.begun + drafted.begun,
+            tried=kept * self.tried + drafted.tried,
+            right=kept * self.right + drafted.right,
         )
 
     @cached_property
     def reach(self) -> np.ndarray:
         """P(the first tokens of a run are right), float[kinds, 1 + MOST], of none first."""
-        rate = (self.right + PRIOR_RUNS * _prior_right()) / (self.tried + PRIOR_RUNS)
+        rate = (self.right + PRIOR_RUNS * _prior_right(self.is_said)) / (self.tried + PRIOR_RUNS)
         return np.cumprod(np.pad(rate, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
 
     @property
@@ -141,6 +149,9 @@ class Acceptance:
         Args:
           draft: most tokens of one draft.
         """
+        if self.is_said:  # every row's draft is as long
+            after = np.cumsum(self.reach[SAID, : 1 + draft])
+            return np.interp(budget, np.arange(1 + draft), after)
         if draft not in self._known_ways:
             self._known_ways[draft] = self.ways(draft, self.reach)
         return self._known_ways[draft].tokens(budget, rows)

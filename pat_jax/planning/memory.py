@@ -37,9 +37,9 @@ class MemoryModel:
     chunk: int  # bytes, over all devices, of the weights that are re-sliced at once
     staging: int  # bytes of pages on their way from one layout to another, at most
     ahead: int  # tokens that a context needs room for beside its own
-    # Of bursts with drafts, nothing where there are none: what rows draft from, and temporaries of a step.
-    texts: Mapping[Split, int] = field(default_factory=dict)
-    lines: Mapping[Split, int] = field(default_factory=dict)
+    # Of bursts with drafts, nothing where there are none: what drafts come from, and temporaries of a step.
+    draft_sources: Mapping[Split, int] = field(default_factory=dict)
+    draft_steps: Mapping[Split, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> float:
@@ -53,9 +53,10 @@ class MemoryModel:
         return self.resident + self.weights[split] + self.pool(split) + self.drafted(split)
 
     def drafted(self, split: Split) -> int:
-        """Bytes that the largest burst with drafts needs beside these: texts, and what of its temporaries
-        does not fit where those of all programs have room."""
-        return beside(self.texts.get(split, 0), self.lines.get(split, 0), self.limit)
+        """Bytes that the largest burst with drafts needs beside these: what they come from, and what of its
+        temporaries does not fit where those of all programs have room."""
+        source, steps = self.draft_sources.get(split, 0), self.draft_steps.get(split, 0)
+        return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
         """Bytes for that many sequences with prompts of `prompt` tokens, and nothing more."""
@@ -82,10 +83,11 @@ class MemoryModel:
 
         A re-slice frees each old leaf once its new one is there, so the larger of the two sets of
         weights and one chunk are the most it holds, while pages are still on their way in the pool. No
-        burst runs at the time, but its texts lie there still.
+        burst runs at the time, but what it drafts from lies there still.
         """
         weights = np.array([self.weights[split] for split in splits])
         tp, pool = np.array([split.tp for split in splits]), max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights)
-        return held + chunk + pool + self.staging + max(self.texts.values(), default=0)
+        drafted = max(self.draft_sources.values(), default=0)
+        return held + chunk + pool + self.staging + drafted

@@ -22,6 +22,7 @@ from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Load
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.unfinished import Batch
+from pat_jax.training.exit_head import ExitHeadTrainer
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.transfer import logprob_gap
 
@@ -40,6 +41,7 @@ class Generator:
     config: RolloutConfig
     seed: int
     lengths: LengthModel
+    exit_head: ExitHeadTrainer | None = None  # of the first layers, where they draft
 
     def load(self, params: Params) -> float:
         """Takes over the policy: the next rollout samples it.
@@ -48,7 +50,8 @@ class Generator:
           How far the rollout's log-probability of one token is from the trainer's, in nats.
         """
         layout = self._first_layout()
-        self.engine.set_weights(self.trainer.transfer(params, layout), layout)
+        head = None if self.exit_head is None else self.exit_head.head
+        self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
         score, rows = partial(self.trainer.score, params), self.trainer.layout.split.dp
         return logprob_gap(self.engine, score, rows)
 

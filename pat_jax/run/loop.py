@@ -32,6 +32,7 @@ from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
 from pat_jax.run.evaluation import Evaluator
+from pat_jax.run.exit_head import exit_head_trainer
 from pat_jax.run.export import export_policy
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
@@ -120,6 +121,8 @@ class Run:
                         config, self.trainer, self.shapes, groups, rewards, *policies
                     )
                     self.state, result = self.trainer.update(self.state, batch, self.reference)
+                    if self.exit_head:
+                        learned |= self.exit_head.learn(self.state.params, batch)
                 with clock("transfer"):  # the next rollout samples the new policy
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= learned | result.metrics
@@ -176,6 +179,7 @@ class Run:
         self.collector = Collector(self.config, self.task, *parts, self.unfinished, self.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
+        self.exit_head = exit_head_trainer(self.config, self.setup, self.shapes)
         self.warm_up(began.lengths)
 
     def warm_up(self, lengths: LengthModel) -> None:
@@ -193,7 +197,13 @@ class Run:
             left = config.steps - self.first_step
             self.lazy = LazyLayouts(setup, planner, warmup, self.first_layouts, left)
         self.generator = Generator(
-            setup.engine, self.trainer, planner, config.rollout, config.seed, lengths
+            setup.engine,
+            self.trainer,
+            planner,
+            config.rollout,
+            config.seed,
+            lengths,
+            self.exit_head,
         )
         self.generator.load(self.state.params)
         seconds, names = time.perf_counter() - start, ", ".join(map(str, self.first_layouts))

@@ -39,7 +39,7 @@ def cost_planner(
         carry=config.rollout.kv_carry,
         is_frozen=config.deterministic,
         memory=setup.memory,
-        acceptance=Acceptance.unseen(),
+        acceptance=Acceptance.unseen(is_said=setup.engine.specs.drafts.is_said),
         draft=setup.engine.specs.drafts.longest,
     )
 

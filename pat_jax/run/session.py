@@ -64,6 +64,6 @@ def _planner(
         latency.on(buckets.rows, buckets.lengths),
         LengthModel.empty(buckets.lengths[-1]),
         memory=memory,
-        acceptance=Acceptance.unseen(),
+        acceptance=Acceptance.unseen(is_said=engine.specs.drafts.is_said),
         draft=engine.specs.drafts.longest,
     )

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,7 +17,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.draft_choice import wanted_drafts
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
@@ -185,8 +188,12 @@ def _engine(
     resident: object,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    choice = wanted_drafts(config.speculation, policy, devices[0].platform)
+    platform, longest = devices[0].platform, config.rollout.max_length
+    choice = wanted_drafts(config.speculation, policy, platform, longest)
     log.info("%s", choice.reason)
+    draft = choice.policy and DraftSource(
+        choice.policy, partial(load_params, config.speculation.draft_model, choice.policy)
+    )
     policy = policy.with_weights(config.rollout.weights)
     room = kv_bytes(
         policy,
@@ -195,7 +202,7 @@ def _engine(
         dtype,
         limit=limit,
         resident=resident,
-        drafts=choice.drafts,
+        drafter=Drafter(choice.drafts, choice.policy),
     )
     return RolloutEngine(
         policy,
@@ -207,6 +214,7 @@ def _engine(
         layouts=layouts,
         kv_bytes=room,
         drafts=choice.drafts,
+        draft=draft,
     )
 
 
@@ -219,10 +227,12 @@ def _alone(
 ) -> MemoryModel:
     """What each layout takes of a device alone; one that a rollout may start in has to fit."""
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    drafts = wanted_drafts(config.speculation, policy, devices[0].platform).drafts
+    platform, longest = devices[0].platform, config.rollout.max_length
+    choice = wanted_drafts(config.speculation, policy, platform, longest)
+    drafter = Drafter(choice.drafts, choice.policy)
     policy = policy.with_weights(config.rollout.weights)
     memory = memory_alone(
-        policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafts=drafts
+        policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafter=drafter
     )
     starts = list(layouts) if config.is_planned else list(layouts)[:1]
     name = "switch_to" if config.switch_to else "layout"

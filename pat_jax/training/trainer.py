@@ -210,7 +210,7 @@ class Trainer:
         frozen, policies = self.trained.abstract_frozen, dict.fromkeys(self.scored, params)
         by_rows = self.layout.sharding("batch", role="train")
         for shape in micro_shapes:
-            micro = self._abstract_micro(shape, needs)
+            micro = self.abstract_micro(shape, needs)
             args = frozen, params, micro, self.abstract_gradients, sums
             declare(Key(f"{stage}grad", split, *shape), grad_step, *args, **accumulated)
             if self.scored and stage == REINFORCED:
@@ -219,11 +219,11 @@ class Trainer:
                     logprob_step,
                     frozen,
                     policies,
-                    self._abstract_micro(shape, ()),
+                    self.abstract_micro(shape, ()),
                     out_shardings=everywhere if self.layout.spans_processes else by_rows,
                 )
 
-    def _abstract_micro(self, shape: tuple[int, int], columns: Sequence[str]) -> MicroBatch:
+    def abstract_micro(self, shape: tuple[int, int], columns: Sequence[str]) -> MicroBatch:
         micro = abstract_micro_batch(*shape, columns)
         by_rows = self.layout.sharding("batch", role="train")
         return with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))

@@ -24,6 +24,7 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
+from pat_jax.profiling.simulate.text_sources import COPIED
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class PlanConfig:
         check(self, "length_scale", positive(1000))
         check(self, "device_memory_gib", MEMORY_GIB)
         check(self, "seed", SEED)
+        check(self.speculation, "source", COPIED, "speculation.")
         require(
             self.responses % self.num_generations == 0,
             "responses",

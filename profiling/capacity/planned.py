@@ -29,9 +29,9 @@ from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
-from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.training.update_memory import UpdateOptions
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
@@ -50,7 +50,7 @@ class Question:
     costs: SourcedLatency
     data: Path  # a folder that may hold kernel tables
     options: UpdateOptions
-    sources: DraftSources | None = None  # what drafts are copied from; None: none are made
+    sources: TextSources | None = None  # what drafts are copied from; None: none are made
 
     @property
     def run(self) -> RunConfig:
@@ -180,10 +180,12 @@ def _memory(
     plant: Plant, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
 ) -> Memory:
     memory, rollout = plant.memory, plant.order.config.rollout
-    beside = dict.fromkeys(plant.layouts, 0)
-    for program in programs:
-        if program.name in WHILE_DECODING and not program.error:
-            beside[program.split] = max(beside[program.split], program.taken_bytes)
+    running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
+    # Bursts with drafts verify as many tokens in every layout: those that are compiled stand for the others.
+    drafting = max((one.taken_bytes for one in running if one.budget), default=0)
+    beside = dict.fromkeys(plant.layouts, drafting)
+    for program in running:
+        beside[program.split] = max(beside[program.split], program.taken_bytes)
     longest = np.array(rollout.max_length - 1)
     sequences = rollout.prompts_per_step * rollout.num_generations
     layouts = []
@@ -191,7 +193,7 @@ def _memory(
         pages = split.dp * (memory.pages[split] - 1)
         whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
         held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
-        drafts = memory.texts[split] + (0 if programs else memory.lines[split])
+        drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
         layouts.append(LayoutMemory(split, *held, whole, refused.get(split, ""), drafts))
     return Memory(
         "compiler" if programs else "arithmetic",

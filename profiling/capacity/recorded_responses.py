@@ -16,9 +16,9 @@ import numpy as np
 from pat_jax.common.errors import UserError, shown
 from pat_jax.engine.layout.buckets import Drafts, Pace
 from pat_jax.profiling.simulate.draft_counting import Group, Tokens
-from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.rl.row_files import Record, listed, read_records
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -89,14 +89,14 @@ def lengths_of(config: Asked, recorded: RecordedResponses | None) -> ResponseLen
 
 def sources_of(
     config: Asked, recorded: RecordedResponses | None, drafts: Drafts
-) -> DraftSources | None:
+) -> TextSources | None:
     """What drafts are copied from in rollouts that are asked for; None: they have none."""
     if not drafts.budgets:
         return None
-    found = DraftSources.built_in()
+    found = TextSources.built_in()
     if recorded:
         steps = Pace.of(config.check_every, config.burst_steps, drafts.longest).burst_steps
-        found = DraftSources.counted(recorded.name, recorded.groups, drafts, steps)
+        found = TextSources.counted(recorded.name, recorded.groups, drafts, steps)
     return found.within(drafts, config.num_generations)
 
 

@@ -21,6 +21,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
+from pat_jax.profiling.simulate.text_sources import COPIED
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
 WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
@@ -102,6 +103,7 @@ class SimulateConfig:
         check(self, "length_scale", positive(1000))
         check(self, "device_memory_gib", MEMORY_GIB)
         check(self, "seed", SEED)
+        check(self.speculation, "source", COPIED, "speculation.")
 
     def cases(self) -> Iterator[tuple[int, int, float, float]]:
         """(responses, cap, link slowdown, host microseconds) of each question."""

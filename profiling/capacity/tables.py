@@ -56,8 +56,9 @@ def uncompiled_words(report: PlanReport) -> Iterator[str]:
     """What the dashes of `compile_table` mean, where there are any."""
     if any(UNCOMPILED in row for row in compile_table(report).rows):
         yield (
-            f"{UNCOMPILED}: not compiled for it. Switches are between neighbours; weights from training "
-            "go to the layouts with the least and the most TP, which stand for the others."
+            f"{UNCOMPILED}: not compiled for it. Switches are between neighbours; bursts with drafts and "
+            "weights from training are those of the layouts with the least and the most TP, which stand for the "
+            "others."
         )
 
 

@@ -116,7 +116,10 @@ def _longest_response(order: Order) -> int:
     """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
     needs, rollout = needs_of(order), order.config.rollout
     best = nearest(needs)
-    texts, length = needs.texts[best], largest_length(rollout.max_length, rollout.min_length)
+    texts, length = (
+        needs.draft_sources[best],
+        largest_length(rollout.max_length, rollout.min_length),
+    )
     left = needs.usable - needs.resident - needs.weights[best] - (needs.drafted(best) - texts)
     unsplit = max(needs.page.values())  # bytes that pools grow by
     pages = unsplit // needs.page[best]

@@ -17,6 +17,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
 from pat_jax.engine.draft_choice import drafts_of
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.memory import (
@@ -168,7 +169,7 @@ class Plant:
             self.dtype,
             limit=self.limit,
             resident=self.resident,
-            drafts=self.drafts,
+            drafter=Drafter(self.drafts),
         )
 
     @cached_property
@@ -191,7 +192,7 @@ class Plant:
                 self.dtype,
                 limit=self.limit,
                 resident=self.resident,
-                drafts=self.drafts,
+                drafter=Drafter(self.drafts),
             )
             most = room // page_bytes(policy.config, config.page_size, self.dtype)
             pages |= pages_per_group(
@@ -204,7 +205,7 @@ class Plant:
             config.check_every,
             config.burst_steps,
             config.max_logprobs,
-            self.drafts.longest,
+            self.drafts,
         )
         return ProgramSpecs(
             functions,
@@ -213,7 +214,6 @@ class Plant:
             config.page_size,
             pages,
             config.prefill_blocks,
-            drafts=self.drafts,
         )
 
 

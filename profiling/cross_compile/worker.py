@@ -33,7 +33,8 @@ from pat_jax.profiling.predict.targets import Target
 
 STEP_LOOPS = 2  # around a decode step, see engine/device/decode.py
 LONGEST_ERROR = 600  # characters
-MEMORY_MAPS = ("weights", "page", "pages", "texts", "lines")  # of MemoryModel, by split
+# Of MemoryModel, by split.
+MEMORY_MAPS = ("weights", "page", "pages", "draft_sources", "draft_steps")
 
 
 def devices_of(target: Target) -> Sequence[Device]:

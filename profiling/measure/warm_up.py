@@ -26,11 +26,14 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import (
     DecodeState,
+    Drafting,
+    ModelDrafting,
     Pool,
     ReservedPages,
     RowState,
+    Runs,
     Until,
-    abstract_text,
+    abstract_drafting,
     seen_shape,
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
@@ -214,8 +217,10 @@ class Warmup:
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps
-        text = self._blank_text(layout, rows, length)
-        reach = np.zeros((KINDS, 1 + MOST), np.float32) if budget else None
+        is_copied = budget > 0 and not self.specs.drafts.is_said
+        drafting = self._nothing_to_draft_from(layout, rows, length) if is_copied else None
+        reach = np.zeros((KINDS, 1 + MOST), np.float32) if is_copied else None
+        drafter, asking = self._drafter(layout, rows, length, budget)
         until = Until(np.int32(steps), np.int32(0), reach)
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
         # It never runs out: the tables are full, and rows may run past their ends.
@@ -225,17 +230,17 @@ class Warmup:
 
         def once() -> float:
             # Positions go back to where they were: each run writes the same tokens.
-            nonlocal pool
+            nonlocal pool, asking
             rows_on_device, seen, pages, none_drawn, blank = layout.put(
-                (state, unseen, tables, nothing, text if budget else None), "batch"
+                (state, unseen, tables, nothing, drafting), "batch"
             )
             jax.block_until_ready(rows_on_device)
-            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank)
+            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank, asking)
             start = time.perf_counter()
             carried, _ = jax.block_until_ready(
-                program(self.engine.params, carried, reserved, until)
+                program(self.engine.params, carried, reserved, until, drafter)
             )
-            pool = carried.pool
+            pool, asking = carried.pool, carried.asking
             return time.perf_counter() - start
 
         at = layout.split, rows, length
@@ -245,11 +250,27 @@ class Warmup:
             self._note("decode_table", at, once, per=steps)
         return pool
 
-    def _blank_text(self, layout: Layout, rows: int, length: int) -> np.ndarray:
-        """Nothing to draft from: a step takes as long whatever it finds."""
+    def _drafter(
+        self, layout: Layout, rows: int, length: int, budget: int
+    ) -> tuple[Any, ModelDrafting | None]:
+        """Who says drafts, and a draft model's cache."""
+        if not budget or not self.specs.draft_specs:
+            return (self.engine.weights.exit_head if budget else None), None
+        specs, model = self.specs.draft_specs, self.engine.draft_model
+        assert model is not None, "set_draft_model comes first"
+        pool = self.programs[Key("draft_allocate", layout.split)]()
+        count, width = rows * layout.split.dp, specs.width(length)
+        pages = np.arange(count * width) % (specs.pages(layout.split) - 1) + 1
+        tables = pages.astype(np.int32).reshape(count, width)
+        placed = layout.put((tables, np.zeros(count, np.int32)), "batch")
+        return model.params, ModelDrafting(pool, *placed)
+
+    def _nothing_to_draft_from(self, layout: Layout, rows: int, length: int) -> Drafting:
+        """A step takes as long whatever it finds."""
         size, drafts = self.specs.width(length) * self.specs.page_size, self.specs.drafts
-        shape = abstract_text(layout, rows, size, drafts.longest, drafts.texts).shape
-        return np.full(shape, NO_TOKEN, np.int32)
+        like = abstract_drafting(layout, rows, size, drafts.longest, drafts.texts)
+        text = np.full(like.text.shape, NO_TOKEN, np.int32)
+        return Drafting(text, Runs.none(len(text)))
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
         """Copies pages; untimed."""

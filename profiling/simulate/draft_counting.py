@@ -10,9 +10,6 @@ from functools import cached_property
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from pat_jax.engine.device.suffix import CONTEXT
-from pat_jax.planning.drafts import KINDS, MATCHES, MOST, Drafted
-
 Tokens = Sequence[int]
 NOWHERE = -1
 NO_RUN = 0  # the run that nothing is found by
@@ -239,27 +236,3 @@ def verify(record: Record, rules: Rules) -> Steps:
     if not found:
         return Steps(*(np.zeros(0, np.int64) for _ in fields(Steps)))
     return Steps(*(np.concatenate(x) for x in zip(*found, strict=True)))
-
-
-def counts_of(steps: Steps, draft: int) -> Drafted:
-    """What the engine counts of the same steps (`engine/device/lines.py`)."""
-    steps = steps.of(np.lexsort((steps.step, steps.row)))
-    is_next = np.diff(steps.row, prepend=-1) == 0
-    full = np.minimum(steps.matched + draft + 1, CONTEXT) * (steps.matched > 0)
-    needed = np.roll(np.where(steps.accepted == draft, full, 0), 1) * is_next
-    goes_on = (needed > 0) & (steps.matched >= needed)
-    first = np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(steps))))
-    begun = np.searchsorted(MATCHES, steps.matched, side="right")[first]
-    past = (np.arange(len(steps)) - first) * (draft + 1)
-    place = np.minimum(past, MOST - draft)
-    tried, right = np.zeros((2, KINDS, MOST), np.int64)
-    for turn in range(draft):
-        np.add.at(tried, (begun, place + turn), steps.accepted >= turn)
-        np.add.at(right, (begun, place + turn), steps.accepted > turn)
-    # The token behind a draft that was right: of the run of the step before.
-    (at,) = np.nonzero(needed)
-    last = np.minimum(past[at - 1] + draft + 1, MOST) - 1
-    np.add.at(tried, (begun[at - 1], last), 1)
-    np.add.at(right, (begun[at - 1], last), goes_on[at])
-    runs = np.bincount(begun[~goes_on], minlength=KINDS)
-    return Drafted(runs, tried, right, draft * len(steps))

@@ -327,7 +327,7 @@ def test_bursts_with_drafts_are_compiled_beside_those_without():
     report = made(replace(known, programs=(*known.programs, verifying)))
     assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None
     first, second, *_ = report.memory.layouts
-    assert (first.programs, second.programs) == (GIB, GIB // 2)
+    assert first.programs == second.programs == GIB  # of the others it is not known
     told = plan_text(report)
     assert "dp8tp1, drafts" in told and PlanReport.from_json(report.to_json()) == report
     broken = replace(verifying, error="too much scalar memory")

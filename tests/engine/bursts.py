@@ -13,7 +13,7 @@ from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.prefill_calls import PageMoves, PrefillWork
 from pat_jax.engine.sequences.responses import Responses
-from pat_jax.engine.sequences.state import BurstOutput
+from pat_jax.engine.sequences.state import BurstOutput, Runs
 from pat_jax.planning.drafts import NONE_DRAFTED
 
 
@@ -36,6 +36,7 @@ def burst_output(
         none_drawn,
         emitted,
         *NONE_DRAFTED,
+        Runs.none(len(tokens)),
     )
 
 

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.device.lines import Counts, Runs, lengths, line_of
+from pat_jax.engine.device.lines import Counts, left_by, lengths, line_of, met_by
 from pat_jax.engine.device.suffix import CONTEXT, Draft, append, find, put_windows
+from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.planning.drafts import KINDS, MATCHES, MOST
 
@@ -164,7 +165,7 @@ def test_a_run_goes_on_while_its_match_grows():
         right = next((i for i, t in enumerate(ahead) if t != said[at + 1 + i]), longest)
         length = jnp.array([longest])
         counts = counts.with_step(left, draft, length, jnp.array([right]), live)
-        left = left.met_by(draft).after(length, jnp.array([right]))
+        left = left_by(met_by(draft, left), length, jnp.array([right]))
         at += right + 1
     # It began with two tokens matched; tokens 0 … 17 of it were right, and token 18 was not.
     begun, tried, right = (np.asarray(x)[0] for x in counts[:3])

@@ -27,10 +27,10 @@ def main() -> None:
     )
     drafts = Drafts(budgets=(7,), longest=7, most_tokens=256, texts=4)
     functions = DecodeFunctions(
-        Policy.from_config(model), jnp.dtype(jnp.bfloat16), (0,), 8, 64, 2, drafts.longest
+        Policy.from_config(model), jnp.dtype(jnp.bfloat16), (0,), 8, 64, 2, drafts
     )
     pages = pages_per_group(layouts, buckets, 16)
-    specs = ProgramSpecs(functions, layouts, buckets, 16, pages, 64, drafts=drafts)
+    specs = ProgramSpecs(functions, layouts, buckets, 16, pages, 64)
     table = ProgramTable()
     specs.declare(table)
     for split in layouts:

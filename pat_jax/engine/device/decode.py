@@ -15,20 +15,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from pat_jax.engine.device.decode_step import Cache, DecodeStep, Drafting, Moving
-from pat_jax.engine.device.lines import Counts, Runs
+from pat_jax.engine.device.decode_step import Cache, DecodeStep, Moving
+from pat_jax.engine.device.guess import Guess, copied
+from pat_jax.engine.device.lines import Counts
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
 from pat_jax.engine.device.sampling import uniform
-from pat_jax.engine.layout.buckets import Pace
-from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.engine.device.saying import Asked, asking, exiting
+from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts, Pace
+from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.state import (
     BurstOutput,
     DecodeState,
+    Drafting,
     LayerPages,
+    ModelDrafting,
     Pool,
     ReservedPages,
     RowState,
+    Runs,
     Until,
     own_columns,
 )
@@ -37,6 +42,8 @@ from pat_jax.models.draft_layer import DraftCopy
 from pat_jax.models.kv_cache import KV_AXES
 from pat_jax.models.paged_layer import PagedLayer
 from pat_jax.models.policy import Params, Policy
+
+Drafter = Any  # a head of the first layers, the weights of a draft model, or None
 
 # Tables of the rows' pages, how many of the reserved ones are drawn, and what says whether to go on.
 _Carry = tuple[Moving, Array, Array, Array]
@@ -52,35 +59,44 @@ class DecodeFunctions:
     check_every: int
     burst_steps: int
     max_logprobs: int = 0  # likeliest tokens that a request may ask for
-    longest_draft: int = 0  # tokens of a row that a step may verify besides the newest
+    drafts: Drafts = NO_DRAFTS
+    draft_policy: Policy | None = None  # of a draft model
 
     def burst(
         self, layout: Layout, budget: int = 0
-    ) -> Callable[[Params, DecodeState, ReservedPages, Until], tuple[DecodeState, BurstOutput]]:
+    ) -> Callable[
+        [Params, DecodeState, ReservedPages, Until, Drafter],
+        tuple[DecodeState, BurstOutput],
+    ]:
         """Decodes until `until`, or until a group has no reserved page left; rows draw pages from it as they grow.
 
         The state is to be donated.
 
         Args:
           budget: tokens of drafts that a step has room for, for each row; 0: the state has no texts.
+            The last argument is the weights of who says drafts, None where nobody does.
         """
         # A spec stands for all arrays below its place in the tree.
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        state = DecodeState(rows, rows, pool, rows, rows, rows if budget else None)
+        drafting = Drafting(rows, rows) if budget and not self.drafts.is_said else None
+        asked: Any = None
+        if budget and self.draft_policy is not None:
+            asked = ModelDrafting(whole_on_each(layout).spec(*KV_AXES), rows, rows)
+        state = DecodeState(rows, rows, pool, rows, rows, drafting, asked)
         said = scalar if layout.spans_processes else rows
         output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)
         return jax.shard_map(
             lambda *args: self._burst(layout, budget, *args),
             mesh=layout.mesh,
-            in_specs=(layout.param_specs(self.policy), state, rows, scalar),
+            in_specs=(layout.param_specs(self.policy), state, rows, scalar, scalar),
             out_specs=(state, BurstOutput(**output | {"steps": scalar})),
             check_vma=False,
         )
 
     def pace(self, budget: int) -> Pace:
-        return Pace.of(self.check_every, self.burst_steps, self.longest_draft if budget else 0)
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
 
     def prefill(self, layout: Layout) -> Callable[[Params, Pool, Array, Array, Array], Pool]:
         """Computes pages of known tokens, `tokens[blocks, page_size]`, of any sequences of a group.
@@ -117,6 +133,7 @@ class DecodeFunctions:
         state: DecodeState,
         reserved: ReservedPages,
         until: Until,
+        drafter: Drafter,
     ) -> tuple[DecodeState, BurstOutput]:
         pace, page_size, start = (
             self.pace(budget),
@@ -155,40 +172,62 @@ class DecodeFunctions:
         ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
         numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
         tables, (drawn,) = state.tables, state.drawn
-        step = self._step(layout, budget, params, state, until)
+        step = self._step(layout, budget, params, state, until, drafter)
         caches = self._begin(layout, state.pool, tables, start, pace)
         carry = (
-            Moving(state.rows, state.seen, _drafting(state), caches, output),
+            Moving(
+                state.rows, state.seen, state.drafting, state.asking, Counts.none(), caches, output
+            ),
             tables,
             drawn,
             outlook(state.rows, tables, drawn),
         )
         held = num_held(tables)
         done, tables, drawn, _ = jax.lax.while_loop(keep_going, several_steps, carry)
-        rows, seen, drafting, caches, output = done
-        if drafting is not None:
-            output = replace(output, **drafting.counts._asdict())
-        output = _told(replace(output, pages=added(tables, held, most=most)), layout)
-        text = None if drafting is None else drafting.text
+        rows, seen, drafting, asked, counts, caches, output = done
+        runs = output.runs if drafting is None else drafting.runs
+        output = replace(
+            output, pages=added(tables, held, most=most), runs=runs, **counts._asdict()
+        )
         pool = self._end(caches, state.pool, tables, start, rows.position, pace)
-        return DecodeState(rows, seen, pool, tables, drawn[None], text), output
+        state = DecodeState(rows, seen, pool, tables, drawn[None], drafting, asked)
+        return state, _told(output, layout)
 
     def _step(
-        self, layout: Layout, budget: int, params: Params, state: DecodeState, until: Until
+        self,
+        layout: Layout,
+        budget: int,
+        params: Params,
+        state: DecodeState,
+        until: Until,
+        drafter: Drafter,
     ) -> Callable[[Array, Array, Moving], Moving]:
         """One step, from the numbers of a burst's tokens, the rows' tables and what it changes."""
         step = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
-        if state.text is None:
+        if not budget:
             return partial(step.plain, params)
-        assert until.reach is not None, "drafts are worth something"
-        rows, length = len(state.rows.live), state.tables.shape[1] * state.pool[0].keys.shape[2]
-        own = state.text.shape[1] - own_columns(length, self.longest_draft)
-        reach, room, longest = jnp.asarray(until.reach), rows * (1 + budget), self.longest_draft
+        drafts, room, own = self.drafts, len(state.rows.live) * (1 + budget), 0
+        if state.drafting is not None:
+            length = state.tables.shape[1] * state.pool[0].keys.shape[2]
+            own = state.drafting.text.shape[1] - own_columns(length, drafts.longest)
+
+        def guessed(numbers: Array, tables: Array, moving: Moving) -> tuple[Guess, Moving]:
+            if self.draft_policy is not None:
+                asked = Asked(self.draft_policy, drafter, whole_on_each(layout))
+                return asking(step, asked, numbers, moving, count=budget)
+            if moving.drafting is None:
+                depth = drafts.exit_layer
+                return exiting(
+                    step, params, drafter, numbers, tables, moving, depth=depth, count=budget
+                )
+            reach = jnp.asarray(until.reach)
+            options = {"own": own, "longest": drafts.longest, "room": room}
+            return copied(moving.rows, moving.drafting, reach, **options), moving
 
         def verifying(numbers: Array, tables: Array, moving: Moving) -> Moving:
-            return step.verifying(
-                params, numbers, tables, reach, moving, room=room, own=own, longest=longest
-            )
+            with jax.named_scope("draft"):
+                guess, moving = guessed(numbers, tables, moving)
+            return step.verifying(params, numbers, tables, guess, moving, room=room, own=own)
 
         return verifying
 
@@ -214,6 +253,7 @@ class DecodeFunctions:
             top_logprobs=zeros(*said, top, dtype=jnp.float32),
             pages=zeros(count, pages),
             live_steps=zeros(count),
+            runs=Runs(*[zeros(count)] * len(Runs._fields)),
             **Counts.none()._asdict(),
         )
 
@@ -253,12 +293,6 @@ class DecodeFunctions:
             return LayerPages(written.keys, written.values)
 
         return tuple(map(end, caches, pool))
-
-
-def _drafting(state: DecodeState) -> Drafting | None:
-    if state.text is None:
-        return None
-    return Drafting(jnp.asarray(state.text), Runs.none(len(state.rows.live)), Counts.none())
 
 
 def _told(output: BurstOutput, layout: Layout) -> BurstOutput:

@@ -14,12 +14,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.engine.device.lines import Counts, Runs, lengths, line_of
+from pat_jax.engine.device.guess import Guess
+from pat_jax.engine.device.lines import Counts, left_by, line_of
 from pat_jax.engine.device.sampling import Ahead, Seen, likeliest, remember, sample
-from pat_jax.engine.device.suffix import Draft, append, find, put_windows
+from pat_jax.engine.device.suffix import append, put_windows
 from pat_jax.engine.layout.layout import Layout, ManualPartition
 from pat_jax.engine.sequences.page_allocator import num_pages_for
-from pat_jax.engine.sequences.state import BurstOutput, LayerPages, RowState
+from pat_jax.engine.sequences.state import (
+    BurstOutput,
+    Drafting,
+    LayerPages,
+    ModelDrafting,
+    RowState,
+    Runs,
+)
 from pat_jax.engine.sequences.types import NO_TOKEN, RowSampling
 from pat_jax.models.burst_layer import BurstLayer
 from pat_jax.models.draft_layer import DraftCopy, DraftPages, DraftRows, Line
@@ -34,17 +42,11 @@ class Moving(NamedTuple):
 
     rows: RowState
     seen: Seen
-    drafting: "Drafting | None"  # where drafts are made
+    drafting: Drafting | None  # where drafts are copied
+    asking: ModelDrafting | None  # where a draft model says them
+    counts: Counts  # of them
     caches: tuple[Cache, ...]
     output: BurstOutput
-
-
-class Drafting(NamedTuple):
-    """What drafts are made from, and what has come of them."""
-
-    text: Int[Array, "rows columns"]  # see `suffix.py`
-    runs: Runs
-    counts: Counts
 
 
 class _Drawn(NamedTuple):
@@ -75,7 +77,7 @@ class DecodeStep:
         moving: Moving,
     ) -> Moving:
         """One token of each row."""
-        rows, seen, _, caches, output = moving
+        rows, seen, _, asking, counts, caches, output = moving
         # What a row that has ended had may be another one's by now.
         own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
         logits, caches = self._logits(
@@ -86,7 +88,7 @@ class DecodeStep:
         )
         with jax.named_scope("sample"):
             number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
-            endings = self._endings(rows)
+            endings = self.endings(rows)
             drawn = self._draw(
                 logits[:, 0], number, rows.position, rows.sampling, seen, endings, None
             )
@@ -96,87 +98,75 @@ class DecodeStep:
         after = _advance(rows, drawn.tokens, stopped, failed)
         seen = remember(seen, drawn.tokens[:, None], rows.live[:, None])
         drawn = jax.tree.map(lambda x: x[:, None], drawn)
-        return Moving(after, seen, None, caches, _noted(output, drawn, rows, after))
+        return Moving(after, seen, None, asking, counts, caches, _noted(output, drawn, rows, after))
 
     def verifying(
         self,
         params: Params,
         numbers: Float[Array, "tokens rows"],
         tables: Int[Array, "rows width"],
-        reach: Float[Array, "kinds places"],
+        guess: Guess,
         moving: Moving,
         *,
         room: int,
         own: int,
-        longest: int,
     ) -> Moving:
         """As many tokens of each row as its draft gets right, and one more.
 
         Args:
-          reach: see `lines.lengths`.
           room: tokens of a line.
           own: column of a text at which the row's own begins.
-          longest: tokens of a draft.
         """
-        rows, seen, drafting, caches, output = moving
-        assert drafting is not None, "there is something to draft from"
+        rows, seen, _, _, _, caches, output = moving
+        draft, turns = guess.draft, 1 + guess.draft.tokens.shape[1]
         with jax.named_scope("draft"):
-            draft = find(drafting.text, own + rows.position, most=longest)
-            runs, turns = drafting.runs.met_by(draft), 1 + longest
-            length = lengths(draft, runs, rows.live, reach, room=room)
-            line = line_of(length, rows.live, rows.position, room=room, turns=turns)
-            said = jnp.concatenate([rows.last_token[:, None], draft.tokens], axis=1)
-            said = jnp.where(line.is_taken, said[line.row, line.turn], 0)
+            line = line_of(guess.length, rows.live, rows.position, room=room, turns=turns)
+            known = jnp.concatenate([rows.last_token[:, None], draft.tokens], axis=1)
+            known = jnp.where(line.is_taken, known[line.row, line.turn], 0)
         position = line.start[line.row] + line.turn
-        pages = _pages_of_line(tables, rows, line, caches[0])
         logits, caches = self._logits(
-            params,
-            said[None],
-            position[None],
-            [
-                DraftRows(x, line)
-                if isinstance(x, DraftCopy)
-                else DraftPages(*_pages(x), pages, line)
-                for x in caches
-            ],
+            params, known[None], position[None], views(caches, tables, rows, line, turns)
         )
         with jax.named_scope("sample"):
             number = numbers[output.emitted[line.row] + line.turn, line.row]
             sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
-            endings = self._endings(rows)[line.row]
+            endings = self.endings(rows)[line.row]
             ahead = Ahead(line.row, _before_each(draft.tokens, line))
             drawn = self._draw(logits[0], number, position, sampling, seen, endings, ahead)
             failed = jnp.isnan(drawn.logprobs)
             stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
         with jax.named_scope("accept"):
             by_row = jax.tree.map(lambda x: x[line.place], (drawn, stopped, failed))
-            return self._accept(moving, draft, length, own, caches, *by_row)
+            return self._accept(moving, guess, own, caches, *by_row)
 
     @staticmethod
     def _accept(
         moving: Moving,
-        draft: Draft,
-        length: Int[Array, " rows"],
+        guess: Guess,
         own: int,
         caches: tuple[Cache, ...],
         drawn: _Drawn,
         stopped: Bool[Array, "rows turns"],
         failed: Bool[Array, "rows turns"],
     ) -> Moving:
-        rows, seen, drafting, _, output = moving
-        assert drafting is not None  # drafts came from it
+        rows, seen, drafting, asking, counts, _, output = moving
+        draft, runs, length = guess
         right = _agreeing(draft.tokens, drawn.tokens, length)
         count = _said(rows, right, stopped)
         after = _advance_by(rows, count, drawn.tokens, stopped, failed)
         is_said = jnp.arange(drawn.tokens.shape[1])[None] < count[:, None]
         seen = remember(seen, drawn.tokens, is_said)
-        after_runs = drafting.runs.met_by(draft).after(length, right)
-        drafting = Drafting(
-            append(drafting.text, drawn.tokens, count, own + rows.position + 1),
-            after_runs,
-            drafting.counts.with_step(drafting.runs, draft, length, right, rows.live),
-        )
-        return Moving(after, seen, drafting, caches, _noted(output, drawn, rows, after, count))
+        left = Runs(*jnp.zeros_like(jnp.stack(runs))) if drafting is None else drafting.runs
+        counts = counts.with_step(left, draft, length, right, rows.live)
+        if drafting is not None:
+            text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
+            drafting = Drafting(text, left_by(runs, length, right))
+        if asking is not None:
+            before = jnp.concatenate([rows.last_token[:, None], drawn.tokens], axis=1)
+            before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+            asking = asking._replace(previous=jnp.where(count > 0, before, asking.previous))
+        output = _noted(output, drawn, rows, after, count)
+        return Moving(after, seen, drafting, asking, counts, caches, output)
 
     def _logits(
         self,
@@ -190,7 +180,7 @@ class DecodeStep:
             tokens, positions, tuple(caches), partition=partition, dtype=self.dtype
         )
         assert written is not None  # caches went in
-        return model.logits(hidden, partition), tuple(map(_kept, written))
+        return model.logits(hidden, partition), tuple(map(kept, written))
 
     def _draw(
         self,
@@ -203,13 +193,26 @@ class DecodeStep:
         ahead: Ahead | None,
     ) -> _Drawn:
         vocab_size = self.policy.config.vocab_size
-        may_end = position + 1 >= sampling.may_end_at
-        forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
-        drawn = sample(logits, numbers, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
+        drawn = self.sample(logits, numbers, position, sampling, seen, endings, ahead)
         top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
         return _Drawn(*drawn, *top)
 
-    def _endings(self, rows: RowState) -> Int[Array, "rows endings"]:
+    def sample(
+        self,
+        logits: Float[Array, "rows vocab"],
+        numbers: Float[Array, " rows"],
+        position: Int[Array, " rows"],
+        sampling: RowSampling,
+        seen: Seen,
+        endings: Int[Array, "rows endings"],
+        ahead: Ahead | None,
+    ) -> tuple[Array, Array, Array]:
+        may_end = position + 1 >= sampling.may_end_at
+        forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
+        vocab_size = self.policy.config.vocab_size
+        return sample(logits, numbers, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
+
+    def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""
         eos = jnp.asarray(self.eos_ids, jnp.int32)[None, :]
         eos = jnp.where(rows.ignore_eos[:, None], NO_TOKEN, eos)
@@ -221,18 +224,25 @@ def _pages(cache: Cache) -> LayerPages:
     return cache
 
 
-def _pages_of_line(
-    tables: Int[Array, "rows width"], rows: RowState, line: Line, cache: Cache
-) -> Int[Array, "rows width"]:
-    """The tables of live rows, as far as the last turn of one that is near its end."""
+def views(
+    caches: Sequence[Cache],
+    tables: Int[Array, "rows width"],
+    rows: RowState,
+    line: Line,
+    turns: int,
+) -> tuple[DraftRows | DraftPages, ...]:
+    """The caches for a line; pages by tables of live rows that reach as far as the last of `turns` of a
+    row that is near its end."""
+    if isinstance(caches[0], DraftCopy):
+        return tuple(DraftRows(x, line) for x in caches if isinstance(x, DraftCopy))
+    pages = [_pages(x) for x in caches]
     own = jnp.where(rows.live[:, None], tables, NULL_PAGE)
-    if not isinstance(cache, LayerPages):
-        return own
-    behind = num_pages_for(line.place.shape[1], cache.keys.shape[2])
-    return jnp.pad(own, ((0, 0), (0, behind)), constant_values=NULL_PAGE)
+    behind = num_pages_for(turns, pages[0].keys.shape[2])
+    table = jnp.pad(own, ((0, 0), (0, behind)), constant_values=NULL_PAGE)
+    return tuple(DraftPages(*x, table, line) for x in pages)
 
 
-def _kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
+def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
     """What a loop is to carry: tables and lines are the same for all layers, or of one step."""
     match cache:
         case DraftRows():

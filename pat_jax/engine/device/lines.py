@@ -14,40 +14,30 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.engine.device.suffix import CONTEXT, Draft
+from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.draft_layer import Line
 from pat_jax.planning.drafts import KINDS, MATCHES, MOST
 
 
-class Runs(NamedTuple):
-    """What each row's last step has left: a run that goes on, if the match is as long as it has to be."""
+def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
+    """Whether what the step before has left does."""
+    return (left.matched > 0) & (draft.matched >= left.matched)
 
-    kind: Int[Array, " rows"]  # of the match with which it began
-    place: Int[Array, " rows"]  # tokens of it that are right if it goes on
-    matched: Int[Array, " rows"]  # tokens of the match then; 0: it has ended
 
-    @classmethod
-    def none(cls, rows: int) -> "Runs":
-        zeros = jnp.zeros(rows, jnp.int32)
-        return cls(zeros, zeros, zeros)
+def met_by(draft: Draft, left: Runs) -> Runs:
+    """The runs that the drafts are parts of: those that go on, or new ones."""
+    is_old, longest = goes_on(left, draft), draft.tokens.shape[1]
+    begun = jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
+    place = jnp.minimum(left.place, MOST - longest)
+    return Runs(jnp.where(is_old, left.kind, begun), jnp.where(is_old, place, 0), draft.matched)
 
-    def goes_on(self, draft: Draft) -> Bool[Array, " rows"]:
-        return (self.matched > 0) & (draft.matched >= self.matched)
 
-    def met_by(self, draft: Draft) -> "Runs":
-        """The runs that the drafts are parts of: those that go on, or new ones."""
-        goes_on, longest = self.goes_on(draft), draft.tokens.shape[1]
-        begun = jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
-        place = jnp.minimum(self.place, MOST - longest)
-        return Runs(
-            jnp.where(goes_on, self.kind, begun), jnp.where(goes_on, place, 0), draft.matched
-        )
-
-    def after(self, length: Int[Array, " rows"], right: Int[Array, " rows"]) -> "Runs":
-        """When so many tokens were verified, and so many of them right: then one more was drawn."""
-        more = length + 1
-        matched = jnp.minimum(self.matched + more, CONTEXT)
-        may_go_on = (self.matched > 0) & (right == length)
-        return Runs(self.kind, self.place + more, jnp.where(may_go_on, matched, 0))
+def left_by(runs: Runs, length: Int[Array, " rows"], right: Int[Array, " rows"]) -> Runs:
+    """When so many tokens were verified, and so many of them right: then one more was drawn."""
+    more = length + 1
+    matched = jnp.minimum(runs.matched + more, CONTEXT)
+    may_go_on = (runs.matched > 0) & (right == length)
+    return Runs(runs.kind, runs.place + more, jnp.where(may_go_on, matched, 0))
 
 
 class Counts(NamedTuple):
@@ -75,7 +65,7 @@ class Counts(NamedTuple):
         Args:
           left: what the step before had left.
         """
-        goes_on, met = left.goes_on(draft), left.met_by(draft)
+        is_old, met = goes_on(left, draft), met_by(draft, left)
         # The token drawn last is one of its run's if the match is as long as it has to be.
         was_tried = live & (left.matched > 0)
         last = jnp.minimum(left.place, MOST) - 1
@@ -89,9 +79,9 @@ class Counts(NamedTuple):
             return x.at[at].add(of_draft.astype(x.dtype))
 
         return Counts(
-            self.begun.at[0, met.kind].add((live & ~goes_on).astype(self.begun.dtype)),
+            self.begun.at[0, met.kind].add((live & ~is_old).astype(self.begun.dtype)),
             more(self.tried, was_tried, came_to),
-            more(self.right, was_tried & goes_on, is_right),
+            more(self.right, was_tried & is_old, is_right),
             self.verified + jnp.sum(jnp.where(live, length, 0)),
         )
 

@@ -14,9 +14,10 @@ from pat_jax.common.pytree import with_sharding
 from pat_jax.engine.device import decode, pages
 from pat_jax.engine.device import reslice as switch
 from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.pages import PAGE_AXES, Exchange
 from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, Shapes
+from pat_jax.engine.layout.buckets import Buckets, Drafts, Shapes
 from pat_jax.engine.layout.layout import Layout, shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
@@ -25,11 +26,11 @@ from pat_jax.engine.sequences.state import (
     Pool,
     ReservedPages,
     Until,
+    abstract_drafting,
     abstract_pool,
     abstract_reach,
     abstract_rows,
     abstract_seen,
-    abstract_text,
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kv_cache import KV_AXES
@@ -61,10 +62,14 @@ class ProgramSpecs:
     pages: dict[Split, int]  # of one group, NULL_PAGE among them
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
-    drafts: Drafts = NO_DRAFTS
+    draft_specs: DraftSpecs | None = None  # of a draft model
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    @property
+    def drafts(self) -> Drafts:
+        return self.functions.drafts
 
     @property
     def shapes(self) -> Shapes:
@@ -76,6 +81,8 @@ class ProgramSpecs:
         for layout in self.layouts.values():
             self._declare_decode(table, layout)
             self._declare_pages(table, layout)
+            if self.draft_specs:
+                self.draft_specs.declare(table, layout)
             for target in self.layouts.values():
                 if target is not layout:
                     self._declare_switch(table, layout, target)
@@ -83,6 +90,12 @@ class ProgramSpecs:
     def params(self, layout: Layout) -> Params:
         policy = self.functions.policy
         return with_sharding(policy.abstract(self.functions.dtype), layout.param_shardings(policy))
+
+    def exit_head(self, layout: Layout) -> jax.ShapeDtypeStruct:
+        """Whole on every device, as the activations that it is multiplied by are."""
+        embed = self.functions.policy.config.embed_dim
+        dtype, whole = self.functions.dtype, layout.sharding()
+        return jax.ShapeDtypeStruct((embed, embed), dtype, sharding=whole)
 
     def pool(self, layout: Layout) -> Pool:
         functions, pages = self.functions, self.pages[layout.split]
@@ -143,17 +156,26 @@ class ProgramSpecs:
         seen = abstract_seen(self.functions.policy.config, layout, rows)
         tables: Any = self._index(layout, rows, self.width(length))
         ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows, budget))
-        room, text, reach = self.width(length) * self.page_size, None, None
-        if budget:
-            text = abstract_text(layout, rows, room, self.drafts.longest, self.drafts.texts)
+        drafts, drafting, reach = self.drafts, None, None
+        if budget and not drafts.is_said:
+            room = self.width(length) * self.page_size
+            drafting = abstract_drafting(layout, rows, room, drafts.longest, drafts.texts)
             reach = abstract_reach(layout)
+        asking, drafter = None, None
+        if budget and drafts.exit_layer:
+            drafter = self.exit_head(layout)
+        if budget and self.draft_specs:
+            asking, drafter = self.draft_specs.asking(layout, rows, length)
         table.declare(
             Key("decode", layout.split, rows, length, budget=budget),
             self.functions.burst(layout, budget),
             self.params(layout),
-            DecodeState(abstract_rows(layout, rows), seen, self.pool(layout), tables, each, text),
+            DecodeState(
+                abstract_rows(layout, rows), seen, self.pool(layout), tables, each, drafting, asking
+            ),
             ReservedPages(ring, each),
             Until(scalar, scalar, reach),
+            drafter,
             donate_argnums=1,
         )
 

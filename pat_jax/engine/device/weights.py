@@ -1,6 +1,7 @@
 """The rollout's copy of the policy's weights, in one layout at a time."""
 
 import jax
+import numpy as np
 
 from pat_jax.engine.device import reslice
 from pat_jax.engine.device.program_specs import ProgramSpecs
@@ -12,10 +13,26 @@ from pat_jax.models.policy import Params
 class Weights:
     """Parameters on the shards of a layout, and how they come to another one."""
 
-    def __init__(self, specs: ProgramSpecs, programs: ProgramTable, params: Params, layout: Layout):
-        """Takes over `params`, already on the shards of `layout`, and deletes them in time."""
+    def __init__(
+        self,
+        specs: ProgramSpecs,
+        programs: ProgramTable,
+        params: Params,
+        layout: Layout,
+        exit_head: np.ndarray | None = None,
+    ):
+        """Takes over `params`, already on the shards of `layout`, and deletes them in time.
+
+        Args:
+          exit_head: float[embed, embed], where the policy's first layers say drafts; None: zeros.
+        """
         self.specs, self.programs = specs, programs
         self.params, self.layout = params, layout
+        self.exit_head: jax.Array | None = None
+        if specs.drafts.exit_layer:
+            like = specs.exit_head(layout)
+            head = np.zeros(like.shape) if exit_head is None else exit_head
+            self.exit_head = layout.put(head.astype(like.dtype))
 
     def reslice(self, target: Layout) -> tuple[int, int]:
         """Moves the weights to `target`.
@@ -40,5 +57,5 @@ class Weights:
 
     def delete(self) -> None:
         """Frees the memory."""
-        for leaf in jax.tree.leaves(self.params):
+        for leaf in jax.tree.leaves((self.params, self.exit_head)):
             leaf.delete()

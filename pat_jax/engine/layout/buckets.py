@@ -37,11 +37,24 @@ class Drafts:
     longest: int = 0  # tokens of a row's draft
     most_tokens: int = 0  # of a group, that a step verifies: with more they cost what they bring
     texts: int = 0  # tokens beside a row's own text to draft from, in lengths of its context
+    # Who says drafts: the policy's first layers, so many of them, or a draft model; else they are copied
+    # from texts.
+    exit_layer: int = 0
+    has_model: bool = False
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Budgets that bursts of so many rows of a group may have: the two largest for which there is
         room. Fewer rows verify more for each, and what is compiled stays little."""
         return tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)[-2:]
+
+    def draft(self, budget: int) -> int:
+        """Most tokens of a row's draft. Copied ones share the room of a step by what they are worth."""
+        return self.longest if budget and not self.is_said else budget
+
+    @property
+    def is_said(self) -> bool:
+        """By a model, token by token: every row's draft is as long as the budget."""
+        return self.exit_layer > 0 or self.has_model
 
 
 NO_DRAFTS = Drafts()
@@ -152,8 +165,7 @@ class Shapes:
     drafts: Drafts = NO_DRAFTS
 
     def pace(self, budget: int) -> Pace:
-        draft = self.drafts.longest if budget else 0
-        return Pace.of(self.check_every, self.burst_steps, draft)
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
 
     def reserve_size(self, rows: int, budget: int = 0) -> int:
         """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""

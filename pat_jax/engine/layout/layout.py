@@ -16,7 +16,7 @@ KV cache from any layout to any other.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -234,6 +234,11 @@ def make_layout(mesh: Mesh, num_tp_axes: int, config: ModelConfig) -> Layout:
                 f"choose a smaller tp or --layout auto."
             )
     return layout
+
+
+def whole_on_each(layout: Layout) -> Layout:
+    """The same groups of devices; each device has all of a model, and computes all rows of its group."""
+    return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=())
 
 
 def layout_chain(mesh: Mesh, config: ModelConfig) -> tuple[dict[Split, Layout], list[str]]:

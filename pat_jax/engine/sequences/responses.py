@@ -11,7 +11,7 @@ import numpy as np
 
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
-from pat_jax.engine.sequences.state import BurstOutput, RowState
+from pat_jax.engine.sequences.state import BurstOutput, RowState, Runs
 from pat_jax.engine.sequences.types import PLAIN, Sampling, token_set
 
 
@@ -64,6 +64,7 @@ class Responses(Contents):
         self.unfiltered: list[list[np.ndarray]] = [[] for _ in requests]
         for i, request in enumerate(requests):
             self.tokens[i, : len(request.tokens)] = request.tokens
+        self.runs = Runs.none(len(requests))  # of each sequence, as its last burst has left them
         # Of each sequence, burst by burst, where it wants them.
         self.top: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in requests]
 
@@ -106,6 +107,14 @@ class Responses(Contents):
             rows.sampling.put(int(row), request.sampling, len(request.tokens))
         return rows
 
+    def runs_of_rows(self) -> Runs:
+        """The host's copy of what each row's last step has left."""
+        table = self.table
+        rows = Runs.none(table.num_groups * table.rows_per_group)
+        for of_row, of_sequence in zip(rows, self.runs, strict=True):
+            of_row[table.row[table.live]] = of_sequence[table.live]
+        return rows
+
     @property
     def has_penalties(self) -> bool:
         """Some live sequence is drawn by which tokens occurred."""
@@ -128,6 +137,8 @@ class Responses(Contents):
         table = self.table
         rows, length = table.row[table.live], table.length[table.live]
         counts = np.asarray(output.emitted)[rows]
+        for of_sequence, of_row in zip(self.runs, output.runs, strict=True):
+            of_sequence[table.live] = np.asarray(of_row)[rows]
         for i, row, start, count in zip(table.live, rows, length, counts, strict=True):
             at, sampling = slice(start, start + count), self.requests[i].sampling
             self.tokens[i, at] = output.tokens[row, :count]

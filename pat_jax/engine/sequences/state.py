@@ -59,6 +59,34 @@ class LayerPages(NamedTuple):
 Pool = tuple[LayerPages, ...]
 
 
+class Runs(NamedTuple):
+    """What each row's last step has left: a run that goes on, if the match is as long as it has to be."""
+
+    kind: Int[Array | np.ndarray, " rows"]  # of the match with which it began
+    place: Int[Array | np.ndarray, " rows"]  # tokens of it that are right if it goes on
+    matched: Int[Array | np.ndarray, " rows"]  # tokens of the match then; 0: it has ended
+
+    @classmethod
+    def none(cls, rows: int) -> "Runs":
+        """Host arrays."""
+        return cls(*np.zeros((3, rows), np.int32))
+
+
+class Drafting(NamedTuple):
+    """What rows draft from; it comes with a burst from the host, and goes on to those behind it."""
+
+    text: Int[Array | np.ndarray, "rows columns"]  # see `device/suffix.py`
+    runs: Runs  # see `device/lines.py`
+
+
+class ModelDrafting(NamedTuple):
+    """What a draft model says drafts from; it comes and goes on in the same way."""
+
+    pool: Pool
+    tables: Int[Array, "rows width"]  # the pages of each row in it
+    previous: Int[Array, " rows"]  # the token before each row's newest one
+
+
 @pytree_dataclass
 class DecodeState:
     rows: RowState
@@ -67,8 +95,8 @@ class DecodeState:
     # From one burst to another that is dispatched behind it; else the host has them anew.
     tables: Int[Array, "rows width"]  # the pages of each row, see PagedLayer
     drawn: Int[Array, " groups"]  # pages of the reserve that rows have taken
-    # What rows draft from, see `device/suffix.py`; None where nothing is drafted.
-    text: Int[Array, "rows columns"] | None = None
+    drafting: Drafting | None = None  # where drafts are copied
+    asking: ModelDrafting | None = None  # where a draft model says them
 
 
 @pytree_dataclass
@@ -111,6 +139,7 @@ class BurstOutput:
     tried: Int[Array | np.ndarray, "groups kinds places"]
     right: Int[Array | np.ndarray, "groups kinds places"]
     verified: Int[Array | np.ndarray, " groups"]
+    runs: Runs  # of the rows that go on
 
 
 def abstract_rows(layout: Layout, rows_per_group: int) -> RowState:
@@ -128,15 +157,21 @@ def own_columns(length: int, draft: int) -> int:
     return length + 1 + draft
 
 
-def abstract_text(layout: Layout, rows_per_group: int, length: int, draft: int, texts: int) -> Any:
+def abstract_drafting(
+    layout: Layout, rows_per_group: int, length: int, draft: int, texts: int
+) -> Drafting:
     """
     Args:
       length: tokens of a row's table.
       draft: most tokens of a row's draft.
       texts: room for others to draft from, in such lengths.
     """
-    shape = rows_per_group * layout.split.dp, texts * length + own_columns(length, draft)
-    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
+    rows, columns = rows_per_group * layout.split.dp, texts * length + own_columns(length, draft)
+
+    def each(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
+
+    return Drafting(each(rows, columns), Runs(*[each(rows)] * len(Runs._fields)))
 
 
 def abstract_reach(layout: Layout) -> Any:

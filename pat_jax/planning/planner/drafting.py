@@ -65,7 +65,8 @@ def cheapest_steps(
     for budget, verifying in tables.verifying:
         rows = verifying.rows
         has_program = np.isin(bucket, rows)
-        tokens = _tokens(acceptance, budget, draft, rows, turns, tables)
+        most = budget if acceptance.is_said else draft
+        tokens = _tokens(acceptance, budget, most, rows, turns, tables)
         steps = np.where(has_program, priced(verifying), LARGE_S)
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)

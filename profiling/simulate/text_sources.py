@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pat_jax.common.rules import Rule
 from pat_jax.engine.device.suffix import CONTEXT
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.drafts import MOST, Acceptance
-from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, counts_of, verify
+from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
+from pat_jax.profiling.simulate.draft_runs import counts_of
 
+# Of --speculation.source.
+COPIED: Rule = (
+    lambda x: x in ("auto", "none", "suffix"),
+    "auto, none or suffix: what drafts that a model says are worth is not known before it has said some",
+)
 OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
 IN_THE_ENGINE = (OWN, SIBLINGS)
 MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
@@ -36,7 +43,7 @@ BUILT_IN_ORIGIN = (
 
 
 @dataclass(frozen=True)
-class DraftSource:
+class TextSource:
     name: str
     acceptance: Acceptance
 
@@ -50,22 +57,22 @@ class DraftSource:
 
 
 @dataclass(frozen=True)
-class DraftSources:
+class TextSources:
     """Those that are known, each with those before it."""
 
     origin: str  # where what they are worth is from, for people
-    known: tuple[DraftSource, ...]
+    known: tuple[TextSource, ...]
     told: tuple[str, ...] = ()  # what else is to be said, in sentences
 
     @classmethod
-    def built_in(cls) -> "DraftSources":
-        own = DraftSource(OWN, _sure(OWN_RIGHT, OWN_BEGUN))
-        return cls(BUILT_IN_ORIGIN, (own, DraftSource(SIBLINGS, Acceptance.unseen())))
+    def built_in(cls) -> "TextSources":
+        own = TextSource(OWN, _sure(OWN_RIGHT, OWN_BEGUN))
+        return cls(BUILT_IN_ORIGIN, (own, TextSource(SIBLINGS, Acceptance.unseen())))
 
     @classmethod
     def counted(
         cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int
-    ) -> "DraftSources":
+    ) -> "TextSources":
         """
         Args:
           name: of what was recorded.
@@ -86,7 +93,7 @@ class DraftSources:
             rules[EARLIER] = Rules(siblings=SIBLINGS in rules, earlier=True)
         shape = {"draft": drafts.longest, "burst": burst_steps, "room": float(drafts.texts)}
         known = [
-            DraftSource(name, _acceptance(record, replace(each, **shape)))
+            TextSource(name, _acceptance(record, replace(each, **shape)))
             for name, each in rules.items()
         ]
         responses = [text for group in some for text in group.responses]
@@ -98,7 +105,7 @@ class DraftSources:
             origin += f" (drawn from {len(groups):,} prompts)"
         return cls(origin, tuple(known), tuple(told))
 
-    def within(self, drafts: Drafts, samples: int) -> "DraftSources":
+    def within(self, drafts: Drafts, samples: int) -> "TextSources":
         """Without those that a rollout has no room or no samples for.
 
         Args:
@@ -109,7 +116,7 @@ class DraftSources:
         return replace(self, known=tuple(x for x in self.known if x.name == OWN))
 
     @property
-    def of_the_engine(self) -> DraftSource:
+    def of_the_engine(self) -> TextSource:
         """What rollouts draft from today: as much as there is."""
         return [source for source in self.known if source.is_in_the_engine][-1]
 

@@ -1,0 +1,87 @@
+"""Which programs a draft model needs, and what its cache takes.
+
+Every device has all of its weights, in every layout: it is small, and so reads them sooner than two sums a layer
+would take. So a switch moves nothing of it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.layout.layout import Layout, whole_on_each
+from pat_jax.engine.sequences.page_allocator import num_pages_for
+from pat_jax.engine.sequences.state import ModelDrafting, Pool, abstract_pool
+from pat_jax.models.kv_cache import KV_AXES
+from pat_jax.models.policy import Params, Policy
+from pat_jax.planning.types import Split
+
+
+@dataclass(frozen=True)
+class DraftSpecs:
+    """The programs of a draft model besides bursts."""
+
+    policy: Policy
+    dtype: jnp.dtype
+    buckets: Buckets
+    drafts: Drafts
+    page_size: int
+    prefill_blocks: int
+
+    def pages(self, split: Split) -> int:
+        """Of a group: as many as let every row of the largest batch with drafts grow to its full length."""
+        rows = max((n for n in self.buckets.rows[split] if self.drafts.of(n)), default=1)
+        return 1 + rows * self.width(self.buckets.lengths[-1])
+
+    def width(self, length: int) -> int:
+        return num_pages_for(length, self.page_size)
+
+    def pool(self, layout: Layout) -> Pool:
+        config, pages = self.policy.config, self.pages(layout.split)
+        return abstract_pool(config, whole_on_each(layout), pages, self.page_size, self.dtype)
+
+    def params(self, layout: Layout) -> Params:
+        whole = layout.sharding()
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+            self.policy.abstract(self.dtype),
+        )
+
+    @cached_property
+    def _functions(self) -> DecodeFunctions:
+        return DecodeFunctions(self.policy, self.dtype, (), 1, 1)
+
+    def asking(self, layout: Layout, rows: int, length: int) -> tuple[ModelDrafting, Params]:
+        """What a burst is handed, and the weights."""
+        tables, each = (self._index(layout, rows, *shape) for shape in ((self.width(length),), ()))
+        return ModelDrafting(self.pool(layout), tables, each), self.params(layout)
+
+    def declare(self, table: ProgramTable, layout: Layout) -> None:
+        split, pool, own = layout.split, self.pool(layout), whole_on_each(layout)
+        table.declare(
+            Key("draft_allocate", split),
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool),
+            out_shardings=own.sharding(*KV_AXES),
+        )
+        blocks = self.prefill_blocks
+        for length in self.buckets.lengths:
+            table.declare(
+                Key("draft_prefill", split, blocks, length),
+                self._functions.prefill(own),
+                self.params(layout),
+                pool,
+                self._index(layout, blocks, self.page_size),
+                self._index(layout, blocks),
+                self._index(layout, blocks, self.width(length)),
+                donate_argnums=1,
+            )
+
+    @staticmethod
+    def _index(layout: Layout, rows: int, *columns: int) -> Any:
+        shape = (rows * layout.split.dp, *columns)
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))

@@ -1,0 +1,114 @@
+"""Drafts that a model says: the policy's own first layers, or a draft model with a cache of its own."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pat_jax.engine.device.decode_step import DecodeStep, Moving, kept, views
+from pat_jax.engine.device.guess import Guess, one_each, said, two_each
+from pat_jax.engine.device.sampling import NEVER, Ahead
+from pat_jax.engine.layout.layout import Layout, ManualPartition
+from pat_jax.models.exit_head import ExitHead, exit_hidden
+from pat_jax.models.policy import Params, Policy
+
+
+class Asked(NamedTuple):
+    """A draft model inside a program."""
+
+    policy: Policy
+    params: Params
+    layout: Layout
+
+
+def exiting(
+    step: DecodeStep,
+    params: Params,
+    head: ExitHead,
+    numbers: Float[Array, "tokens rows"],
+    tables: Int[Array, "rows width"],
+    moving: Moving,
+    *,
+    depth: int,
+    count: int,
+) -> tuple[Guess, Moving]:
+    """What the policy would say if it ended behind layer `depth`, `count` tokens of each row.
+
+    What they write to the cache is what the verification of the same tokens writes there.
+    """
+    rows, endings, row = moving.rows, step.endings(moving.rows), jnp.arange(len(tables))
+
+    def say(
+        recent: tuple, position: Array, turn: Array, guesses: Array, caches: tuple
+    ) -> tuple[Array, tuple]:
+        newest = recent[1]
+        model, partition = step.policy.bind(params), ManualPartition(step.layout)
+        hidden, written = model(
+            newest[None],
+            position[None],
+            views(caches, tables, rows, one_each(rows.live, position), 1 + count),
+            partition=partition,
+            dtype=step.dtype,
+            depth=depth,
+        )
+        assert written is not None  # caches went in
+        logits = model.logits(exit_hidden(hidden[0], head), partition)
+        number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
+        token, *_ = step.sample(
+            logits, number, position, rows.sampling, moving.seen, endings, ahead
+        )
+        return token, tuple(map(kept, written))
+
+    no_matter = rows.last_token
+    guess, written = said(rows, no_matter, say, moving.caches[:depth], count=count)
+    return guess, moving._replace(caches=(*written, *moving.caches[depth:]))
+
+
+def asking(
+    step: DecodeStep,
+    draft: Asked,
+    numbers: Float[Array, "tokens rows"],
+    moving: Moving,
+    *,
+    count: int,
+) -> tuple[Guess, Moving]:
+    """What a draft model says, `count` tokens of each row.
+
+    Each pass takes a row's newest token and the one before it: of a draft that was right to its end
+    the last token has not been in a pass.
+    """
+    rows, asked, row = moving.rows, moving.asking, jnp.arange(len(moving.rows.live))
+    assert asked is not None
+    endings, padded = step.endings(rows), step.policy.config.padded_vocab_size
+
+    def say(
+        recent: tuple, position: Array, turn: Array, guesses: Array, caches: tuple
+    ) -> tuple[Array, tuple]:
+        line = two_each(rows.live, position)
+        tokens = jnp.stack(recent, axis=1)
+        tokens = jnp.where((position == 0)[:, None], tokens[:, 1:], tokens)
+        model, partition = draft.policy.bind(draft.params), ManualPartition(draft.layout)
+        hidden, written = model(
+            jnp.reshape(tokens, (1, -1)),
+            jnp.reshape(line.positions, (1, -1)),
+            views(caches, asked.tables, rows, line, 1 + count),
+            partition=partition,
+            dtype=step.dtype,
+        )
+        assert written is not None  # caches went in
+        newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
+        logits = _of_size(model.logits(newest, partition), padded)
+        number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
+        token, *_ = step.sample(
+            logits, number, position, rows.sampling, moving.seen, endings, ahead
+        )
+        return token, tuple(map(kept, written))
+
+    guess, written = said(rows, asked.previous, say, asked.pool, count=count)
+    return guess, moving._replace(asking=asked._replace(pool=written))
+
+
+def _of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
+    """Another model's logits, padded otherwise: the tokens are the same."""
+    more = max(0, size - logits.shape[1])
+    return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEVER)

@@ -1,0 +1,165 @@
+"""Keeps the head behind the policy's first layers near the policy, by what the policy has said.
+
+The head (`models/exit_head.py`) is all that is trained here: the layers before it are the policy's own and change
+with it. Its loss is the cross-entropy of the policy's own samples, so its optimum is the policy's distribution
+as far as those layers know it. Drafts change no token: nothing of this touches the policy.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from pat_jax.common.pytree import with_sharding
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.layout import AutoPartition
+from pat_jax.models.exit_head import ExitHead, exit_hidden
+from pat_jax.models.partition import Whole
+from pat_jax.models.transformer import logits
+from pat_jax.rl.batches import MicroBatch, TrainBatch
+from pat_jax.rl.losses import Sums
+from pat_jax.rl.supervised import CrossEntropy
+from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.training.trained import Leaves
+from pat_jax.training.trainer import Trainer
+
+LEARNING_RATE = 2e-3  # of Adam, after some steps of warm-up: the head begins at zeros
+WARM_UP = 5
+
+
+class ExitHeadTrainer:
+    """Beside a trainer of the policy, whose batches it learns from."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        depth: int,
+        micro_shapes: Sequence[tuple[int, int]],
+        dtype: jnp.dtype,
+        logit_tokens: int,
+        temperature: float = 1.0,
+    ):
+        """
+        Args:
+          depth: layers before the head.
+          micro_shapes: of the trainer's batches.
+          dtype: in which the layers are computed.
+          logit_tokens, temperature: see `PolicyUpdate`.
+        """
+        self.trainer, self.depth, self.dtype = trainer, depth, dtype
+        embed = trainer.policy.config.embed_dim
+        rate = optax.schedules.linear_schedule(0.0, LEARNING_RATE, WARM_UP)
+        self._update = PolicyUpdate(
+            ModelFunctions(lambda *_: jnp.zeros(0), partial(logits, partition=Whole())),
+            optax.adam(rate),
+            trainer.policy.config.vocab_size,
+            CrossEntropy(),
+            temperature=temperature,
+            logit_tokens=logit_tokens,
+        )
+        self.programs = ProgramTable()
+        everywhere = trainer.layout.sharding()
+        head = jax.ShapeDtypeStruct((embed, embed), jnp.float32, sharding=everywhere)
+        self._declare(head, micro_shapes)
+        self.state: TrainState = trainer.layout.put(
+            jax.device_get(self._update.init(jnp.zeros(head.shape)))
+        )
+
+    @property
+    def head(self) -> np.ndarray:
+        """float32[embed, embed]; every process has it."""
+        return np.asarray(self.state.params)
+
+    def compile(self) -> None:
+        self.programs.compile_all(threads=1)
+
+    def _declare(self, head: jax.ShapeDtypeStruct, micro_shapes: Sequence[tuple[int, int]]) -> None:
+        trainer, split = self.trainer, self.trainer.layout.split
+        everywhere = trainer.layout.sharding()
+
+        def placed(shapes: object) -> object:
+            return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
+
+        state = placed(jax.eval_shape(self._update.init, head))
+        sums = placed(jax.eval_shape(self._update.loss.zero_sums))
+        gradient = placed(jax.eval_shape(zero_gradients, head))
+        by_rows = trainer.layout.sharding("batch", role="train")
+
+        def grad_step(
+            frozen: Leaves,
+            params: Leaves,
+            head: ExitHead,
+            micro: MicroBatch,
+            grad: Array,
+            sums: Sums,
+        ) -> tuple[Array, Sums]:
+            update = replace(self._update, model=self._over(trainer.trained.whole(frozen, params)))
+            return update.grad_step(head, micro, grad, sums)
+
+        for shape in micro_shapes:
+            micro = trainer.abstract_micro(shape, ())
+            micro = with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
+            self.programs.declare(
+                Key("exit_grad", split, *shape),
+                grad_step,
+                trainer.trained.abstract_frozen,
+                trainer.abstract_params,
+                head,
+                micro,
+                gradient,
+                sums,
+                out_shardings=everywhere,
+                donate_argnums=(4, 5),
+            )
+        apply = self._update.apply_step
+        self.programs.declare(
+            Key("exit_apply", split), apply, state, gradient, out_shardings=everywhere
+        )
+
+    def _over(self, params: Leaves) -> ModelFunctions:
+        """The first layers of a policy with a head to be learned."""
+        policy, partition = self.trainer.policy, AutoPartition(self.trainer.layout)
+
+        def forward(head: ExitHead, tokens: Array, positions: Array) -> Array:
+            model = policy.bind(jax.lax.stop_gradient(params))
+            hidden, _ = model(
+                tokens, positions, partition=partition, dtype=self.dtype, depth=self.depth
+            )
+            return exit_hidden(hidden, head.astype(hidden.dtype))
+
+        def of_policy(head: ExitHead) -> Array:
+            del head  # the policy's own gives the logits
+            return policy.bind(params).head
+
+        functions: Callable = self._update.model.logits
+        return ModelFunctions(forward, functions, of_policy, partition.by_rows)
+
+    def learn(self, params: Leaves, batch: TrainBatch) -> dict[str, float]:
+        """A step of each mini-batch, by the responses in it.
+
+        Returns:
+          Metrics: the cross-entropy of the policy's tokens under the head, nats.
+        """
+        split, losses = self.trainer.layout.split, []
+        for mini in batch.mini_batches:
+            count = sum(int(micro.mask.sum()) for micro in mini)
+            if not count:
+                continue
+            everywhere = self.trainer.layout.put
+            gradient = everywhere(np.zeros(self.state.params.shape, np.float32))
+            sums = everywhere(jax.device_get(self._update.loss.zero_sums()))
+            for micro in mini:
+                weights = np.asarray(micro.mask, np.float32) / count
+                one = replace(micro, weights=weights, columns={})
+                program = self.programs[Key("exit_grad", split, *micro.tokens.shape)]
+                frozen = self.trainer.trained.frozen
+                gradient, sums = program(frozen, params, self.state.params, one, gradient, sums)
+            self.state, _, _ = self.programs[Key("exit_apply", split)](self.state, gradient)
+            losses.append(self._update.loss.summary([jax.device_get(sums)])["loss"])
+        return {"train/exit_head_loss": float(np.mean(losses))} if losses else {}

@@ -1,0 +1,224 @@
+"""A policy's first layers draft for it: no token changes, and the nearer they are to it, the more are right."""
+
+from copy import copy
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from two_devices import DP2, engine, generate, look_at_pages
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.draft_choice import wanted_drafts
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.sequences.types import Sampling
+from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.rl.batches import TrainBatch, to_supervised_batch
+from pat_jax.rl.supervised import CrossEntropy
+from pat_jax.rl.update import PolicyUpdate
+from pat_jax.training.exit_head import ExitHeadTrainer
+from pat_jax.training.trainer import Trainer, model_functions
+from tests.lossless import MODELS, Settings, Subject, tally
+from tests.near_ties import Tally
+
+DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, exit_layer=1)
+KINDS = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.8, top_k=12, top_p=0.9),
+    Sampling(temperature=0.7, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
+    Sampling(temperature=0.7, stop_token_ids=(5, 9, 17)),
+)
+
+
+@pytest.fixture(autouse=True)
+def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
+    look_at_pages(monkeypatch)
+
+
+@cache
+def whole() -> Subject:
+    return Subject(MODELS["kv2"], Settings(min_rows=16, min_length=64, drafts=DRAFTS))
+
+
+@cache
+def subject(share: float) -> Subject:
+    """
+    Args:
+      share: of what the last layer adds; 0: the first says all.
+    """
+    one = copy(whole())
+    one.params = jax.tree.map(np.array, one.params)
+    last = one.params["layers"][1]
+    for weight in (last["attention"]["out"], last["mlp"]["down"]):
+        weight[...] = share * weight[...]
+    return one
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(3)
+    return [
+        Request(
+            tokens=tuple(rng.integers(3, 61, 10).tolist()),
+            key=sequence_key(7, i),
+            max_new_tokens=52 - i,
+            sampling=KINDS[i % len(KINDS)],
+            ignore_eos=i % 3 > 0,
+        )
+        for i in range(16)
+    ]
+
+
+def check(one: Subject, found: list[Completion], expected: list[Completion]) -> None:
+    total = sum(tally(one, requests(), expected, [found]).values(), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.9 * total.tokens > 400
+    assert total.max_logprob_difference <= 1e-4
+
+
+def accepted(report: RolloutReport) -> float:
+    """Of the tokens verified, how many were right."""
+    assert report.accepted == report.tokens - report.busy_rows <= report.drafted
+    return report.accepted / report.drafted
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_no_token_changes(tp):
+    one = subject(1.0)
+    expected, _ = one.run(requests(), one.static(tp))
+    found, report = one.run(requests(), replace(one.static(tp), budget=3))
+    check(one, found, expected)
+    assert accepted(report) > 2 / 61  # by chance one of 61
+
+
+def test_the_nearer_the_first_layers_are_the_more_is_right():
+    shares = []
+    for share in (1.0, 0.2, 0.0):
+        one = subject(share)
+        found, report = one.run(requests(), replace(one.static(2), budget=3))
+        expected, _ = one.run(requests(), one.static(2))
+        check(one, found, expected)
+        shares.append(accepted(report))
+        assert {burst.budget for burst in report.bursts} == {3}
+    # What is drafted behind the last token of a response is for nothing.
+    assert shares[0] < shares[1] < shares[2] > 0.85
+
+
+def test_switches_change_no_token_either():
+    one = subject(0.2)
+    expected, _ = one.run(requests(), one.static(1))
+    planner = replace(one.adaptive((1, 8, 2), "mixed", 16), budget=3)
+    found, report = one.run(requests(), planner)
+    check(one, found, expected)
+    assert len(report.switches) == 2 and accepted(report) > 0.3
+
+
+@cache
+def reading_pages() -> RolloutEngine:
+    """As on a GPU or TPU: see `test_ahead.reading_pages`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
+        return engine.__wrapped__(drafts=DRAFTS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: engine(drafts=DRAFTS), pytest.param(reading_pages, marks=pytest.mark.slow)],
+    ids=["copied", "on pages"],
+)
+def test_bursts_are_dispatched_ahead(make):
+    expected, plain = generate(make(), requests(), FixedLayout(DP2))
+    found, report = generate(make(), requests(), FixedLayout(DP2, budget=3))
+    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(expected, found, strict=True)]
+    assert np.mean(same) > 0.9 and report.accepted > 30
+    assert report.steps < plain.steps
+
+
+def test_what_is_right_is_learned(monkeypatch):
+    one, outcomes = subject(0.0), []
+    monkeypatch.setattr(FixedLayout, "observe", lambda self, outcome: outcomes.append(outcome))
+    _, report = one.run(requests(), replace(one.static(1), budget=3))
+    known = Acceptance.unseen(is_said=True)
+    assert known.tokens(3, 3, 1) == pytest.approx(1 + 0.6 + 0.36 + 0.216)
+    seen = [outcome for outcome in outcomes if isinstance(outcome, Drafted)]
+    assert sum(one.verified for one in seen) == report.drafted
+    for drafted in seen:
+        known = known.observed(drafted)
+    assert known.tokens(3, 3, 1) > 3
+    assert known.tokens(0, 3, 1) == 1
+
+
+def test_a_head_learns_what_its_policy_says():
+    """By samples of it: then more of what the first layers say is right, of prompts not seen too."""
+    one, shape = subject(0.5), (8, 64)
+    layout = next(iter(one.engine.layouts.values()))
+    update = PolicyUpdate(
+        model_functions(one.policy, layout, jnp.float32), optax.sgd(0.0), 61, CrossEntropy()
+    )
+    trainer = Trainer(
+        one.policy,
+        layout,
+        update,
+        micro_shapes=[shape],
+        rollout_layouts={},
+        rollout_dtype=jnp.float32,
+    )
+    learner = ExitHeadTrainer(
+        trainer, depth=1, micro_shapes=[shape], dtype=jnp.float32, logit_tokens=512, temperature=0.5
+    )
+    learner.compile()
+    params, losses = jax.device_put(one.params, trainer.shardings), []
+    for seed in range(2, 18):
+        asked = sampled_requests(seed)
+        done, _ = one.run(asked, one.static(1))
+        said = [(x.tokens, y.tokens) for x, y in zip(asked, done, strict=True)]
+        batch = TrainBatch([to_supervised_batch(said, micro_shapes=[shape])], 1.0)
+        losses += [learner.learn(params, batch)["train/exit_head_loss"] for _ in range(8)]
+    planner = replace(one.static(1), budget=3)
+    before, after = (
+        accepted(one.run(sampled_requests(1), planner, head)[1]) for head in (None, learner.head)
+    )
+    assert losses[-1] < losses[0] - 0.3
+    assert after > 1.15 * before
+
+
+def sampled_requests(seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [
+        Request(
+            tuple(rng.integers(3, 61, 10).tolist()),
+            sequence_key(seed, i),
+            48,
+            Sampling(temperature=0.5),
+        )
+        for i in range(16)
+    ]
+
+
+@pytest.mark.parametrize("layer, is_there", [(1, True), (2, False), (40, False)])
+def test_layers_that_may_draft(layer, is_there):
+    config = SpeculationConfig(source=f"early_exit:{layer}")
+    if is_there:
+        choice = wanted_drafts(config, subject(1.0).policy, "cpu", 64)
+        assert choice.drafts.exit_layer == layer and "first 1 of 2 layers" in choice.reason
+        return
+    with pytest.raises(UserError, match="a layer from 1 to 1 behind early_exit:"):
+        wanted_drafts(config, subject(1.0).policy, "cpu", 64)
+
+
+@pytest.mark.parametrize(
+    "source", ["early_exit", "early_exit:0", "early_exit:x", "suffix:3", "model:", ""]
+)
+def test_sources_that_are_none(source):
+    with pytest.raises(UserError, match="auto, none, suffix, model:DIR or early_exit:LAYER"):
+        SpeculationConfig(source=source)
