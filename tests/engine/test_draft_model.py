@@ -3,21 +3,27 @@
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 from test_early_exit import accepted, requests
 from two_devices import look_at_pages
 
+from pat_jax.common.errors import UserError
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.draft_model import DraftSource
+from pat_jax.engine.draft_choice import wanted_drafts
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import ScriptedPath, Step
 from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.run.metrics import read_metrics
 from tests.lossless import MODELS, Settings, Subject, lively_params, tally
 from tests.near_ties import Tally
 
@@ -106,3 +112,54 @@ def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
     report = check(one, replace(one.static(2), budget=3))
     assert 2 / 61 < accepted(report) < 0.5
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        ({}, None),
+        ({"vocab_size": 64}, "a model with the policy's 300 tokens, and this one has 64"),
+        ({"max_position": 16}, "a model for texts of 32 tokens, the longest prompt and response"),
+    ],
+)
+def test_models_that_may_draft(tmp_path: Path, change: dict, what: str | None):
+    policy = Policy.from_config(QWEN3)
+    folder = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1, **change))
+    config = SpeculationConfig(source=f"model:{folder}")
+    if what is None:
+        choice = wanted_drafts(config, policy, "cpu", 32)
+        assert choice.policy is not None and choice.policy.config.num_layers == 1
+        assert choice.drafts.has_model and f"said by {folder} (1 layers)" in choice.reason
+        return
+    with pytest.raises(UserError, match=what):
+        wanted_drafts(config, policy, "cpu", 32)
+
+
+def test_a_folder_without_a_model(tmp_path: Path):
+    config = SpeculationConfig(source=f"model:{tmp_path / 'nothing'}")
+    with pytest.raises(UserError, match="nothing"):
+        wanted_drafts(config, Policy.from_config(QWEN3), "cpu", 32)
+
+
+@pytest.mark.slow  # a whole command
+@pytest.mark.parametrize("who", ["a model", "first layers"])
+def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
+    """Loaded, compiled, warmed up and priced; whether there are drafts is the planner's choice."""
+    model, folder = write_checkpoint(tmp_path / "model"), tmp_path / "run"
+    draft = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1))
+    source = f"model:{draft}" if who == "a model" else "early_exit:1"
+    output = run(
+        *(
+            *SMALL_ROLLOUT,
+            "--model",
+            str(model),
+            "--data",
+            str(write_problems(tmp_path / "sums.jsonl")),
+        ),
+        *("--rollout.max_prompt_length", "256", "--reward", "math", "--run_dir", str(folder)),
+        *("--speculation.source", source, "--speculation.budgets", "3", "--eval.every", "0"),
+    )
+    assert "2 steps in" in output
+    metrics = read_metrics(folder / "metrics.jsonl")
+    losses = [row["train/exit_head_loss"] for row in metrics if "train/exit_head_loss" in row]
+    assert len(losses) == (2 if who == "first layers" else 0) and np.isfinite(losses).all()
