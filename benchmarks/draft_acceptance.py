@@ -9,7 +9,8 @@ in the response's own text with its prompt, in its siblings as far as they are a
 they have ended), or in whole responses to the same prompt of an earlier policy; of equally long matches
 the newest, own text first. A step accepts what of the draft agrees with the record from its beginning, and
 one token more. Each source alone and with those before it. "As of launch" the siblings are as they were
-when the burst began, laid out as the engine does; texts of earlier iterations it does not have yet.
+when the burst began, and they and earlier responses are laid out as the engine does. Where there are
+earlier ones, other ways to lay them out are counted too.
 
 Then how well the planner foretells them: see `draft_predictions`.
 """
@@ -20,34 +21,57 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.draft_predictions import BURST, Counted, errors, prior_of
-from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Tokens, verify
+from pat_jax.profiling.simulate.draft_counting import (
+    ORDER,
+    Group,
+    Record,
+    Rules,
+    Tokens,
+    verify,
+)
 
-ROOM = 4.0  # of the engine for texts of siblings, in lengths of the longest text
+ROOM = 4.0  # of the engine for texts of others, in such lengths as rows have room for
 # Which texts may be drafted from, by name.
 SOURCES = {
     "own": Rules(siblings=False, earlier=False),
     "own, siblings": Rules(siblings=True, earlier=False),
     "own, siblings as of launch": Rules(siblings=True, earlier=False, burst=BURST, room=ROOM),
     "own, siblings, earlier": Rules(siblings=True, earlier=True),
+    "own, earlier": Rules(siblings=False, earlier=True, burst=BURST, room=ROOM),
     "own, siblings as of launch, earlier": Rules(
         siblings=True, earlier=True, burst=BURST, room=ROOM
     ),
+}
+ENGINE_RULES = SOURCES["own, siblings as of launch, earlier"]
+LAYOUTS = {
+    **{f"room for {room}": replace(ENGINE_RULES, room=room) for room in (2, 4, 8, 16)},
+    **{
+        f"{', '.join(order)}, room for {room}": replace(ENGINE_RULES, order=order, room=room)
+        for order in permutations(ORDER)
+        for room in (4, 8)
+    },
+    **{
+        f"cut a {part}th of the columns ahead": replace(ENGINE_RULES, ahead_part=part)
+        for part in (1, 2, 4, 8, 16)
+    },
 }
 PREDICTED = "own, siblings", "own, siblings, earlier"
 CONTROL = "codegen"  # a base model, which repeats little: not in the prior
 MOST = 8  # tokens of the drafts that are foretold
 ENGINE = {
     "the same in the engine": "longest match of at most 16 tokens, of equal ones the row's own and the newest; "
-    "then siblings as of launch, those that have ended first, of them the longest; a draft ends where "
-    "its text did",
-    "not in the engine": "siblings as they are at each step; earlier responses; steps in lockstep of rows "
-    "that begin at different times; bursts that are launched behind others see what the first one saw",
+    "then siblings as of launch, those that have ended first, of them the longest, then earlier responses, "
+    "then siblings that go on; where they are cut; a draft ends where its text did",
+    "not in the engine": "siblings as they are at each step; earlier responses without a bound; steps in "
+    "lockstep of rows that begin at different times; bursts that are launched behind others see what the "
+    "first one saw",
 }
 
 
@@ -85,6 +109,10 @@ def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> M
         found[f"drafts of {draft}"] = {
             name: round(tokens / len(verify(record, replace(rules, draft=draft))), 3)
             for name, rules in rules_of(groups).items()
+        }
+    if any(group.earlier for group in groups):
+        found["laid out otherwise, drafts of 8"] = {
+            name: round(tokens / len(verify(record, rules)), 3) for name, rules in LAYOUTS.items()
         }
     return found
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from benchmarks.draft_acceptance import SOURCES
 from pat_jax.engine.device.suffix import CONTEXT as ENGINE_CONTEXT
 from pat_jax.engine.device.suffix import find
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import texts as engine_texts
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
 
 DRAFT, CONTEXT, BURST = 3, 4, 2
-ROOM = 64  # columns for siblings: more than they fill
+ROOM = 128  # columns for others: more than they fill
 FIND = jax.jit(find, static_argnames="most")
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=3)
@@ -133,7 +134,7 @@ def test_siblings_are_what_a_search_finds(prompt, responses):
     assert as_list(found) == step_by_step(responses, search)
 
 
-def laid_out(prompt, said, responses) -> np.ndarray:
+def laid_out(prompt, said, responses, earlier) -> np.ndarray:
     """What the engine's rows draft from, when they have said so much of their responses."""
     known = [np.array([*prompt, *x]) for x in said]
     rows = np.arange(len(said))
@@ -149,21 +150,23 @@ def laid_out(prompt, said, responses) -> np.ndarray:
     fake = SimpleNamespace(
         table=table, prompt=0 * rows, samples=lambda _: rows, known=known.__getitem__
     )
-    return engine_texts(cast(Any, fake), ROOM, own=24)
+    before = EarlierResponses(1000, 1000)
+    before.put(prompt, [np.array(text) for text in earlier])
+    return engine_texts(cast(Any, fake), ROOM, own=24, earlier=before).columns
 
 
 @settings(max_examples=30, deadline=None)  # compiles
-@given(prompts, texts.filter(lambda x: len(x) > 1))
-def test_siblings_as_of_launch_are_what_the_engine_finds(prompt, responses):
+@given(prompts, texts, st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=2))
+def test_texts_as_of_launch_are_what_the_engine_finds(prompt, responses, earlier):
     """With its own functions: how texts are laid out, and the search on the devices."""
-    rules = Rules(siblings=True, earlier=False, draft=DRAFT, burst=BURST)
-    found = steps_of(prompt, responses, [], rules, context=ENGINE_CONTEXT)
+    rules = Rules(siblings=len(responses) > 1, earlier=True, draft=DRAFT, burst=BURST)
+    found = steps_of(prompt, responses, earlier, rules, context=ENGINE_CONTEXT)
     launched = np.zeros(0)
 
     def search(step, row, said):
         nonlocal launched
         if step % BURST == 0:
-            launched = laid_out(prompt, said, responses)
+            launched = laid_out(prompt, said, responses, earlier)
         text, last = launched[row : row + 1].copy(), ROOM + len(prompt) + len(said[row])
         text[0, ROOM:last] = [*prompt, *said[row]]
         draft = FIND(text, np.array([last - 1], np.int32), most=DRAFT)
@@ -174,22 +177,31 @@ def test_siblings_as_of_launch_are_what_the_engine_finds(prompt, responses):
 
 
 @settings(max_examples=300, deadline=None)
-@given(prompts, texts, st.sampled_from([0.0, 0.5, 1.0]))
-def test_siblings_that_find_no_room_are_not_drafted_from(prompt, responses, room):
-    rules = Rules(siblings=True, earlier=False, draft=DRAFT, burst=BURST, room=room)
-    found = steps_of(prompt, responses, [], rules)
+@given(prompts, texts, texts, st.sampled_from([0.0, 0.5, 1.0]))
+def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier, room):
+    least, part = 2, 2
+    rules = Rules(True, True, draft=DRAFT, burst=BURST, room=room, least=least, ahead_part=part)
+    found = steps_of(prompt, responses, earlier, rules)
     launched = []
 
     def search(step, row, said):
         if step % BURST == 0:
             is_done = [len(x) == len(y) for x, y in zip(said, responses, strict=True)]
-            order = sorted(range(len(said)), key=lambda i: (not is_done[i], -len(said[i])))
-            left = int(room * (len(prompt) + max(map(len, responses))))
+            order = sorted(range(len(said)), key=lambda i: -len(said[i]))
+            known = [said[i] for i in order if is_done[i]] + earlier
+            known += [said[i] for i in order if not is_done[i]]
+            farthest = max(len(said[i]) for i in order if not is_done[i])
+            bucket = least
+            while bucket < len(prompt) + farthest:
+                bucket *= 2
+            left = int(room * bucket)
+            if sum(map(len, known)) > left:
+                known = [text[: farthest + bucket // part] for text in known]
             launched.clear()
-            for i in order:
-                kept = min(left, len(said[i]))
-                # Of a text as far as it goes at launch: none of its places where it began has room.
-                launched.extend(spots([*prompt, *said[i]])[:kept])
+            for text in known:
+                kept = min(left, len(text))
+                # Of a text as far as it goes: none of its places where it began has room.
+                launched.extend(spots([*prompt, *text])[:kept])
                 left -= kept
         text = [*prompt, *said[row]]
         return searched(text, [*spots(text), *launched])

@@ -144,7 +144,7 @@ def question_of(config: PlanConfig, command: str) -> Question:
         costs,
         Path(config.data),
         config,
-        sources_of(config, recorded, costs.drafts),
+        sources_of(config, recorded, costs.drafts, config.min_length),
     )
 
 

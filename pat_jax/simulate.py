@@ -148,7 +148,8 @@ def _drafts(
             f"verify drafts of --speculation.budgets ({' '.join(map(str, wanted.budgets))}); measure them "
             "with python -m pat_jax.profile --speculation.source suffix, or leave the option out."
         )
-    sources = sources_of(config, recorded, drafts)
+    least = min(length for _, _, length in profile.latency.decode_table)
+    sources = sources_of(config, recorded, drafts, least)
     return drafts, sources, (*told, *(sources.words(drafts.longest) if sources else ()))
 
 
@@ -184,8 +185,7 @@ def answer(
         config.check_every,
         drafts,
     )
-    acceptance = sources and sources.of_the_engine.acceptance
-    machine = machine_of(profile, what_if, acceptance)
+    machine = machine_of(profile, what_if, sources and sources.of_every_rollout.acceptance)
     known = sources.known if sources else ()
     found = compare(machine, lengths, series, sources=known)
     return Answer(what_if, found, unmeasured(profile, machine))

@@ -12,9 +12,10 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplateError
+from pat_jax.rl.plain_text import has_more_tokens
 from pat_jax.rl.problem_files import Columns, Row, read_problem_file
 from pat_jax.rl.subset import Subset, subset_of
-from pat_jax.rl.tokenizer import Tokenizer, flatten_messages, has_more_tokens
+from pat_jax.rl.tokenizer import Tokenizer, flatten_messages
 from pat_jax.rl.types import Prompt
 
 HELDOUT_SHARE = 0.1

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
+from pat_jax.rl.plain_text import has_lone_surrogate
 from pat_jax.rl.row_files import Record, listed, read_records
 from pat_jax.rl.tokenizer import (
     ASSISTANT,
     ChatMessage,
     PromptText,
     flatten_messages,
-    has_lone_surrogate,
     is_message,
 )
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
 from pat_jax.rl.final_answer import final_answer
+from pat_jax.rl.plain_text import has_lone_surrogate
 from pat_jax.rl.row_files import Record, listed, read_records
-from pat_jax.rl.tokenizer import PromptText, flatten_messages, has_lone_surrogate, is_message
+from pat_jax.rl.tokenizer import PromptText, flatten_messages, is_message
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 

@@ -5,7 +5,9 @@ many embedding rows there are.
 """
 
 import importlib.util
+import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,6 @@ ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what els
 PromptText = str | Sequence[ChatMessage]
 
 ASSISTANT = "assistant"  # the role of the policy
-MAX_CHARACTERS = 256  # of a token; the longest of the usual vocabularies have half as many
 GENERATION_CONFIG = "generation_config.json"
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
@@ -33,6 +34,11 @@ class Tokenizer(Protocol):
 
     @property
     def pad_id(self) -> int: ...
+
+    @property
+    def checksum(self) -> int:
+        """Of what the token ids stand for."""
+        ...
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -68,24 +74,6 @@ def flatten_messages(prompt: PromptText) -> str:
     return "\n\n".join(message["content"] for message in prompt)
 
 
-def has_more_tokens(text: str, count: int) -> bool:
-    """Whether that is sure without a tokenizer, which takes a second for a million characters."""
-    return len(text) > MAX_CHARACTERS * count
-
-
-def has_lone_surrogate(value: object) -> bool:
-    """Whether a text, at any depth, has half of a character: JSON can say it, no tokenizer reads it."""
-    if isinstance(value, Mapping):
-        return any(has_lone_surrogate(pair) for pair in value.items())
-    if isinstance(value, list | tuple):
-        return any(map(has_lone_surrogate, value))
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
 class CharTokenizer:
     """One token a character of a fixed alphabet, after padding (0) and end of sequence (1)."""
 
@@ -102,6 +90,10 @@ class CharTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.alphabet) + self._NUM_SPECIAL
+
+    @property
+    def checksum(self) -> int:
+        return zlib.crc32(self.alphabet.encode())
 
     def encode(self, text: str) -> list[int]:
         unknown = sorted(set(text) - self._ids.keys())
@@ -197,6 +189,11 @@ class HuggingFaceTokenizer:
         beginning-of-sequence token that a base model expects.
         """
         return list(self._tokenizer.encode(text))
+
+    @property
+    def checksum(self) -> int:
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return zlib.crc32(json.dumps(vocabulary).encode())
 
     @property
     def eos_texts(self) -> tuple[str, ...]:

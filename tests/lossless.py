@@ -19,6 +19,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.config import ModelConfig
@@ -146,11 +147,12 @@ class Subject:
         requests: Sequence[Request],
         planner: Planner,
         exit_head: np.ndarray | None = None,
+        earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         none = np.zeros(0, int)
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
         self.engine.set_weights(self.weights(layout), layout, exit_head)
-        completions, report = self.engine.rollout(requests, planner)
+        completions, report = self.engine.rollout(requests, planner, earlier=earlier)
         self.engine.release_weights()
         return completions, report
 

@@ -18,11 +18,10 @@ from pat_jax.common.options.names import meant
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
+from pat_jax.rl.plain_text import has_lone_surrogate, has_more_tokens
 from pat_jax.rl.tokenizer import (
     HuggingFaceTokenizer,
     flatten_messages,
-    has_lone_surrogate,
-    has_more_tokens,
     is_message,
 )
 

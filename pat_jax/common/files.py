@@ -10,9 +10,18 @@ log = logging.getLogger(__name__)
 
 def replace_text(path: Path, text: str) -> None:
     """Writes a file that is whole, or as it was before, at whatever moment the process dies."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """`replace_text` of any content."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError:  # such as a full disk, of which the half is to take no more
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def whole_lines(path: Path) -> bytes:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.common.options.declared import SHORT_FORM
 from pat_jax.common.rules import GIVEN, Rule, check, require
-from pat_jax.rl.tokenizer import Chat, has_lone_surrogate
+from pat_jax.rl.plain_text import has_lone_surrogate
+from pat_jax.rl.tokenizer import Chat
 
 ARITHMETIC = "arithmetic"  # the built-in task
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pat_jax.common.rules import check, count, matches, require
+from pat_jax.common.rules import COUNT_OR_ZERO, check, count, matches, require
 
 EXIT = "early_exit:"
 MODEL = "model:"
@@ -19,11 +19,11 @@ class SpeculationConfig:
     no token, and where they do not pay the planner makes none."""
 
     source: str = "auto"
-    """Where drafts come from. suffix: what followed the last tokens before, in the response itself or in
-    others to its prompt. model:DIR: what a smaller model of the same vocabulary says, a Hugging Face
-    checkpoint. early_exit:LAYER: what the policy would say if it ended behind its first LAYER
-    layers. auto: suffix, where a decode step takes as long for several tokens as for one (not for small
-    models on a CPU). none: no drafts."""
+    """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
+    others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
+    vocabulary says, a Hugging Face checkpoint. early_exit:LAYER: what the policy would say if it ended
+    behind its first LAYER layers. auto: suffix, where a decode step takes as long for several tokens as for
+    one (not for small models on a CPU). none: no drafts."""
     longest: int = 7
     """Most tokens of a draft."""
     budgets: tuple[int, ...] = (1, 3, 7)
@@ -32,6 +32,9 @@ class SpeculationConfig:
     texts: int = 4
     """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from its own
     text alone."""
+    earlier: int = 2**24
+    """Tokens of earlier iterations, responses with their prompts, that a training run keeps to draft from
+    when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""
     most_tokens: int = 0
     """Tokens, newest ones and drafts, that a step of a data-parallel group may verify; 0 takes as many as
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
@@ -40,6 +43,7 @@ class SpeculationConfig:
         check(self, "source", SOURCE, "speculation.")
         check(self, "longest", count(1, LONGEST), "speculation.")
         check(self, "texts", count(0, 64), "speculation.")
+        check(self, "earlier", COUNT_OR_ZERO, "speculation.")
         check(self, "most_tokens", count(0, 2**16), "speculation.")
         require(
             len(self.budgets) > 0

@@ -22,6 +22,7 @@ from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.relocation.order import Pools, placed
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.prefill_calls import (
     Copies,
     PrefillCall,
@@ -61,14 +62,16 @@ class DeviceExecutor(Executor):
         *,
         draft_model: DraftModel | None = None,
         checks: bool = False,
+        earlier: EarlierResponses | None = None,
     ):
         """
         Args:
           checks: compare every burst with those of the other processes.
+          earlier: what rows draft from as well.
         """
         self.clock, self._checks = clock, checks
         self.specs, self.programs, self.weights = specs, programs, weights
-        self.responses, self.tables = responses, tables
+        self.responses, self.tables, self.earlier = responses, tables, earlier
         self.pool = DevicePool(specs, programs, weights.layout)
         self._running: deque[_Running] = deque()
         # What the devices have of the rows, and the table's version that it was made under.
@@ -160,8 +163,10 @@ class DeviceExecutor(Executor):
             return None
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
-        laid_out = texts(self.responses, specs.drafts.texts * length, own)
-        return self.pool.layout.put(Drafting(laid_out, self.responses.runs_of_rows()), "batch")
+        text, borders = texts(self.responses, specs.drafts.texts * length, own, self.earlier)
+        return Drafting(
+            *self.pool.layout.put((text, self.responses.runs_of_rows(), borders), "batch")
+        )
 
     def _put_asking(self, burst: Burst) -> ModelDrafting | None:
         """None where no draft model says drafts."""

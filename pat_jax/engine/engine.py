@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pat_jax.common.devices import Device
+from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
@@ -35,6 +36,7 @@ from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import rollout
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
@@ -136,6 +138,14 @@ class RolloutEngine:
         self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress, within=within)
 
     @property
+    def text_room(self) -> int:
+        """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not copied."""
+        specs = self.specs
+        if specs.drafts.is_said:
+            return 0
+        return specs.drafts.texts * specs.width(specs.buckets.lengths[-1]) * specs.page_size
+
+    @property
     def weights(self) -> Weights:
         assert self._weights is not None, "set_weights comes first"
         return self._weights
@@ -178,10 +188,12 @@ class RolloutEngine:
         requests: Sequence[Request],
         planner: Planner,
         expected: np.ndarray | None = None,
+        earlier: EarlierResponses | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
         """Generates every request to its end; see `stream`."""
         report = RolloutReport()
-        done = dict(self.stream(requests, planner, report, expected=expected))
+        stream = self.stream(requests, planner, report, expected=expected, earlier=earlier)
+        done = dict(stream)
         return [done[i] for i in range(len(requests))], report
 
     def stream(
@@ -191,6 +203,7 @@ class RolloutEngine:
         report: RolloutReport,
         has_enough: Callable[[int, np.ndarray], bool] | None = None,
         expected: np.ndarray | None = None,
+        earlier: EarlierResponses | None = None,
     ) -> Generator[tuple[int, Completion], None, None]:
         """Yields each request's index and completion after the burst in which it ended.
 
@@ -202,6 +215,8 @@ class RolloutEngine:
             it says True the request ends there.
           expected: float[requests], tokens of the responses: of those that wait the longest begin
             first. In their order where not given.
+          earlier: what drafts may be copied from as well; not to be changed before the stream has ended.
+            On several processes the same on each.
         """
         clock, report.expected = Stopwatch(), expected
         if self.weights.layout.spans_processes:
@@ -210,8 +225,10 @@ class RolloutEngine:
             controller, responses = self._begin(requests, expected)
             tables = controller.scheduler.tables
             device = self.specs, self.programs, self.weights
-            options = {"draft_model": self.draft_model, "checks": self.checks}
+            options = {"draft_model": self.draft_model, "checks": self.checks, "earlier": earlier}
             executor = DeviceExecutor(*device, responses, tables, clock, **options)
+            if self.checks and earlier is not None:
+                company().compare("earlier responses", earlier.checksum)
         enough = has_enough and (lambda i: has_enough(i, responses.response(i)))
         loop = rollout(controller, executor, planner, report, enough, log.info)
         with closing(loop):

@@ -45,6 +45,11 @@ BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
 Numbers = float | np.ndarray
 
 
+# What a draft is copied from: a response's own text, others to its prompt, responses of earlier iterations.
+SOURCES = "own", "siblings", "earlier"
+NO_SOURCES = np.zeros((len(SOURCES), 2), np.int64)
+
+
 class Drafted(NamedTuple):
     """What came of the drafts of a burst, by the kind of match with which runs began."""
 
@@ -52,6 +57,8 @@ class Drafted(NamedTuple):
     tried: np.ndarray  # int[kinds, MOST], that came to each token and had it drawn
     right: np.ndarray  # int[kinds, MOST], where it was right
     verified: int  # tokens of drafts
+    # int[sources, 2], of these, and of those that were said; none of drafts that are not copied.
+    by_source: np.ndarray = NO_SOURCES
 
 
 # Of the one group of a burst that drafts nothing, as `RowsOutput` has it.
@@ -60,6 +67,7 @@ NONE_DRAFTED = (
     np.zeros((1, KINDS, MOST), np.int64),
     np.zeros((1, KINDS, MOST), np.int64),
     np.zeros(1, np.int64),
+    NO_SOURCES[None],
 )
 
 

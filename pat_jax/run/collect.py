@@ -48,6 +48,7 @@ class Experience:
     groups: Sequence[RolloutGroup]
     rewards: Float[np.ndarray, "groups samples"]
     last: Drawn  # the batch that completed it
+    drawn: Sequence[RolloutGroup]  # of all batches, those too that teach nothing
     measured: dict[str, Any]
 
 
@@ -98,9 +99,10 @@ class Collector:
                 rewards.append(drawn[-1].rewards[keeps])
         last = drawn[-1]
         measured = _describe(drawn) | self.totals.metrics(self._task.batches_per_epoch)
+        every = [group for one in drawn for group in one.groups]
         if not groups:
-            return Experience(last.groups, last.rewards, last, measured)
-        return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, measured)
+            return Experience(last.groups, last.rewards, last, every, measured)
+        return Experience(groups[:wanted], np.concatenate(rewards)[:wanted], last, every, measured)
 
     @property
     def _batches_to_add(self) -> int:

@@ -13,6 +13,7 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.engine.session import WINDOW
@@ -42,6 +43,7 @@ class Generator:
     seed: int
     lengths: LengthModel
     exit_head: ExitHeadTrainer | None = None  # of the first layers, where they draft
+    earlier: EarlierResponses | None = None  # what the rollouts of training draft from
 
     def load(self, params: Params) -> float:
         """Takes over the policy: the next rollout samples it.
@@ -98,7 +100,7 @@ class Generator:
 
         def ask(places: Sequence[int]) -> Iterator[tuple[int, Completion]]:
             asked, expected = [requests[i] for i in places], self.lengths.expected(ids[places])
-            for i, done in self._generate(asked, report, expected):
+            for i, done in self._generate(asked, report, expected, self.earlier):
                 yield places[i], done
 
         every = range(len(requests))
@@ -130,6 +132,7 @@ class Generator:
         requests: Sequence[Request],
         report: RolloutReport,
         expected: np.ndarray | None = None,
+        earlier: EarlierResponses | None = None,
     ) -> Iterator[tuple[int, Completion]]:
         """The responses as they end.
 
@@ -140,7 +143,9 @@ class Generator:
         # changes nothing.
         if (first := self._first_layout()) is not self.engine.layout:
             self.engine.reslice(first)
-        stream = self.engine.stream(requests, self.planner, report, expected=expected)
+        stream = self.engine.stream(
+            requests, self.planner, report, expected=expected, earlier=earlier
+        )
         advice = "go back to an earlier checkpoint, or lower --optimizer.learning_rate"
         yield from sampled(stream, len(requests), advice)
 
@@ -234,6 +239,7 @@ def describe_rollouts(
         "rollout/tokens_per_row_step": report.tokens_per_row_step,
         "rollout/drafted": report.drafted,
         "rollout/accepted": report.accepted,
+        **_describe_sources(report.by_source),
         "rollout/row_occupancy": report.row_occupancy,
         "rollout/prefill_padding": report.prefill_padding,
         "rollout/kv_waste": report.kv_waste,
@@ -244,6 +250,17 @@ def describe_rollouts(
         "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
         "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
         **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
+    }
+
+
+def _describe_sources(by_source: np.ndarray) -> dict[str, int]:
+    """Tokens of drafts that were verified and said, by what they were copied from."""
+    names = "own", "siblings", "earlier"
+    found = zip(names, by_source.tolist(), strict=True)
+    return {
+        f"{what}{name}": number
+        for name, numbers in found
+        for what, number in zip(("rollout/drafted_", "rollout/accepted_"), numbers, strict=True)
     }
 
 

@@ -31,6 +31,7 @@ from pat_jax.run.beginning import begin
 from pat_jax.run.collect import Collector, Drawn
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
+from pat_jax.run.earlier import earlier_iterations, recall
 from pat_jax.run.evaluation import Evaluator
 from pat_jax.run.exit_head import exit_head_trainer
 from pat_jax.run.export import export_policy
@@ -61,15 +62,21 @@ class Run:
         self.trainer, self.task = setup.trainer, setup.task
         self.devices = list(setup.engine.mesh.devices.flat)
         self.learning_rates = learning_rates(config)
-        self.open = OpenRun(config, "train", steps=config.steps, fingerprint=setup.fingerprint)
+        self.open = OpenRun(
+            config,
+            "train",
+            steps=config.steps,
+            fingerprint=setup.fingerprint,
+            save_beside=self.save_beside,
+        )
         self.folder, self.progress = self.open.folder, self.open.progress
         self.stopwatch = Stopwatch()
         self.completions = Completions(
             setup.task.tokenizer, self.folder, is_asked=config.log_completions
         )
-        self.unfinished = Unfinished(
-            self.folder, Path(config.run_dir) / CHECKPOINTS, is_on=config.keeps_unfinished
-        )
+        checkpoints = Path(config.run_dir) / CHECKPOINTS
+        self.unfinished = Unfinished(self.folder, checkpoints, is_on=config.keeps_unfinished)
+        self.earlier = earlier_iterations(config, setup)
         self.skipped = Skipped(self.folder, config.optimizer.max_skipped, self.progress.print)
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
@@ -129,6 +136,8 @@ class Run:
                 self.skipped.note(step + 1, batch.mini_batches, result.applied)
                 measured |= {"train/padding_efficiency": batch.padding_efficiency}
                 measured |= self.describe_update(groups, batch, result)
+            if self.earlier is not None:
+                self.earlier.put(experience.drawn)
             measured |= describe_memory(self.devices) | clock.metrics
             self.end_step(step + 1, last, measured | {"timing/step": clock.elapsed})
 
@@ -180,7 +189,12 @@ class Run:
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
         self.exit_head = exit_head_trainer(self.config, self.setup, self.shapes)
+        recall(self.config, self.setup, self.earlier, began.steps_done, self.progress.print)
         self.warm_up(began.lengths)
+
+    def save_beside(self, step: int) -> None:
+        if self.earlier is not None:
+            self.earlier.save(step)
 
     def warm_up(self, lengths: LengthModel) -> None:
         """Runs every program of the rollout; the times it takes are the planner's profile."""
@@ -204,6 +218,7 @@ class Run:
             config.seed,
             lengths,
             self.exit_head,
+            self.earlier and self.earlier.responses,
         )
         self.generator.load(self.state.params)
         seconds, names = time.perf_counter() - start, ", ".join(map(str, self.first_layouts))

@@ -45,15 +45,23 @@ class OpenRun:
       command: that makes such runs, as in `python -m pat_jax.COMMAND`.
       steps: of the whole run.
       fingerprint: what its checkpoints have to share with those of a resumption.
+      save_beside: called before each checkpoint is written, with its step: writes what is not part of it.
 
     Raises:
       UserError: the folder is another run's, or a tracker cannot begin.
     """
 
     def __init__(
-        self, config: AnyRun, command: str, *, steps: int, fingerprint: Mapping[str, object]
+        self,
+        config: AnyRun,
+        command: str,
+        *,
+        steps: int,
+        fingerprint: Mapping[str, object],
+        save_beside: Callable[[int], None] = lambda step: None,
     ):
         self._config, self._command, self._started = config, command, time.perf_counter()
+        self._save_beside = save_beside
         shared, us = Path(config.run_dir), company()
         self._lock: BaseFileLock | None = None  # of the first process, which writes there
         self._changed = us.agree("the run's folder", lambda: self._hold(shared))
@@ -114,7 +122,7 @@ class OpenRun:
         """After the step's metrics are written: a run resumed from here does not repeat it."""
         start = time.perf_counter()
         metrics.flush()
-        self.saves.save(step, *self._with_options(kept))
+        self.saves.save(step, *self._whole(step, kept))
         metrics.write(step, {"timing/checkpoint": time.perf_counter() - start})
 
     def save_last(self, step: int, kept: Kept) -> None:
@@ -123,7 +131,7 @@ class OpenRun:
         Raises:
           UserError: it is not, after several attempts.
         """
-        self.saves.end(step, *self._with_options(kept))
+        self.saves.end(step, *self._whole(step, kept))
 
     def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
         """Saves what the run has done and says how to go on.
@@ -135,7 +143,7 @@ class OpenRun:
         if done is None:
             what = self.saves.newest()
         else:
-            what = self.saves.stop(done, *self._with_options(kept()))
+            what = self.saves.stop(done, *self._whole(done, kept()))
         self.checkpoints.close()
         folder = shlex.quote(str(self.folder))
         again = f"python -m pat_jax.{self._command} --resume --run_dir {folder}"
@@ -167,7 +175,8 @@ class OpenRun:
         """Without what belongs to one start alone."""
         return replace(config, resume=False, distributed=DistributedConfig())
 
-    def _with_options(self, kept: Kept) -> Kept:
-        """A config.yaml that was cut is recovered from them."""
+    def _whole(self, step: int, kept: Kept) -> Kept:
+        """With the options: a config.yaml that was cut is recovered from them."""
+        self._save_beside(step)
         state, meta = kept
         return state, meta | {"config": self._config_text}

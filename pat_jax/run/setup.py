@@ -18,8 +18,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft_model import DraftSource
-from pat_jax.engine.draft_choice import wanted_drafts
-from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.draft_choice import DraftChoice, wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
@@ -75,6 +74,7 @@ class Setup:
     subject: Subject  # what a profile has to be of
     profile: Profile | None  # measured before, if it was
     memory: MemoryModel
+    drafting: str  # which drafts are made, in words
 
     def initial_params(self, config: RunConfig) -> Leaves:
         """Of what is trained."""
@@ -130,7 +130,8 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         dropped += more
         if len(kept) < len(layouts):
             layouts, trainer = kept, build_trainer(config, policy, first, kept)
-    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident)
+    drafts = _drafts(config, policy, devices)
+    engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts)
     return Setup(
         task,
         policy,
@@ -143,6 +144,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
+        drafts.reason,
     )
 
 
@@ -169,7 +171,14 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    return _engine(config, policy, devices, kept, eos_ids, resident=())
+    drafts = _drafts(config, policy, devices)
+    log.info("%s", drafts.reason)
+    return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=drafts)
+
+
+def _drafts(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> DraftChoice:
+    longest = config.rollout.max_length
+    return wanted_drafts(config.speculation, policy, devices[0].platform, longest)
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
@@ -186,13 +195,12 @@ def _engine(
     layouts: dict[Split, Layout],
     eos_ids: Sequence[int],
     resident: object,
+    *,
+    drafts: DraftChoice,
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    platform, longest = devices[0].platform, config.rollout.max_length
-    choice = wanted_drafts(config.speculation, policy, platform, longest)
-    log.info("%s", choice.reason)
-    draft = choice.policy and DraftSource(
-        choice.policy, partial(load_params, config.speculation.draft_model, choice.policy)
+    draft = drafts.policy and DraftSource(
+        drafts.policy, partial(load_params, config.speculation.draft_model, drafts.policy)
     )
     policy = policy.with_weights(config.rollout.weights)
     room = kv_bytes(
@@ -202,7 +210,7 @@ def _engine(
         dtype,
         limit=limit,
         resident=resident,
-        drafter=Drafter(choice.drafts, choice.policy),
+        drafter=drafts.drafter,
     )
     return RolloutEngine(
         policy,
@@ -213,7 +221,7 @@ def _engine(
         dtype=dtype,
         layouts=layouts,
         kv_bytes=room,
-        drafts=choice.drafts,
+        drafts=drafts.drafts,
         draft=draft,
     )
 
@@ -227,9 +235,7 @@ def _alone(
 ) -> MemoryModel:
     """What each layout takes of a device alone; one that a rollout may start in has to fit."""
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    platform, longest = devices[0].platform, config.rollout.max_length
-    choice = wanted_drafts(config.speculation, policy, platform, longest)
-    drafter = Drafter(choice.drafts, choice.policy)
+    drafter = _drafts(config, policy, devices).drafter
     policy = policy.with_weights(config.rollout.weights)
     memory = memory_alone(
         policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafter=drafter

@@ -84,7 +84,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
-        acceptance=sources.of_the_engine.acceptance if sources else None,
+        acceptance=sources.of_every_rollout.acceptance if sources else None,
     )
     known = sources.known if sources else ()
     comparison = compare(machine, question.lengths, question.series, costs.sum_seconds, known)

@@ -88,15 +88,19 @@ def lengths_of(config: Asked, recorded: RecordedResponses | None) -> ResponseLen
 
 
 def sources_of(
-    config: Asked, recorded: RecordedResponses | None, drafts: Drafts
+    config: Asked, recorded: RecordedResponses | None, drafts: Drafts, least: int
 ) -> TextSources | None:
-    """What drafts are copied from in rollouts that are asked for; None: they have none."""
+    """What drafts are copied from in rollouts that are asked for; None: they have none.
+
+    Args:
+      least: tokens of the shortest bucket of contexts.
+    """
     if not drafts.budgets:
         return None
     found = TextSources.built_in()
     if recorded:
         steps = Pace.of(config.check_every, config.burst_steps, drafts.longest).burst_steps
-        found = TextSources.counted(recorded.name, recorded.groups, drafts, steps)
+        found = TextSources.counted(recorded.name, recorded.groups, drafts, steps, least)
     return found.within(drafts, config.num_generations)
 
 

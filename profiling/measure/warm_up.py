@@ -269,8 +269,9 @@ class Warmup:
         """A step takes as long whatever it finds."""
         size, drafts = self.specs.width(length) * self.specs.page_size, self.specs.drafts
         like = abstract_drafting(layout, rows, size, drafts.longest, drafts.texts)
-        text = np.full(like.text.shape, NO_TOKEN, np.int32)
-        return Drafting(text, Runs.none(len(text)))
+        text: Any = np.full(like.text.shape, NO_TOKEN, np.int32)
+        borders: Any = np.zeros(like.borders.shape, np.int32)
+        return Drafting(text, Runs.none(len(text)), borders)
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
         """Copies pages; untimed."""

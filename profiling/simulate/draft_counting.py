@@ -3,14 +3,27 @@
 Knows token ids and when which text is there. Does not know what a step costs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from pat_jax.engine.sequences.texts import AHEAD_PART
+
 Tokens = Sequence[int]
+Kind = Literal[
+    "ended", "live", "earlier"
+]  # siblings that have ended, that have not, earlier responses
+ORDER: tuple[Kind, ...] = (
+    "ended",
+    "earlier",
+    "live",
+)  # of the engine, the best to draft from first
+EARLIER = 2  # the place in `Kind`
 NOWHERE = -1
 NO_RUN = 0  # the run that nothing is found by
 
@@ -32,12 +45,15 @@ class Rules:
     siblings: bool
     earlier: bool
     draft: int = 8  # most tokens of a draft
-    # Steps for which a row sees its siblings as they were. 0: as they are, of equal matches the newest.
-    # Otherwise as the engine lays them out, in `room`: the longest first, and those that have ended before.
+    # Steps for which a row sees its siblings as they were. 0: as they are, of equal matches the newest,
+    # and earlier responses behind them. Otherwise as the engine lays all of them out, in `room`.
     burst: int = 0
-    room: float = float(
-        "inf"
-    )  # tokens of siblings and earlier responses, in lengths of the longest text
+    room: float = 1e6  # tokens of others, in such lengths as rows have room for
+    least: int = (
+        64  # tokens of the shortest; they double to what the longest row that goes on needs
+    )
+    order: tuple[Kind, ...] = ORDER
+    ahead_part: int = AHEAD_PART  # see `engine/sequences/texts.py`
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +142,8 @@ class _Seen:
         self.place[self.runs[places].ravel()] = np.repeat(places, self.runs.shape[1])
         self.place[NO_RUN] = NOWHERE
 
-    def forget(self, places: np.ndarray) -> None:
-        self.place[self.runs[places].ravel()] = NOWHERE
+    def forget(self) -> None:
+        self.place[:] = NOWHERE
 
     def before(self, places: np.ndarray) -> np.ndarray:
         """int[places, context], what was seen of the runs before these places."""
@@ -151,9 +167,11 @@ class _Lockstep:
         self.own = _Seen(record.own_runs)
         # A place counts as soon as its token is there: what follows a run is what it is looked up for.
         self.own.tell(_spans(record.start[rows], self.at))
-        self.others = _Seen(record.group_runs) if rules.siblings else None
-        self.earlier = _Seen(record.group_runs) if rules.earlier else None
-        if self.earlier:
+        is_laid_out = rules.burst > 0
+        has_others = rules.siblings or (rules.earlier and is_laid_out)
+        self.others = _Seen(record.group_runs) if has_others else None
+        self.earlier = _Seen(record.group_runs) if rules.earlier and not is_laid_out else None
+        if self.earlier is not None:
             whole = slice(record.rows, None)
             self.earlier.tell(_spans(record.start[whole], record.stop[whole]))
         self.known = record.stop.copy()  # where each text ends for others
@@ -162,32 +180,58 @@ class _Lockstep:
         self.windows = sliding_window_view(np.concatenate([record.tokens, behind]), rules.draft)
 
     def launch(self) -> None:
-        """Lay the siblings out anew, as they are."""
+        """Lay the texts of others out anew, as they are."""
         record, others = self.record, self.others
         assert others is not None
         rows = record.rows
-        told = _spans(record.said[:rows], self.known[:rows])
-        others.forget(told)
-        self.known[:rows] = self.at
+        others.forget()
+        self.known[:rows], self.known[rows:] = self.at, record.stop[rows:]
         is_live = np.zeros(1 + record.group.max(), bool)
         is_live[record.group[:rows][self.at < self.stop]] = True
-        row = np.flatnonzero(is_live[record.group[:rows]])
-        length, is_done = self.at[row] - record.start[row], self.at[row] == self.stop[row]
-        row = row[np.lexsort((-length, ~is_done, record.group[row]))]  # the best first
-        first = self._with_room(row)
-        others.tell(_spans(first[::-1], self.at[row][::-1]))
+        text = np.flatnonzero(is_live[record.group])
+        kind = self._kinds()[text]
+        wanted = np.array([self.rules.siblings, self.rules.siblings, self.rules.earlier])[kind]
+        text, kind = text[wanted], kind[wanted]
+        rank = np.array([self.rules.order.index(x) for x in get_args(Kind)])[kind]
+        # Earlier ones as they come: by length they draft as well.
+        length = np.where(kind == EARLIER, 0, self.known[text] - record.start[text])
+        text = text[np.lexsort((-length, rank, record.group[text]))]  # the best first
+        first = self._with_room(text)
+        others.tell(_spans(first[::-1], self.known[text][::-1]))
 
-    def _with_room(self, row: np.ndarray) -> np.ndarray:
-        """Where what finds room of each row begins."""
-        record = self.record
-        said = self.at[row] - record.said[row]
-        group = record.group[row]
+    def _kinds(self) -> np.ndarray:
+        """int[texts], places in `Kind`."""
+        kinds = np.full(len(self.record.group), EARLIER)
+        kinds[: self.record.rows] = self.at < self.stop
+        return kinds
+
+    def _with_room(self, text: np.ndarray) -> np.ndarray:
+        """Where what finds room of each text begins; where it ends is known from now on."""
+        record, at, group = self.record, self.at, self.record.group[text]
+        if not len(text):
+            return text
+        going_on = np.flatnonzero(at < self.stop)
+        bucket = self._bucket(int((at - record.start[: record.rows])[going_on].max()))
+        room = int(self.rules.room * bucket)
+        said = self.known[text] - record.said[text]
+        total = np.bincount(group, said)
+        farthest = np.zeros(len(total), np.int64)
+        np.maximum.at(farthest, record.group[going_on], (at - record.said[: record.rows])[going_on])
+        is_cut = total[group] > room
+        said = np.where(
+            is_cut, np.minimum(said, farthest[group] + bucket // self.rules.ahead_part), said
+        )
+        self.known[text] = record.said[text] + said
         before = np.cumsum(said) - said
         begins = np.searchsorted(group, group)  # each group's first
-        longest = np.maximum.reduceat(record.stop[row] - record.start[row], np.unique(begins))
-        room = np.floor(self.rules.room * longest)[np.unique(begins, return_inverse=True)[1]]
         left = np.maximum(room - (before - before[begins]), 0)
-        return (self.at[row] - np.minimum(said, left)).astype(np.int64)
+        return self.known[text] - np.minimum(said, left)
+
+    def _bucket(self, longest: int) -> int:
+        """Tokens of a row that the engine's programs have room for."""
+        return self.rules.least * 2 ** max(
+            0, math.ceil(math.log2(max(1, longest) / self.rules.least))
+        )
 
     def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of each live row: its number, the tokens of the match, and how many of the draft are right."""
@@ -228,7 +272,7 @@ def verify(record: Record, rules: Rules) -> Steps:
     """All steps until every response has been said."""
     lockstep, found, step = _Lockstep(record, rules), [], 0
     while np.any(lockstep.at < lockstep.stop):
-        if rules.siblings and rules.burst and step % rules.burst == 0:
+        if lockstep.others and rules.burst and step % rules.burst == 0:
             lockstep.launch()
         row, matched, accepted = lockstep.step()
         found.append((record.group[row], row, np.full(len(row), step), matched, accepted))

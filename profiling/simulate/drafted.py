@@ -17,7 +17,7 @@ import numpy as np
 
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.planning.drafts import Acceptance, Ways
+from pat_jax.planning.drafts import NO_SOURCES, Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -129,7 +129,8 @@ class _Expected:
         return np.asarray(self.ways.drafted(self.room / rows - 1, rows))
 
     def counted(self, said: float, drafted: float) -> list[np.ndarray]:
-        """Of steps in which so many tokens are said and verified: begun, tried, right, verified.
+        """Of steps in which so many tokens are said and verified, as `NONE_DRAFTED` has them; of what
+        drafts are copied from nothing is known.
 
         Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
         are counted.
@@ -138,4 +139,4 @@ class _Expected:
         begun = share * said / (1.0 + share @ reach[:, 1:].sum(axis=1))
         tried = begun[:, None] * reach[:, :-1]
         tried[0] = 0.0  # without a match nothing is there to be right
-        return [begun, tried, begun[:, None] * reach[:, 1:], np.array(drafted)]
+        return [begun, tried, begun[:, None] * reach[:, 1:], np.array(drafted), NO_SOURCES]

@@ -38,6 +38,7 @@ class SimulatedOutput:
     tried: np.ndarray
     right: np.ndarray
     verified: np.ndarray
+    by_source: np.ndarray
 
 
 class SimulatedExecutor(Executor):

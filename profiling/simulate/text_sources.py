@@ -21,7 +21,7 @@ COPIED: Rule = (
     "auto, none or suffix: what drafts that a model says are worth is not known before it has said some",
 )
 OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
-IN_THE_ENGINE = (OWN, SIBLINGS)
+IN_EVERY_ROLLOUT = (OWN, SIBLINGS)  # earlier responses are there where a run meets a prompt again
 MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
 # How often the tokens of runs are right, and the matches they begin with, as `planning.drafts.PRIOR` has it
 # of own text and siblings: of own text alone.
@@ -42,14 +42,13 @@ BUILT_IN_ORIGIN = (
 )
 
 
+MET_AGAIN = "Earlier responses are there where a run meets a prompt again: layouts are compared with drafts that have none."
+
+
 @dataclass(frozen=True)
 class TextSource:
     name: str
     acceptance: Acceptance
-
-    @property
-    def is_in_the_engine(self) -> bool:
-        return self.name in IN_THE_ENGINE
 
     def alone(self, draft: int) -> float:
         """Tokens that a sequence alone says in a step, with drafts of so many."""
@@ -71,12 +70,13 @@ class TextSources:
 
     @classmethod
     def counted(
-        cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int
+        cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int, least: int
     ) -> "TextSources":
         """
         Args:
           name: of what was recorded.
           burst_steps: most steps of a burst with drafts, throughout which siblings are as at its launch.
+          least: tokens of the shortest bucket of contexts: rows have room for others by them.
         """
         some = _some(groups)
         record = Record(some, CONTEXT)
@@ -92,6 +92,7 @@ class TextSources:
         if any(group.earlier for group in some):
             rules[EARLIER] = Rules(siblings=SIBLINGS in rules, earlier=True)
         shape = {"draft": drafts.longest, "burst": burst_steps, "room": float(drafts.texts)}
+        shape["least"] = least
         known = [
             TextSource(name, _acceptance(record, replace(each, **shape)))
             for name, each in rules.items()
@@ -116,9 +117,9 @@ class TextSources:
         return replace(self, known=tuple(x for x in self.known if x.name == OWN))
 
     @property
-    def of_the_engine(self) -> TextSource:
-        """What rollouts draft from today: as much as there is."""
-        return [source for source in self.known if source.is_in_the_engine][-1]
+    def of_every_rollout(self) -> TextSource:
+        """As much as each of them has."""
+        return [source for source in self.known if source.name in IN_EVERY_ROLLOUT][-1]
 
     def words(self, draft: int) -> tuple[str, ...]:
         """What is taken for true, in sentences.
@@ -133,6 +134,7 @@ class TextSources:
             origin + yours * (self.origin == BUILT_IN_ORIGIN),
             f"A sequence alone says so many tokens a step with drafts of {draft}: {alone}.",
             *self.told,
+            *[MET_AGAIN] * (self.known[-1].name == EARLIER),
         )
 
 

@@ -85,8 +85,8 @@ def test_what_is_wrong_is_said_before_anything_is_replayed(tmp_path: Path):
 
 @pytest.mark.parametrize("source", ["early_exit:1", "model:somewhere"])
 def test_drafts_that_a_model_says_are_refused_in_one_sentence(source: str):
-    with pytest.raises(SystemExit):
-        run_command(lambda: report_of("--speculation.source", source))
+    with pytest.raises(UserError, match="expected auto, none or suffix: what drafts that a model"):
+        report_of("--speculation.source", source)
 
 
 def test_simulate_counts_them_too(tmp_path: Path, monkeypatch, capsys):

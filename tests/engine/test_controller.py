@@ -37,6 +37,7 @@ class Said:
     tried: np.ndarray
     right: np.ndarray
     verified: np.ndarray
+    by_source: np.ndarray
 
 
 def make_controller(

@@ -4,13 +4,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from test_early_exit import accepted, requests
+from said_drafts import accepted, requests
 from two_devices import look_at_pages
 
 from pat_jax.common.errors import UserError
@@ -60,7 +61,7 @@ def subject(share: float) -> Subject:
     """
     one = copy(whole())
     one.params = jax.tree.map(np.array, one.params)
-    last = one.params["layers"][1]
+    last: Any = one.params["layers"][1]
     for weight in (last["attention"]["out"], last["mlp"]["down"]):
         weight[...] = share * weight[...]
     return one

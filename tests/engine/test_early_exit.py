@@ -3,12 +3,14 @@
 from copy import copy
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from said_drafts import accepted, requests
 from two_devices import DP2, engine, generate, look_at_pages
 
 from pat_jax.common.errors import UserError
@@ -18,7 +20,6 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.draft_choice import wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import Acceptance, Drafted
@@ -32,13 +33,6 @@ from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
 DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, exit_layer=1)
-KINDS = (
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.0),
-    Sampling(temperature=0.8, top_k=12, top_p=0.9),
-    Sampling(temperature=0.7, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
-    Sampling(temperature=0.7, stop_token_ids=(5, 9, 17)),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +53,10 @@ def subject(share: float) -> Subject:
     """
     one = copy(whole())
     one.params = jax.tree.map(np.array, one.params)
-    last = one.params["layers"][1]
+    last: Any = one.params["layers"][1]
     for weight in (last["attention"]["out"], last["mlp"]["down"]):
         weight[...] = share * weight[...]
     return one
-
-
-def requests() -> list[Request]:
-    rng = np.random.default_rng(3)
-    return [
-        Request(
-            tokens=tuple(rng.integers(3, 61, 10).tolist()),
-            key=sequence_key(7, i),
-            max_new_tokens=52 - i,
-            sampling=KINDS[i % len(KINDS)],
-            ignore_eos=i % 3 > 0,
-        )
-        for i in range(16)
-    ]
 
 
 def check(one: Subject, found: list[Completion], expected: list[Completion]) -> None:
@@ -84,12 +64,6 @@ def check(one: Subject, found: list[Completion], expected: list[Completion]) -> 
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.9 * total.tokens > 400
     assert total.max_logprob_difference <= 1e-4
-
-
-def accepted(report: RolloutReport) -> float:
-    """Of the tokens verified, how many were right."""
-    assert report.accepted == report.tokens - report.busy_rows <= report.drafted
-    return report.accepted / report.drafted
 
 
 @pytest.mark.parametrize("tp", [1, 8])

@@ -14,6 +14,7 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import Acceptance
@@ -83,6 +84,9 @@ def check(found: list[Completion], report: RolloutReport, least: float) -> None:
     assert report.tokens == sum(len(done.tokens) for done in found)
     assert report.tokens_per_row_step > least
     assert report.accepted == report.tokens - report.busy_rows <= report.drafted
+    own, siblings, earlier = report.by_source
+    assert (own + siblings).tolist() == [report.drafted, report.accepted]
+    assert siblings[1] > 0.5 * report.accepted and not np.any(earlier)
 
 
 @pytest.mark.parametrize("tp, budget", [(1, 1), (1, 3), (8, 3)])
@@ -110,6 +114,30 @@ def test_switches_change_no_token_either(path, carry):
     found, report = subject().run(requests, replace(planner, budget=3, reach=REACH))
     assert len(report.switches) == len(path) - 1
     check(found, report, least=1.4)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_earlier_responses_change_no_token_and_save_steps(samples):
+    """Of one sample of a prompt as well, which has no others to draft from."""
+    requests, expected = static()
+    requests, expected = requests[: 4 * samples], expected[: 4 * samples]
+    earlier = EarlierResponses(10_000, subject().engine.text_room)
+    for i in range(4):
+        said = [np.asarray(done.tokens) for done in expected[i::4]]
+        earlier.put(requests[i].tokens, said)
+    planner, reports = replace(subject().static(1), budget=3, reach=REACH), []
+    for store in (None, earlier):
+        found, report = subject().run(requests, planner, earlier=store)
+        total = sum(tally(subject(), requests, expected, [found]).values(), Tally())
+        assert total.unexplained == total.judge_disagrees == 0
+        assert total.max_logprob_difference <= 1e-4
+        assert report.by_source.sum(axis=0).tolist() == [report.drafted, report.accepted]
+        reports.append(report)
+    plain, better = reports
+    assert better.tokens == plain.tokens
+    assert better.tokens_per_row_step > 1.4 > 1.2 > plain.tokens_per_row_step
+    assert better.by_source[2, 1] > 0.8 * better.accepted
+    assert not np.any(plain.by_source[2])
 
 
 ENDINGS = (

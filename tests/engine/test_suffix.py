@@ -106,7 +106,7 @@ def drafts(draw):
     )
     runs = Runs(each(0, KINDS - 1), each(0, MOST - most), each(0, CONTEXT))
     room = rows + draw(st.integers(0, 3 * rows))
-    return Drawn(Draft(tokens, each(0, CONTEXT)), runs, each(0, 1) > 0, reach, room)
+    return Drawn(Draft(tokens, each(0, CONTEXT), each(0, 0)), runs, each(0, 1) > 0, reach, room)
 
 
 @given(drafts())

@@ -102,7 +102,7 @@ def test_counts_of_runs_add_up():
             seen.append(outcome)
 
     done = replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), machine)
-    begun, tried, right, _ = zip(*seen[1::2], strict=True)
+    begun, tried, right, *_ = zip(*seen[1::2], strict=True)
     runs, tried, right = (np.sum(x, axis=0) for x in (begun, tried, right))
     # A run says what is right of it and a token more.
     assert runs.sum() + right.sum() == pytest.approx(done.tokens, rel=0.05)

@@ -31,7 +31,7 @@ def responses(seed: int, count: int, length: int = 200) -> list[list[int]]:
 
 
 def counted(*groups: Group) -> TextSources:
-    return TextSources.counted("made-up.jsonl", groups, DRAFTS, 8)
+    return TextSources.counted("made-up.jsonl", groups, DRAFTS, 8, 64)
 
 
 def test_the_built_in_ones_say_where_they_are_from():
@@ -54,7 +54,7 @@ def test_siblings_and_earlier_responses_are_worth_more_than_ones_own_text():
     assert (own.name, siblings.name, earlier.name) == (OWN, SIBLINGS, EARLIER)
     # Nothing comes twice, so that no text has what its own drafts are right in.
     assert own.alone(7) < 1.01 < siblings.alone(7) < earlier.alone(7)
-    assert found.of_the_engine is siblings
+    assert found.of_every_rollout is siblings
     assert found.origin == "counted in made-up.jsonl: 4 responses to 1 prompts, 800 tokens"
     assert not any("counts yours" in text for text in found.words(7))
 
@@ -71,7 +71,7 @@ def test_what_is_counted_is_what_steps_say():
 def test_one_response_to_each_prompt_has_no_siblings_and_says_so():
     found = counted(*(Group("", [i], responses(i, 1), []) for i in range(3)))
     assert [source.name for source in found.known] == [OWN]
-    assert found.of_the_engine.name == OWN
+    assert found.of_every_rollout.name == OWN
     assert "made-up.jsonl has one response to each prompt" in found.words(7)[-1]
 
 

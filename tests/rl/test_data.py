@@ -23,7 +23,7 @@ needs_data = pytest.mark.skipif(
 class WordTokenizer:
     """One token a word."""
 
-    vocab_size, pad_id, eos_ids = 1000, 0, (1,)
+    vocab_size, pad_id, eos_ids, checksum = 1000, 0, (1,), 0
 
     def encode(self, text: str) -> list[int]:
         return [2 + len(word) for word in text.split()]

@@ -30,6 +30,14 @@ def test_characters_without_padding_and_end():
     assert tokenizer.decode(tokens) == "a+b"
 
 
+def test_a_checksum_tells_vocabularies_apart(tmp_path):
+    alike = [HuggingFaceTokenizer(write_tokenizer(tmp_path, eos_token="<eos>")) for _ in range(2)]
+    first, again = (tokenizer.checksum for tokenizer in alike)
+    assert first == again
+    others = {CharTokenizer(alphabet).checksum for alphabet in ("abc", "acb", "abcd")}
+    assert len({first, *others}) == 4
+
+
 def test_an_unknown_character_is_named():
     with pytest.raises(UserError, match="'z'"):
         CharTokenizer(ALPHABET).encode("abz")

@@ -91,7 +91,7 @@ def stop(number: signal.Signals, disk: FullDisk, steps_done: int | None) -> None
     run: Any = OpenRun.__new__(OpenRun)
     run.folder, run.progress, run.checkpoints = Path("run"), Progress(9), disk
     run.saves = Saves(cast(Checkpointer, disk), 2, 9, run.progress.print)
-    run._command, run._config_text = "train", ""
+    run._command, run._config_text, run._save_beside = "train", "", lambda step: None
     run.stop(Stopped(number), steps_done, lambda: ({}, {}))
 
 

@@ -51,7 +51,7 @@ def test_a_name_without_a_file_is_refused(folder, name: str):
 class Words:
     """One token a word."""
 
-    vocab_size, pad_id, eos_ids = 1000, 0, (1,)
+    vocab_size, pad_id, eos_ids, checksum = 1000, 0, (1,), 0
 
     def encode(self, text: str) -> list[int]:
         return [2 + len(word) for word in text.split()]

@@ -80,10 +80,11 @@ class DecodeFunctions:
         rows: Any = layout.spec("batch")
         pool: Any = layout.spec(*KV_AXES)
         scalar: Any = layout.spec()
-        drafting = Drafting(rows, rows) if budget and not self.drafts.is_said else None
+        drafting = Drafting(rows, rows, rows) if budget and not self.drafts.is_said else None
         asked: Any = None
         if budget and self.draft_policy is not None:
-            asked = ModelDrafting(whole_on_each(layout).spec(*KV_AXES), rows, rows)
+            own: Any = whole_on_each(layout).spec(*KV_AXES)
+            asked = ModelDrafting(own, rows, rows)
         state = DecodeState(rows, rows, pool, rows, rows, drafting, asked)
         said = scalar if layout.spans_processes else rows
         output: Any = dict.fromkeys((x.name for x in fields(BurstOutput)), said)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.engine.device.guess import Guess
-from pat_jax.engine.device.lines import Counts, left_by, line_of
+from pat_jax.engine.device.lines import Counts, left_by, line_of, source_of
 from pat_jax.engine.device.sampling import Ahead, Seen, likeliest, remember, sample
 from pat_jax.engine.device.suffix import append, put_windows
 from pat_jax.engine.layout.layout import Layout, ManualPartition
@@ -159,8 +159,10 @@ class DecodeStep:
         left = Runs(*jnp.zeros_like(jnp.stack(runs))) if drafting is None else drafting.runs
         counts = counts.with_step(left, draft, length, right, rows.live)
         if drafting is not None:
+            source = source_of(draft, drafting.borders, own)
+            counts = counts.with_sources(source, length, jnp.maximum(count - 1, 0))
             text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
-            drafting = Drafting(text, left_by(runs, length, right))
+            drafting = drafting._replace(text=text, runs=left_by(runs, length, right))
         if asking is not None:
             before = jnp.concatenate([rows.last_token[:, None], drawn.tokens], axis=1)
             before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]

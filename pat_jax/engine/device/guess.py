@@ -75,7 +75,7 @@ def said(
     nothing = jnp.full((num_rows, count), NO_TOKEN, jnp.int32)
     carry = previous, rows.last_token, nothing, tuple(caches)
     _, _, guesses, written = jax.lax.fori_loop(0, count, one_more, carry)
-    draft = Draft(guesses, jnp.ones(num_rows, jnp.int32))
+    draft = Draft(guesses, *jnp.asarray([[1], [0]], jnp.int32).repeat(num_rows, axis=1))
     runs = met_by(draft, Runs(*jnp.zeros((3, num_rows), jnp.int32)))
     return Guess(draft, runs, jnp.where(rows.live, count, 0)), written
 

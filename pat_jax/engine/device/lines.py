@@ -11,12 +11,13 @@ it began, and how many of its tokens have been right.
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.engine.device.suffix import CONTEXT, Draft
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.draft_layer import Line
-from pat_jax.planning.drafts import KINDS, MATCHES, MOST
+from pat_jax.planning.drafts import MATCHES, MOST, NONE_DRAFTED
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
@@ -47,11 +48,11 @@ class Counts(NamedTuple):
     tried: Int[Array, "1 kinds places"]
     right: Int[Array, "1 kinds places"]
     verified: Int[Array, " 1"]
+    by_source: Int[Array, "1 sources 2"]
 
     @classmethod
     def none(cls) -> "Counts":
-        of_places = jnp.zeros((1, KINDS, MOST), jnp.int32)
-        return cls(jnp.zeros((1, KINDS), jnp.int32), of_places, of_places, jnp.zeros(1, jnp.int32))
+        return cls(*(jnp.zeros(x.shape, jnp.int32) for x in NONE_DRAFTED))
 
     def with_step(
         self,
@@ -83,7 +84,36 @@ class Counts(NamedTuple):
             more(self.tried, was_tried, came_to),
             more(self.right, was_tried & is_old, is_right),
             self.verified + jnp.sum(jnp.where(live, length, 0)),
+            self.by_source,
         )
+
+    def with_sources(
+        self,
+        source: Int[Array, " rows"],
+        length: Int[Array, " rows"],
+        accepted: Int[Array, " rows"],
+    ) -> "Counts":
+        """
+        Args:
+          source: of each row's draft, see `planning.drafts.SOURCES`.
+          length: tokens of it that were verified.
+          accepted: and of these, those that were said.
+        """
+        more = jnp.stack([length, accepted], axis=1)
+        return self._replace(by_source=self.by_source.at[0, source].add(more))
+
+
+def source_of(
+    draft: Draft, borders: Int[Array | np.ndarray, "rows 2"], own: int
+) -> Int[Array, " rows"]:
+    """Where each row's draft is copied from, a place in `planning.drafts.SOURCES`.
+
+    Args:
+      borders: see `texts.Texts`.
+      own: the column at which a row's own text begins.
+    """
+    is_earlier = (draft.at >= borders[:, 0]) & (draft.at < borders[:, 1])
+    return jnp.where(draft.at >= own, 0, 1 + is_earlier)
 
 
 def lengths(

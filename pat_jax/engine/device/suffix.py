@@ -22,6 +22,7 @@ CONTEXT = 16  # most tokens of a match: longer ones draft no better (`python -m 
 class Draft(NamedTuple):
     tokens: Int[Array, "rows draft"]  # NO_TOKEN where the text has no more
     matched: Int[Array, " rows"]  # tokens of the match, 0 where there is none
+    at: Int[Array, " rows"]  # the column of its last token; 0 of a draft that is not copied
 
 
 def find(text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int) -> Draft:
@@ -47,7 +48,7 @@ def find(text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most:
     ahead = jnp.pad(text, ((0, 0), (0, most)), constant_values=NO_TOKEN)
     tokens = _windows(ahead, at + 1, most)
     is_text = jnp.cumprod(tokens >= 0, axis=1) * (matched > 0)[:, None] > 0
-    return Draft(jnp.where(is_text, tokens, NO_TOKEN), matched)
+    return Draft(jnp.where(is_text, tokens, NO_TOKEN), matched, at)
 
 
 def append(

@@ -62,21 +62,23 @@ Pool = tuple[LayerPages, ...]
 class Runs(NamedTuple):
     """What each row's last step has left: a run that goes on, if the match is as long as it has to be."""
 
-    kind: Int[Array | np.ndarray, " rows"]  # of the match with which it began
-    place: Int[Array | np.ndarray, " rows"]  # tokens of it that are right if it goes on
-    matched: Int[Array | np.ndarray, " rows"]  # tokens of the match then; 0: it has ended
+    kind: Int[Array, " rows"]  # of the match with which it began
+    place: Int[Array, " rows"]  # tokens of it that are right if it goes on
+    matched: Int[Array, " rows"]  # tokens of the match then; 0: it has ended
 
     @classmethod
     def none(cls, rows: int) -> "Runs":
         """Host arrays."""
-        return cls(*np.zeros((3, rows), np.int32))
+        zeros: Any = np.zeros((3, rows), np.int32)
+        return cls(*zeros)
 
 
 class Drafting(NamedTuple):
     """What rows draft from; it comes with a burst from the host, and goes on to those behind it."""
 
-    text: Int[Array | np.ndarray, "rows columns"]  # see `device/suffix.py`
+    text: Int[Array, "rows columns"]  # see `device/suffix.py`
     runs: Runs  # see `device/lines.py`
+    borders: Int[Array, "rows 2"]  # of what texts are made of, see `texts.Texts`
 
 
 class ModelDrafting(NamedTuple):
@@ -139,6 +141,7 @@ class BurstOutput:
     tried: Int[Array | np.ndarray, "groups kinds places"]
     right: Int[Array | np.ndarray, "groups kinds places"]
     verified: Int[Array | np.ndarray, " groups"]
+    by_source: Int[Array | np.ndarray, "groups sources 2"]
     runs: Runs  # of the rows that go on
 
 
@@ -171,7 +174,7 @@ def abstract_drafting(
     def each(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
 
-    return Drafting(each(rows, columns), Runs(*[each(rows)] * len(Runs._fields)))
+    return Drafting(each(rows, columns), Runs(*[each(rows)] * len(Runs._fields)), each(rows, 2))
 
 
 def abstract_reach(layout: Layout) -> Any:

@@ -1,63 +1,106 @@
 """The texts that live sequences draft from, laid out for the devices: see `device/suffix.py`.
 
-All on the host, in NumPy. A burst drafts from what others had said when it was launched, and from what
-its own rows say on the way.
+All on the host, in NumPy. A burst drafts from what others had said when it was launched, from what was
+said in earlier iterations, and from what its own rows say on the way.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.types import NO_TOKEN
 
 LEAD = 16  # tokens of the prompt before a response: what its beginning is found by
+BESIDE = LEAD + 1  # columns that a response takes beside its own: these, and what ends it
+# Where texts are cut, they go on behind the longest sample for such a part of the columns of a row: bursts
+# that are launched behind others see what the first one saw. Seen on real texts: an eighth and a half have
+# 3 and 1 % fewer tokens a step, all of the columns 4 % (`python -m benchmarks.draft_acceptance`).
+AHEAD_PART = 4
 
 
-def texts(responses: Responses, room: int, own: int) -> np.ndarray:
-    """Of every row, int32[rows, room + own]: first texts of its prompt's other samples, then its own.
+class Texts(NamedTuple):
+    columns: np.ndarray  # int32[rows, room + own], see `texts`
+    borders: (
+        np.ndarray
+    )  # int32[rows, 2]: the columns from and before which there are earlier responses
 
-    Of equally long matches the last counts, so the best come last: those that have ended, behind those
-    that have not. Texts that find no room are left out, and the beginning of one that finds too little.
+
+def texts(
+    responses: Responses, room: int, own: int, earlier: EarlierResponses | None = None
+) -> Texts:
+    """Of every row: first texts of its prompt from others, then its own.
+
+    Of equally long matches the last counts, so the best come last: samples that have ended, behind
+    responses of earlier iterations, behind samples that go on. Where there is too little room for all, they
+    are cut behind what rows are at; those that still find none are left out, and the beginning of one that
+    finds too little.
 
     Args:
       room: columns for others.
       own: columns for a row's own tokens, from its first on.
+      earlier: where there are some.
     """
     table = responses.table
     rows = table.num_groups * table.rows_per_group
-    laid_out = np.full((rows, room + own), NO_TOKEN, np.int32)
-    shared: dict[int, np.ndarray] = {}
+    laid_out = Texts(np.full((rows, room + own), NO_TOKEN, np.int32), np.zeros((rows, 2), np.int32))
+    shared: dict[int, Texts] = {}
     for i in table.live.tolist():
         prompt, row = int(responses.prompt[i]), table.row[i]
         if prompt not in shared:
-            shared[prompt] = _packed(_of_prompt(responses, prompt), room)
-        laid_out[row, :room] = shared[prompt]
+            found = _of_prompt(responses, prompt, earlier)
+            if sum(len(text) + 1 for kind in found for text in kind) > room:
+                most = _farthest(responses, prompt) + own // AHEAD_PART
+                found = [[text[:most] for text in kind] for kind in found]
+            shared[prompt] = _packed(found, room)
+        laid_out.columns[row, :room], laid_out.borders[row] = shared[prompt]
         known = responses.known(i)
-        laid_out[row, room : room + len(known)] = known
+        laid_out.columns[row, room : room + len(known)] = known
     return laid_out
 
 
-def _of_prompt(responses: Responses, prompt: int) -> Iterable[np.ndarray]:
-    """What the samples of a prompt have said, the best to draft from first; of one alone nothing."""
+def _of_prompt(
+    responses: Responses, prompt: int, earlier: EarlierResponses | None
+) -> list[list[np.ndarray]]:
+    """Responses behind the end of their prompt, the best to draft from first: of samples that have ended,
+    of earlier iterations, of samples that go on."""
     table, samples = responses.table, responses.samples(prompt)
-    if len(samples) < 2:
-        return
-    order = np.lexsort((-table.length[samples], ~table.is_done[samples]))
-    for i in samples[order].tolist():
-        lead = max(0, int(table.prompt_length[i]) - LEAD)
-        if table.length[i] > table.prompt_length[i]:
-            yield responses.known(i)[lead:]
+    length = int(table.prompt_length[samples[0]])
+    asked = responses.known(samples[0])[:length]
+    if len(samples) < 2:  # its own text is laid out as such
+        samples = samples[:0]
+    by_length = samples[np.argsort(-table.length[samples], kind="stable")]
+    is_done = table.is_done[by_length]
+
+    def said(ones: np.ndarray) -> Iterator[np.ndarray]:
+        for i in ones.tolist():
+            if table.length[i] > length:
+                yield responses.known(i)[max(0, length - LEAD) :]
+
+    before = earlier.of(asked) if earlier is not None else ()
+    whole = [np.concatenate([asked[-LEAD:], text]) for text in before]
+    return [list(said(by_length[is_done])), whole, list(said(by_length[~is_done]))]
 
 
-def _packed(found: Iterable[np.ndarray], room: int) -> np.ndarray:
-    """From the last column backwards, NO_TOKEN behind each."""
-    packed = np.full(room, NO_TOKEN, np.int32)
-    stop = room - 1
-    for text in found:
-        if stop <= 0:
-            break
-        kept = text[-stop:]
-        packed[stop - len(kept) : stop] = kept
-        stop -= len(kept) + 1
-    return packed
+def _farthest(responses: Responses, prompt: int) -> int:
+    """Columns of the longest text of a sample that goes on, as `_of_prompt` has them."""
+    table, samples = responses.table, responses.samples(prompt)
+    length = int(table.prompt_length[samples[0]])
+    going_on = samples[~table.is_done[samples]]
+    return int(table.length[going_on].max(initial=length)) - max(0, length - LEAD)
+
+
+def _packed(found: Sequence[Sequence[np.ndarray]], room: int) -> Texts:
+    """Of one row, from the last column backwards, NO_TOKEN behind each."""
+    packed, stop, ends = np.full(room, NO_TOKEN, np.int32), room - 1, []
+    for kind in found:
+        for text in kind:
+            if stop <= 0:
+                break
+            kept = text[-stop:]
+            packed[stop - len(kept) : stop] = kept
+            stop -= len(kept) + 1
+        ends.append(max(0, stop + 1))
+    return Texts(packed, np.array([ends[1], ends[0]], np.int32))

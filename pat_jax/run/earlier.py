@@ -1,0 +1,187 @@
+"""The responses of a run's earlier iterations, to draft from: kept in memory, and beside each checkpoint.
+
+A file is one line with a checksum of all behind it, one of JSON, and the tokens. What cannot be read costs
+nothing but itself: drafts change no token. Knows files. Does not know what drafts are.
+"""
+
+import json
+import logging
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from pat_jax.common.files import replace_bytes
+from pat_jax.common.hosts.together import company
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sequences.earlier import EarlierResponses
+from pat_jax.engine.sequences.texts import BESIDE
+from pat_jax.rl.types import RolloutGroup
+from pat_jax.run.checkpoint_files import checkpoints_in
+from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.setup import Setup
+
+FOLDER = "earlier_responses"  # in that of the run, with a file for each checkpoint
+_HEAD = "pat_jax earlier responses, version 1, CRC-32 {:08x}\n"
+_INTS = np.dtype("<i4")
+
+log = logging.getLogger(__name__)
+
+
+class EarlierIterations:
+    """Those of one run.
+
+    Args:
+      run: its folder.
+      checkpoints: the folder of its checkpoints.
+      tokenizer: checksum of what token ids stand for.
+      empty: what they are kept in.
+    """
+
+    def __init__(self, run: Path, checkpoints: Path, tokenizer: int, empty: EarlierResponses):
+        self._folder, self._checkpoints, self._tokenizer = run / FOLDER, checkpoints, tokenizer
+        self.responses = empty
+
+    def put(self, groups: Iterable[RolloutGroup]) -> None:
+        """Takes what was said in an iteration that is over."""
+        for group in groups:
+            self.responses.put(group.prompt.tokens, [one.tokens for one in group.rollouts])
+
+    def save(self, step: int) -> None:
+        """Writes them before the checkpoint of `step` is: where that is complete, so are they."""
+        if not company().is_first:
+            return
+        try:
+            self._folder.mkdir(exist_ok=True)
+            self._forget(but=step)
+            replace_bytes(self._path(step), as_bytes(self.responses, self._tokenizer))
+        except OSError as error:  # nothing that a run needs
+            log.warning("responses of earlier iterations are not in %s: %s", self._folder, error)
+
+    def restore(self, step: int) -> str:
+        """Takes those that were written with the checkpoint of `step`.
+
+        Returns:
+          A sentence about why there are none; empty where all is well.
+        """
+        path = self._path(step)
+        content, why = company().agree("earlier responses", lambda: _content(path))
+        if content is not None:
+            try:
+                put_bytes(content, self._tokenizer, self.responses)
+            except ValueError as error:
+                why = str(error)
+        if not why:
+            return ""
+        return (
+            f"{path} {why}: expected the responses of earlier iterations that drafts are copied from; the "
+            "run gathers new ones, and nothing else is lost."
+        )
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step}.bin"
+
+    def _forget(self, but: int) -> None:
+        """Those whose checkpoint is no longer there."""
+        wanted = {self._path(int(path.name)) for path in checkpoints_in(self._checkpoints)}
+        for path in {*self._folder.glob("step-*.bin")} - wanted - {self._path(but)}:
+            path.unlink()
+
+
+def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | None:
+    """Those of a run that begins; None where nothing would draft from them."""
+    text_room, most = setup.engine.text_room, config.speculation.earlier
+    if not most or not text_room:
+        return None
+    of_prompt = min(text_room, _share(config, setup.task.batches_per_epoch))
+    empty, run = EarlierResponses(most, of_prompt, BESIDE), Path(config.run_dir)
+    return EarlierIterations(run, run / CHECKPOINTS, setup.task.tokenizer.checksum, empty)
+
+
+def _share(config: RunConfig, batches_per_epoch: int | None) -> int:
+    """Tokens of responses to a prompt, so that all prompts of an epoch have some when they come again; at
+    the least one response."""
+    rollout, share = config.rollout, config.speculation.earlier
+    if batches_per_epoch:
+        share //= batches_per_epoch * rollout.prompts_per_step
+    return max(share - rollout.max_prompt_length, rollout.max_completion_length + BESIDE)
+
+
+def recall(
+    config: RunConfig,
+    setup: Setup,
+    earlier: EarlierIterations | None,
+    step: int,
+    say: Callable[[str], None],
+) -> None:
+    """Brings back the responses of earlier iterations, and says what drafts are copied from.
+
+    Args:
+      step: iterations that the run has behind it.
+    """
+    if step and earlier is not None and (lost := earlier.restore(step)):
+        say(lost)
+    drafts = setup.engine.specs.drafts
+    if drafts.budgets and not drafts.is_said:
+        say(describe_sources(config, earlier and earlier.responses))
+
+
+def describe_sources(config: RunConfig, earlier: EarlierResponses | None) -> str:
+    """What drafts of a run are copied from, and which of that there is none of."""
+    own, others = "drafts are copied from a response's own text", config.rollout.num_generations - 1
+    if not config.speculation.texts:
+        return f"{own} alone (--speculation.texts is 0)"
+    siblings = f"{others} to its prompt" if others else "none to its prompt (one is sampled)"
+    if earlier is None:
+        before = "none of earlier iterations (--speculation.earlier is 0)"
+    elif not len(earlier):
+        before = "none of earlier iterations yet"
+    else:
+        before = f"{earlier.num_responses:,} of earlier iterations to {len(earlier):,} prompts"
+    return f"{own}, and from other responses: {siblings}, {before}"
+
+
+def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
+    """A file's content."""
+    parts, lengths = [], []
+    for prompt, texts in responses:
+        parts += [prompt, *texts]
+        lengths.append([len(prompt), *map(len, texts)])
+    line = json.dumps({"tokenizer": tokenizer, "lengths": lengths}).encode()
+    tokens = b"".join(part.astype(_INTS).tobytes() for part in parts)
+    body = line + b"\n" + tokens
+    return _HEAD.format(zlib.crc32(body)).encode() + body
+
+
+def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
+    """Puts what `as_bytes` has made of others into `responses`.
+
+    Raises:
+      ValueError: the content is damaged, or of another tokenizer; nothing has been put.
+    """
+    head, _, body = content.partition(b"\n")
+    found = re.fullmatch(_HEAD.strip().replace("{:08x}", "([0-9a-f]{8})").encode(), head)
+    if found is None or int(found[1], 16) != zlib.crc32(body):
+        raise ValueError("is damaged (it has another checksum than when it was written)")
+    line, _, tokens = body.partition(b"\n")
+    told = json.loads(line)
+    if told["tokenizer"] != tokenizer:
+        raise ValueError("is of another tokenizer than this run's")
+    numbers = np.frombuffer(tokens, _INTS)
+    stops = np.cumsum([length for lengths in told["lengths"] for length in lengths])
+    parts = iter(np.split(numbers, stops))
+    for lengths in told["lengths"]:
+        prompt, *texts = (next(parts) for _ in lengths)
+        responses.put(prompt, texts)
+
+
+def _content(path: Path) -> tuple[bytes | None, str]:
+    """Of a file, or why there is none."""
+    try:
+        return path.read_bytes(), ""
+    except FileNotFoundError:
+        return None, "is not there"
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror})"

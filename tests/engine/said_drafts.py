@@ -1,0 +1,36 @@
+"""Requests for engines whose drafts a model says, and how many of its tokens were right."""
+
+import numpy as np
+
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.responses import Request
+from pat_jax.engine.sequences.types import Sampling
+
+KINDS = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.8, top_k=12, top_p=0.9),
+    Sampling(temperature=0.7, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
+    Sampling(temperature=0.7, stop_token_ids=(5, 9, 17)),
+)
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(3)
+    return [
+        Request(
+            tokens=tuple(rng.integers(3, 61, 10).tolist()),
+            key=sequence_key(7, i),
+            max_new_tokens=52 - i,
+            sampling=KINDS[i % len(KINDS)],
+            ignore_eos=i % 3 > 0,
+        )
+        for i in range(16)
+    ]
+
+
+def accepted(report: RolloutReport) -> float:
+    """Of the tokens verified, how many were right."""
+    assert report.accepted == report.tokens - report.busy_rows <= report.drafted
+    return report.accepted / report.drafted

@@ -1,0 +1,234 @@
+"""Responses of earlier iterations are there again after a checkpoint, or it is said why they are not."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import SMALL_ROLLOUT, run, write_checkpoint, write_problems
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
+from pat_jax.engine.sequences.earlier import EarlierResponses
+from pat_jax.engine.sequences.texts import BESIDE
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.earlier import (
+    FOLDER,
+    EarlierIterations,
+    as_bytes,
+    describe_sources,
+    earlier_iterations,
+    put_bytes,
+)
+from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.metrics import read_metrics
+
+BOUNDS = 1000, 100, 2
+tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
+stores = st.lists(st.tuples(tokens, st.lists(tokens, max_size=3)), max_size=6)
+
+
+def filled(many) -> EarlierResponses:
+    store = EarlierResponses(*BOUNDS)
+    for prompt, said in many:
+        store.put(prompt, [np.array(x, np.int32) for x in said])
+    return store
+
+
+SOME = [((5, 6), [[1, 2, 3], [4]]), ((7,), [[8, 9]])]
+
+
+@given(stores)
+def test_what_is_written_is_read(many):
+    store, other = filled(many), EarlierResponses(*BOUNDS)
+    put_bytes(as_bytes(store, 3), 3, other)
+    assert other.checksum == store.checksum and len(other) == len(store)
+    assert as_bytes(other, 3) == as_bytes(store, 3)
+
+
+@given(st.data())
+def test_any_damage_is_found(data: st.DataObject):
+    whole, store = as_bytes(filled(SOME), 3), EarlierResponses(*BOUNDS)
+    if data.draw(st.booleans(), label="cut"):
+        content = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        at, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+        content = whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+    with pytest.raises(ValueError, match=r"^is damaged"):
+        put_bytes(content, 3, store)
+    assert not len(store)
+
+
+def iterations(folder: Path, tokenizer: int = 3) -> EarlierIterations:
+    return EarlierIterations(folder, folder / CHECKPOINTS, tokenizer, EarlierResponses(*BOUNDS))
+
+
+def group(number: int, *said: str) -> RolloutGroup:
+    prompt = Prompt(number, (number,), "", {})
+    rollouts = [
+        Rollout(prompt, i, np.array(TOKENIZER.encode(x)), np.zeros(len(x)), FinishReason.STOP)
+        for i, x in enumerate(said)
+    ]
+    return RolloutGroup(prompt, rollouts)
+
+
+def test_an_iteration_is_kept_and_comes_back(tmp_path: Path):
+    one, other = iterations(tmp_path), iterations(tmp_path)
+    one.put([group(4, "12", "3"), group(5, "7")])
+    one.put([group(4, "45")])
+    one.save(2)
+    assert other.restore(2) == ""
+    assert other.responses.checksum == one.responses.checksum
+    said = [TOKENIZER.decode(x.tolist()) for x in other.responses.of([4])]
+    assert said == ["45", "12", "3"]
+
+
+def test_what_cannot_be_read_is_one_sentence_and_an_empty_beginning(tmp_path: Path):
+    one = iterations(tmp_path)
+    one.put([group(4, "12")])
+    one.save(2)
+    path = tmp_path / FOLDER / "step-2.bin"
+    (tmp_path / FOLDER / "step-4.bin").mkdir()
+    (tmp_path / FOLDER / "step-5.bin").write_bytes(path.read_bytes()[:-1])
+    for step, tokenizer, why in [
+        (2, 4, "is of another tokenizer than this run's"),
+        (3, 3, "is not there"),
+        (4, 3, "cannot be read (Is a directory)"),
+        (5, 3, "is damaged (it has another checksum than when it was written)"),
+    ]:
+        found = iterations(tmp_path, tokenizer)
+        said = found.restore(step)
+        assert said.startswith(f"{tmp_path / FOLDER}/step-{step}.bin {why}: expected ")
+        assert said.count(". ") == 0 and said.endswith("nothing else is lost.")
+        assert not len(found.responses)
+
+
+def test_files_go_when_their_checkpoints_have_gone(tmp_path: Path):
+    one = iterations(tmp_path)
+    for step in (1, 2, 3):
+        (tmp_path / CHECKPOINTS / str(step)).mkdir(parents=True)
+        one.save(step)
+    shutil.rmtree(tmp_path / CHECKPOINTS / "1")
+    one.save(4)
+    found = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
+    assert found == ["step-2.bin", "step-3.bin", "step-4.bin"]
+
+
+def test_a_disk_that_takes_nothing_costs_no_checkpoint(tmp_path: Path):
+    (tmp_path / FOLDER).write_text("in the way")
+    iterations(tmp_path).save(1)
+
+
+def config(**speculation: Any) -> RunConfig:
+    options = ["--rollout.prompts_per_step", "4", "--rollout.num_generations", "2"]
+    found = parse([*options, "--algorithm.mini_batch_size", "4", "--run_dir", "somewhere"])
+    return replace(found, speculation=replace(found.speculation, **speculation))
+
+
+def setup(text_room: int, epoch: int | None) -> Any:
+    task = SimpleNamespace(batches_per_epoch=epoch, tokenizer=TOKENIZER)
+    return SimpleNamespace(engine=SimpleNamespace(text_room=text_room), task=task)
+
+
+def test_every_prompt_of_an_epoch_has_its_share():
+    rollout = config().rollout
+    asks, most = rollout.max_prompt_length, rollout.max_completion_length
+    for room, epoch, expected in [
+        (5000, None, 5000),
+        (5000, 10, 2_000_000 // 40 - asks),
+        (10**6, 10, 2_000_000 // 40 - asks),
+        (5000, 10**6, most + BESIDE),
+    ]:
+        found = earlier_iterations(config(earlier=2_000_000), setup(room, epoch))
+        assert found is not None
+        assert found.responses.of_prompt == min(room, expected)
+        assert found.responses.most == 2_000_000
+
+
+def test_the_bound_is_checked_where_it_is_given():
+    for value in ("-1", "3000000000", "many"):
+        with pytest.raises(
+            UserError, match=rf"option --speculation\.earlier is '?{value}'?: expected"
+        ):
+            parse(["--speculation.earlier", value])
+
+
+def test_where_nothing_is_drafted_from_them_nothing_is_kept():
+    assert earlier_iterations(config(earlier=0), setup(5000, 10)) is None
+    assert earlier_iterations(config(), setup(0, 10)) is None
+
+
+def test_sources_are_told_and_which_of_them_are_empty():
+    store, one = filled(SOME), config()
+    assert describe_sources(one, store).endswith(
+        "1 to its prompt, 3 of earlier iterations to 2 prompts"
+    )
+    assert describe_sources(one, filled([])).endswith("none of earlier iterations yet")
+    assert "none of earlier iterations (--speculation.earlier is 0)" in describe_sources(one, None)
+    alone = replace(one, train=False, rollout=replace(one.rollout, num_generations=1))
+    assert "none to its prompt (one is sampled)" in describe_sources(alone, store)
+    assert "own text alone" in describe_sources(config(texts=0), None)
+
+
+def draft_for_nothing(profile: Path) -> None:
+    """A profile by which drafts always pay, whatever this machine measures."""
+    told = json.loads(profile.read_text())
+    measured = LatencyModel.from_json(told["latency"])
+    assert measured.verify_table
+    doctored = replace(measured, verify_table=dict.fromkeys(measured.verify_table, 1e-9))
+    profile.write_text(json.dumps(told | {"latency": doctored.to_json()}))
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    clocks = "time|timing/.*|.*tokens_per_s|.*seconds|memory/.*"
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not re.fullmatch(clocks, k)} for row in rows]
+
+
+@pytest.mark.slow  # processes that compile
+def test_a_resumed_run_drafts_what_the_whole_one_does(tmp_path: Path):
+    model = write_checkpoint(tmp_path / "model")
+    data = write_problems(tmp_path / "sums.jsonl", count=4)  # all of them in every iteration
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    options = ["--model", str(model), "--data", str(data), *SMALL_ROLLOUT, "--eval.every", "0"]
+    options += ["--rollout.max_prompt_length", "120", "--layout", "dp2tp1", "--deterministic"]
+    options += [
+        "--speculation.source",
+        "suffix",
+        "--reward",
+        "exact",
+        "--rollout.temperature",
+        "0.2",
+    ]
+    run(*options, "--steps", "0", "--run_dir", str(whole))
+    draft_for_nothing(whole / "profile.json")
+    shutil.copytree(whole, halved)
+
+    def go_on(folder: Path, steps: int) -> str:
+        return run("--resume", "--run_dir", str(folder), "--steps", str(steps))
+
+    assert "none of earlier iterations yet" in go_on(whole, 4)
+    go_on(halved, 2)
+    assert "16 of earlier iterations to 4 prompts" in go_on(halved, 4)
+    rows = without_times(whole)
+    assert without_times(halved) == rows
+    assert all(row["rollout/accepted"] > 0 for row in rows if row["step"] > 1)
+    assert sorted(path.name for path in (whole / FOLDER).iterdir()) == ["step-2.bin", "step-4.bin"]
+
+    path = halved / FOLDER / "step-4.bin"
+    path.write_bytes(path.read_bytes()[:-4])
+    said = go_on(halved, 5)
+    assert f"{path} is damaged" in said and "none of earlier iterations yet" in said
+    assert "resumed after step 4" in said and "checkpoint of step 4 is damaged" not in said
+    shutil.rmtree(whole / FOLDER)  # as of a version that kept none
+    assert "step-4.bin is not there" in go_on(whole, 5)
