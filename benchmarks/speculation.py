@@ -36,7 +36,9 @@ from pat_jax.engine.device import decode, decode_step
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.drafts import Acceptance
@@ -60,6 +62,9 @@ class Texts:
     tokens: np.ndarray  # int32[responses, length]
     prompt: Sequence[int]  # tokens of the prompt of each
     length: Sequence[int]  # and of both
+    earlier: Sequence[
+        tuple[Sequence[int], Sequence[Sequence[int]]]
+    ]  # of each prompt, by an older policy
 
     @classmethod
     def of(cls, groups: Sequence[Group], count: int, most: int) -> "Texts":
@@ -74,10 +79,25 @@ class Texts:
                 rows.append([*prompt, *response[:most]])
                 prompts.append(len(prompt))
                 lengths.append(len(rows[-1]))
+        earlier = [
+            (list(group.prompt[-PROMPT:]) or [0], [text[:most] for text in group.earlier])
+            for group in groups
+        ]
         tokens = np.zeros((count, PROMPT + most), np.int32)
         for row, text in zip(tokens, rows[:count], strict=True):
             row[: len(text)] = text
-        return cls(tokens, prompts[:count], lengths[:count])
+        return cls(tokens, prompts[:count], lengths[:count], earlier)
+
+    def kept(self, of_prompt: int) -> EarlierResponses:
+        """What a training run would have kept of them.
+
+        Args:
+          of_prompt: see `EarlierResponses`.
+        """
+        store = EarlierResponses(2**24, of_prompt, BESIDE)
+        for prompt, texts in self.earlier:
+            store.put(prompt, [np.array(text, np.int32) for text in texts])
+        return store
 
     def requests(self) -> list[Request]:
         """Each as long as its text; its key says which it is."""
@@ -139,6 +159,7 @@ class Rig:
                 lambda done, total: print(f"\rcompiling {done}/{total} ", end="", file=sys.stderr)
             )
         self.latency = Warmup(self.engine).measure(self._on)
+        self.earlier = texts.kept(self.engine.text_room) if args.earlier else None
 
     def _on(self, layout):
         return jax.device_put(self.weights, layout.param_shardings(self.policy))
@@ -166,7 +187,7 @@ class Rig:
         budget = np.array([x.max_new_tokens for x in requests])
         layout = self.engine.layouts[planner.start(Load(zeros, zeros, known, budget))]
         self.engine.set_weights(self._on(layout), layout)
-        done, report = self.engine.rollout(requests, planner)
+        done, report = self.engine.rollout(requests, planner, earlier=self.earlier)
         self.engine.release_weights()
         for i, (completion, start, stop) in enumerate(
             zip(done, self.texts.prompt, self.texts.length, strict=True)
@@ -241,6 +262,11 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=7, help="tokens of a draft")
     parser.add_argument("--most_tokens", type=int, default=64, help="of a group in a step")
     parser.add_argument("--texts", type=int, default=4, help="room for others, in contexts")
+    parser.add_argument(
+        "--earlier",
+        action="store_true",
+        help="what an older policy said is kept, where there is some",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variants", nargs="*", default=[], help="those with these in their name")
     parser.add_argument("--out", type=Path)

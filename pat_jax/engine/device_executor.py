@@ -163,7 +163,8 @@ class DeviceExecutor(Executor):
             return None
         length = specs.width(burst.shape.length) * specs.page_size
         own = own_columns(length, specs.drafts.longest)
-        text, borders = texts(self.responses, specs.drafts.texts * length, own, self.earlier)
+        room = specs.text_room(burst.shape.length)
+        text, borders = texts(self.responses, room, own, self.earlier)
         return Drafting(
             *self.pool.layout.put((text, self.responses.runs_of_rows(), borders), "batch")
         )

@@ -140,10 +140,7 @@ class RolloutEngine:
     @property
     def text_room(self) -> int:
         """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not copied."""
-        specs = self.specs
-        if specs.drafts.is_said:
-            return 0
-        return specs.drafts.texts * specs.width(specs.buckets.lengths[-1]) * specs.page_size
+        return self.specs.text_room(self.specs.buckets.lengths[-1])
 
     @property
     def weights(self) -> Weights:

@@ -268,7 +268,8 @@ class Warmup:
     def _nothing_to_draft_from(self, layout: Layout, rows: int, length: int) -> Drafting:
         """A step takes as long whatever it finds."""
         size, drafts = self.specs.width(length) * self.specs.page_size, self.specs.drafts
-        like = abstract_drafting(layout, rows, size, drafts.longest, drafts.texts)
+        room = self.specs.text_room(length)
+        like = abstract_drafting(layout, rows, size, drafts.longest, room)
         text: Any = np.full(like.text.shape, NO_TOKEN, np.int32)
         borders: Any = np.zeros(like.borders.shape, np.int32)
         return Drafting(text, Runs.none(len(text)), borders)

@@ -130,6 +130,11 @@ class ProgramSpecs:
         """Pages of a row of `length` tokens."""
         return num_pages_for(length, self.page_size)
 
+    def text_room(self, length: int) -> int:
+        """Columns of others' texts that rows of a length bucket draft from."""
+        now, most = (self.width(n) * self.page_size for n in (length, self.buckets.lengths[-1]))
+        return 0 if self.drafts.is_said else self.drafts.text_room(now, most)
+
     def _declare_decode(self, table: ProgramTable, layout: Layout) -> None:
         split, params, pool = layout.split, self.params(layout), self.pool(layout)
         for length in self.buckets.lengths:
@@ -158,8 +163,8 @@ class ProgramSpecs:
         ring: Any = self._index(layout, 1, self.shapes.reserve_size(rows, budget))
         drafts, drafting, reach = self.drafts, None, None
         if budget and not drafts.is_said:
-            room = self.width(length) * self.page_size
-            drafting = abstract_drafting(layout, rows, room, drafts.longest, drafts.texts)
+            size, room = self.width(length) * self.page_size, self.text_room(length)
+            drafting = abstract_drafting(layout, rows, size, drafts.longest, room)
             reach = abstract_reach(layout)
         asking, drafter = None, None
         if budget and drafts.exit_layer:

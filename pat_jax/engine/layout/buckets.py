@@ -29,6 +29,9 @@ def largest_length(max_length: int, min_length: int) -> int:
     return -(-max_length // min_length) * min_length
 
 
+LEAST_ROOM = 2**13  # columns, 32 KB a row
+
+
 @dataclass(frozen=True)
 class Drafts:
     """Which drafts have programs."""
@@ -55,6 +58,17 @@ class Drafts:
     def is_said(self) -> bool:
         """By a model, token by token: every row's draft is as long as the budget."""
         return self.exit_layer > 0 or self.has_model
+
+    def text_room(self, length: int, longest: int) -> int:
+        """Columns of others' texts that a row of `length` tokens drafts from.
+
+        In short contexts there is room for as much as in the longest, if that is little: it costs a step
+        next to nothing, and siblings that have ended are worth most to those that have just begun.
+
+        Args:
+          longest: tokens of the longest context.
+        """
+        return max(self.texts * length, min(LEAST_ROOM, self.texts * longest))
 
 
 NO_DRAFTS = Drafts()

@@ -161,15 +161,15 @@ def own_columns(length: int, draft: int) -> int:
 
 
 def abstract_drafting(
-    layout: Layout, rows_per_group: int, length: int, draft: int, texts: int
+    layout: Layout, rows_per_group: int, length: int, draft: int, room: int
 ) -> Drafting:
     """
     Args:
       length: tokens of a row's table.
       draft: most tokens of a row's draft.
-      texts: room for others to draft from, in such lengths.
+      room: columns for others to draft from.
     """
-    rows, columns = rows_per_group * layout.split.dp, texts * length + own_columns(length, draft)
+    rows, columns = rows_per_group * layout.split.dp, room + own_columns(length, draft)
 
     def each(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=layout.sharding("batch"))
