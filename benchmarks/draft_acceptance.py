@@ -27,8 +27,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.draft_counting import ORDER, Group, Record, Rules, Tokens, verify
 from benchmarks.draft_predictions import BURST, Counted, errors, prior_of
+from pat_jax.profiling.simulate.draft_counting import (
+    ORDER,
+    Group,
+    Record,
+    Rules,
+    Tokens,
+    verify,
+)
 
 ROOM = 4.0  # of the engine for texts of others, in such lengths as rows have room for
 # Which texts may be drafted from, by name.

@@ -6,59 +6,15 @@ compared with what came on the other half.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.draft_counting import Steps
-from pat_jax.engine.device.suffix import CONTEXT
-from pat_jax.planning.drafts import KINDS, MATCHES, MOST, Acceptance, Drafted
+from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.profiling.simulate.draft_counting import Steps
+from pat_jax.profiling.simulate.draft_runs import InRuns, counts_of
 
 BURST = 32  # steps
 SHORT = 3  # tokens of a draft: from it too longer ones are foretold
-
-
-class InRuns(NamedTuple):
-    """What the engine knows of each step (`engine/device/lines.py`), in the order of rows and their steps."""
-
-    step: np.ndarray  # of the lockstep
-    accepted: np.ndarray
-    begun: np.ndarray  # the kind of match with which its run began
-    place: np.ndarray  # in the run, of the first token of its draft
-    goes_on: np.ndarray  # with the run of the step before
-    # Where the step before had left a run that could go on: the place of the token drawn last, else -1.
-    last: np.ndarray
-
-    @classmethod
-    def of(cls, steps: Steps, draft: int) -> "InRuns":
-        steps = steps.of(np.lexsort((steps.step, steps.row)))
-        is_next = np.diff(steps.row, prepend=-1) == 0
-        full = np.minimum(steps.matched + draft + 1, CONTEXT) * (steps.matched > 0)
-        needed = np.roll(np.where(steps.accepted == draft, full, 0), 1) * is_next
-        goes_on = (needed > 0) & (steps.matched >= needed)
-        first = np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(steps))))
-        begun = np.searchsorted(MATCHES, steps.matched, side="right")[first]
-        place = np.minimum((np.arange(len(steps)) - first) * (draft + 1), MOST - draft)
-        last = np.where(needed > 0, np.minimum(np.roll(place, 1) + draft + 1, MOST) - 1, -1)
-        return cls(steps.step, steps.accepted, begun, place, goes_on, last)
-
-    def counts(self, draft: int, chosen: np.ndarray) -> Drafted:
-        """Of the steps that a mask chooses."""
-        tried, right = np.zeros((2, KINDS, MOST), np.int64)
-        begun, place, accepted = (x[chosen] for x in (self.begun, self.place, self.accepted))
-        for turn in range(draft):
-            np.add.at(tried, (begun, place + turn), accepted >= turn)
-            np.add.at(right, (begun, place + turn), accepted > turn)
-        # The token behind a draft that was right: of the run of the step before.
-        (at,) = np.nonzero(chosen & (self.last >= 0))
-        np.add.at(tried, (self.begun[at - 1], self.last[at]), 1)
-        np.add.at(right, (self.begun[at - 1], self.last[at]), self.goes_on[at])
-        runs = np.bincount(self.begun[chosen & ~self.goes_on], minlength=KINDS)
-        return Drafted(runs, tried, right, draft * int(chosen.sum()))
-
-
-def counts_of(steps: Steps, draft: int) -> Drafted:
-    return InRuns.of(steps, draft).counts(draft, np.ones(len(steps), bool))
 
 
 def prior_of(counts: Sequence[Drafted]) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.adaptive_vs_static import median_interval
-from benchmarks.draft_acceptance import Group, groups_of
+from benchmarks.draft_acceptance import groups_of
 from pat_jax.common.devices import configure
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device import decode, decode_step
@@ -48,6 +48,7 @@ from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Load
 from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.profiling.simulate.draft_counting import Group
 
 VOCAB = 151_936  # of the recorded tokens
 PROMPT = 64  # tokens of a prompt that are kept: the last

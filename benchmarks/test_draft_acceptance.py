@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.draft_acceptance import SOURCES
-from benchmarks.draft_counting import Group, Record, Rules, Steps, verify
 from pat_jax.engine.device.suffix import CONTEXT as ENGINE_CONTEXT
 from pat_jax.engine.device.suffix import find
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import texts as engine_texts
+from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
 
 DRAFT, CONTEXT, BURST = 3, 4, 2
 ROOM = 128  # columns for others: more than they fill

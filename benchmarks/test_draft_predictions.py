@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from benchmarks.draft_counting import Group, Record, Rules, Steps, verify
-from benchmarks.draft_predictions import BURST, SHORT, Counted, counts_of, errors, prior_of
+from benchmarks.draft_predictions import BURST, SHORT, Counted, errors, prior_of
 from pat_jax.planning.drafts import KINDS, MOST, Drafted
+from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
+from pat_jax.profiling.simulate.draft_runs import counts_of
 
 DRAFT = 3
 

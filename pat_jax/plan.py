@@ -11,6 +11,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,12 @@ from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import write_page
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.planned import Question, planned
+from pat_jax.profiling.capacity.recorded_responses import (
+    Encode,
+    find_responses,
+    lengths_of,
+    sources_of,
+)
 from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.text import plan_text
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, check_room
@@ -36,8 +43,8 @@ from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.comparison import Series
-from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import Draw
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
 from pat_jax.run.in_program import in_program
 from pat_jax.run.plot import draw_rollout, plot_rollout
@@ -120,21 +127,24 @@ def question_of(config: PlanConfig, command: str) -> Question:
         "max_completion_length": config.max_completion_length,
     }
     check_context(lengths_asked, model.max_position, config.model)
-    lengths = find_lengths(config.lengths)
+    recorded = find_responses(config, model.vocab_size, encode_of(config.model))
+    lengths = lengths_of(config, recorded)
     order = Order.of(target, config.run(target), model, DEPTHS)
     check_room(order, config.model)
     plant = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
     drafts = drafts_of(config.speculation, target.chip.platform)
+    costs = costs_of(plant, profile, Path(config.data), config.sums, drafts)
     return Question(
         command,
         config.model,
         plant,
         Series(draw(config), config.rollouts),
         lengths,
-        costs_of(plant, profile, Path(config.data), config.sums, drafts),
+        costs,
         Path(config.data),
         config,
+        sources_of(config, recorded, costs.drafts, config.min_length),
     )
 
 
@@ -156,6 +166,14 @@ def model_of(name: str) -> ModelConfig:
       UserError: it is no usable checkpoint directory and no built-in shape.
     """
     return check_checkpoint(name) if Path(name).is_dir() else preset(name)
+
+
+def encode_of(name: str) -> Encode | None:
+    """The tokenizer of a checkpoint, which is loaded where there is a text for it."""
+    if not Path(name).is_dir():
+        return None
+    loaded = cache(lambda: HuggingFaceTokenizer(name))
+    return lambda text: loaded().encode(text)
 
 
 def folder_name(config: PlanConfig, now: datetime) -> str:

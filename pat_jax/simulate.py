@@ -9,7 +9,7 @@ device. Options that take several values, separated by commas, are combined in e
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,14 @@ from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
+from pat_jax.profiling.capacity.recorded_responses import (
+    RecordedResponses,
+    find_responses,
+    lengths_of,
+    sources_of,
+)
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
+from pat_jax.profiling.capacity.tables import SOURCE_HEADER, source_rows
 from pat_jax.profiling.capacity.what_if import (
     WhatIf,
     machine_of,
@@ -37,8 +44,8 @@ from pat_jax.profiling.capacity.what_if import (
     unmeasured,
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
-from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.run.plot import draw_rollout
 
 # Beside every layout: without drafts.
@@ -112,7 +119,9 @@ def simulate(config: Config = None, **options: Any) -> Simulated:
 
 
 def _simulated(config: SimulateConfig) -> Simulated:
-    lengths, profile = find_lengths(config.lengths), read_profile(Path(config.profile))
+    profile = read_profile(Path(config.profile))
+    recorded = find_responses(config, model_of(profile).vocab_size)
+    lengths = lengths_of(config, recorded)
     for _, cap, *_ in config.cases():
         asked = {
             "prompt_tokens": longest_prompt(config, lengths),
@@ -120,15 +129,17 @@ def _simulated(config: SimulateConfig) -> Simulated:
         }
         check_context(asked, model_of(profile).max_position, config.profile)
     configure(0)
-    drafts, told = _drafts(config, profile)
-    answers = [answer(config, profile, lengths, drafts, *case) for case in config.cases()]
+    drafts, sources, told = _drafts(config, profile, recorded)
+    answers = [answer(config, profile, lengths, drafts, sources, *case) for case in config.cases()]
     if config.out:
         write(Path(config.out), content(config, profile, lengths, answers) | {"drafts": told})
     return Simulated(config, profile, lengths, answers, told)
 
 
-def _drafts(config: SimulateConfig, profile: Profile) -> tuple[Drafts, tuple[str, ...]]:
-    """Those that were measured of the ones asked for, and what is to be said of it."""
+def _drafts(
+    config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None
+) -> tuple[Drafts, TextSources | None, tuple[str, ...]]:
+    """Those that were measured of the ones asked for, their sources, and what is to be said of it."""
     wanted = drafts_of(config.speculation, profile.subject.backend)
     drafts, told = measured_drafts(wanted, profile.latency)
     if config.speculation.source == "suffix" and not drafts.budgets:
@@ -137,7 +148,9 @@ def _drafts(config: SimulateConfig, profile: Profile) -> tuple[Drafts, tuple[str
             f"verify drafts of --speculation.budgets ({' '.join(map(str, wanted.budgets))}); measure them "
             "with python -m pat_jax.profile --speculation.source suffix, or leave the option out."
         )
-    return drafts, told
+    least = min(length for _, _, length in profile.latency.decode_table)
+    sources = sources_of(config, recorded, drafts, least)
+    return drafts, sources, (*told, *(sources.words(drafts.longest) if sources else ()))
 
 
 def answer(
@@ -145,6 +158,7 @@ def answer(
     profile: Profile,
     lengths: ResponseLengths,
     drafts: Drafts,
+    sources: TextSources | None,
     responses: int,
     cap: int,
     link_slowdown: float,
@@ -171,8 +185,10 @@ def answer(
         config.check_every,
         drafts,
     )
-    machine = machine_of(profile, what_if)
-    return Answer(what_if, compare(machine, lengths, series), unmeasured(profile, machine))
+    machine = machine_of(profile, what_if, sources and sources.of_every_rollout.acceptance)
+    known = sources.known if sources else ()
+    found = compare(machine, lengths, series, sources=known)
+    return Answer(what_if, found, unmeasured(profile, machine))
 
 
 def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
@@ -187,6 +203,7 @@ def tables(
         f"lengths: {lengths.source}\n"
         "replayed: the planner that ships, on a simulated clock",
         _gains(answers),
+        *_by_source(answers),
         *(_rollouts(one) for one in answers if config.rollouts > 1),
     ]
     parts += dict.fromkeys(
@@ -220,6 +237,13 @@ def _gains(answers: Sequence[Answer]) -> str:
             ]
         )
     return text_table(header, rows)
+
+
+def _by_source(answers: Sequence[Answer]) -> Iterator[str]:
+    """What drafts give, by what they are copied from; nothing where none are made."""
+    rows = [[str(one.what_if), *row] for one in answers for row in source_rows(one.comparison)]
+    if rows:
+        yield text_table(["what if", *SOURCE_HEADER], rows)
 
 
 def _with_drafts(found: Comparison) -> list[Cell]:

@@ -32,8 +32,11 @@ class Record:
         )
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path, *, of: str = "problems") -> list[Record]:
     """Every row of the file: at least one.
+
+    Args:
+      of: what its rows are, for people.
 
     Raises:
       UserError: it cannot be read, is damaged, or has no row.
@@ -65,7 +68,7 @@ def read_records(path: Path) -> list[Record]:
         ) from None
     if not records:
         raise UserError(
-            f"{path} holds no problems: expected at least one row; check that it was written fully."
+            f"{path} holds no {of}: expected at least one row; check that it was written fully."
         )
     return records
 
@@ -88,8 +91,8 @@ def _read_json(path: Path) -> Iterator[Record]:
         ) from None
     if not isinstance(values, list):
         raise UserError(
-            f"{path} is {shown(values)}: expected an array of objects at the top; put the "
-            "problems in one array."
+            f"{path} is {shown(values)}: expected an array of objects at the top; put "
+            "them in one array."
         )
     for number, value in enumerate(values, start=1):
         yield _record(path, "row", number, value)
@@ -148,7 +151,7 @@ def _decode(path: Path, data: bytes, line: int | None = None) -> str:
 def _record(path: Path, unit: str, number: int, value: object) -> Record:
     if not isinstance(value, dict):
         raise UserError(
-            f"{path}, {unit} {number}, is {shown(value)}: expected an object with fields such as "
-            "prompt, or problem and answer; correct this row."
+            f"{path}, {unit} {number}, is {shown(value)}: expected an object with fields by name; "
+            "correct this row."
         )
     return Record(path, unit, number, value)

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "profiling.measure": f"{BELOW_THE_ENGINE} engine profiling.simulate",
     "profiling.predict": f"{BELOW_THE_ENGINE} engine profiling.measure",
     "profiling.cross_compile": f"{BELOW_THE_ENGINE} engine training profiling.predict",
-    "profiling.capacity": f"{BELOW_THE_ENGINE} engine rl.packing training profiling.simulate profiling.predict profiling.cross_compile",
+    "profiling.capacity": f"{BELOW_THE_ENGINE} engine rl.packing rl.row_files training profiling.simulate profiling.predict profiling.cross_compile",
     "run": f"{BELOW_THE_ENGINE} engine rl training profiling.measure profiling.predict.targets",
     "batch_generation": f"{BELOW_THE_ENGINE} engine rl",
     "evaluation": "common config engine.sequences models rl run",

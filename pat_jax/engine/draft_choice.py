@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.rules import require
 from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
@@ -27,6 +28,10 @@ class DraftChoice:
     drafts: Drafts
     reason: str  # for the log
     policy: Policy | None = None  # of a draft model
+
+    @property
+    def drafter(self) -> Drafter:
+        return Drafter(self.drafts, self.policy)
 
 
 def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:

@@ -3,7 +3,6 @@
 Knows layouts, shardings and options. Does not know how a plan uses the answer.
 """
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pat_jax.common.devices import HOST_MEMORY, Device
 from pat_jax.common.errors import UserError
@@ -25,15 +23,16 @@ from pat_jax.engine.device.program_specs import (
     page_bytes,
     unsplit_pages,
 )
+from pat_jax.engine.draft_memory import DraftBytes, Drafter, draft_bytes
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.buckets import largest_length
+from pat_jax.engine.layout.buckets import Buckets, largest_length
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.policy import Policy
-from pat_jax.planning.memory import GIB, USABLE, MemoryModel
+from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
 
-log = logging.getLogger(__name__)
+NOTHING = Drafter()  # is drafted
 
 
 class MemoryOption(Protocol):
@@ -57,16 +56,22 @@ def kv_bytes(
     *,
     limit: float,
     resident: Any,
+    drafter: Drafter = NOTHING,
 ) -> float:
     """Bytes of a device that the KV cache may take, in all of `layouts` and in switches between them.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+      drafter: of bursts with drafts.
     """
     if math.isinf(limit):
         return math.inf
-    weights = _weights(policy, layouts, dtype)
-    left = USABLE * limit - shard_bytes(resident) - max(weights.values())
+    weights, drafted = (
+        _weights(policy, layouts, dtype),
+        _drafted(policy, layouts, config, dtype, drafter),
+    )
+    most = max(weights[split] + beside(*drafted[split], limit) for split in layouts)
+    left = USABLE * limit - shard_bytes(resident) - most
     one_page = page_bytes(policy.config, config.page_size, dtype)
     # Pages on their way between groups of a layout: packed, and arrived.
     shifted = max(2 * (split.dp > 1) for split in layouts) * SIZES[0] * one_page
@@ -90,6 +95,34 @@ def _weights(policy: Policy, layouts: Mapping[Split, Layout], dtype: jnp.dtype) 
     }
 
 
+def _drafted(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    drafter: Drafter,
+) -> dict[Split, DraftBytes]:
+    """As `_drafted_by`, before there are programs."""
+    sequences = config.prompts_per_step * config.num_generations
+    buckets = Buckets.of(tuple(layouts), sequences, config)
+    return draft_bytes(policy.config, layouts, buckets, config, drafter, dtype)
+
+
+def _drafted_by(specs: ProgramSpecs) -> dict[Split, DraftBytes]:
+    functions = specs.functions
+    drafter = Drafter(specs.drafts, functions.draft_policy)
+    shapes = specs.layouts, specs.buckets, specs
+    return draft_bytes(functions.policy.config, *shapes, drafter, functions.dtype)
+
+
+def _by_part(drafted: Mapping[Split, DraftBytes]) -> dict[str, dict[Split, int]]:
+    """As `MemoryModel` has it."""
+    return {
+        "draft_sources": {split: each.source for split, each in drafted.items()},
+        "draft_steps": {split: each.steps for split, each in drafted.items()},
+    }
+
+
 def _chunk(leaves: Sequence[Any], limit: int) -> int:
     """Bytes, over all devices, of the largest chunk of the weights that is re-sliced at once."""
     sizes = [x.size * x.dtype.itemsize for x in leaves]
@@ -104,12 +137,14 @@ def memory_alone(
     *,
     limit: float,
     resident: Any,
+    drafter: Drafter = NOTHING,
 ) -> MemoryModel:
     """What each of `layouts` takes of a device where it is the only one: its own smallest pool, which
     holds the longest sequence or is as large as the options say, and nothing for switches.
 
     Args:
       resident: a tree of shapes with shardings, of what stays on the devices during a rollout.
+      drafter: of bursts with drafts.
     """
     longest = largest_length(config.max_length, config.min_length)
     ways = {split: layout.size(layout.kv_axes) for split, layout in layouts.items()}
@@ -128,6 +163,7 @@ def memory_alone(
         chunk=0,
         staging=0,
         ahead=config.check_every,
+        **_by_part(_drafted(policy, layouts, config, dtype, drafter)),
     )
 
 
@@ -153,6 +189,7 @@ def memory_model(
         chunk=_chunk(leaves, specs.reslice_chunk_bytes),
         staging=specs.staging_bytes,
         ahead=config.check_every,
+        **_by_part(_drafted_by(specs)),
     )
 
 
@@ -185,14 +222,17 @@ def check_memory(memory: MemoryModel, starts: Sequence[Split], options: str) -> 
     """
     best = min(starts, key=memory.held)
     if memory.held(best) > memory.usable:
+        drafted = memory.drafted(best)
+        drafting = f", drafts {gib(drafted)}" if drafted else ""
         raise UserError(
             f"{options}: {best} needs {gib(memory.held(best))} of a device (weights "
             f"{gib(memory.weights[best])}, training state {gib(memory.resident)}, KV cache "
             f"{gib(memory.pool(best))} for {memory.pages[best]} pages of {memory.page_size} "
-            f"tokens), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
+            f"tokens{drafting}), but {gib(memory.usable)} of its {gib(memory.limit)} can be used; allow "
             "shorter prompts and responses (the longest sequence has to fit alone), fewer "
             "--rollout.kv_pages if given, take --compute_dtype bfloat16 or --rollout.weights int8, "
-            "or use more devices."
+            + "make no drafts (--speculation.source none), " * bool(drafted)
+            + "or use more devices."
         )
 
 
@@ -218,30 +258,6 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
     }
 
 
-def describe_memory(memory: MemoryModel, config: RolloutConfig) -> list[str]:
-    """What a run's log says of memory before the first step."""
-    sequences = config.prompts_per_step * config.num_generations
-    lines = [
-        "memory: this backend names no limit, so every layout is taken to fit "
-        "(--rollout.device_memory_gib sets one)"
-        if math.isinf(memory.limit)
-        else f"memory of a device: {gib(memory.limit)}, {USABLE:.0%} of it to be used, training "
-        f"state {gib(memory.resident)}"
-    ]
-    longest = np.array(config.max_length - 1)
-    for split, weights in memory.weights.items():
-        pages = split.dp * (memory.pages[split] - 1)
-        whole = int(pages // memory.needed(np.array(1), longest))
-        lines.append(
-            f"memory in {split}: weights {gib(weights)}, KV cache {gib(memory.pool(split))} "
-            f"({pages} pages of {memory.page_size} tokens, {min(whole, sequences)} of {sequences} "
-            "sequences at full length)"
-        )
-        if whole < sequences:
-            lines[-1] += "; others wait or are preempted while it is full"
-    return lines
-
-
 def peak_bytes(devices: Iterable[Device]) -> int | None:
     """The most of any device that was in use since the process began; None: no device says."""
     peaks = [stats.get("peak_bytes_in_use") for stats in _memory_stats(devices)]
@@ -252,22 +268,6 @@ def _memory_stats(devices: Iterable[Device]) -> list[Mapping[str, int]]:
     """Of the devices of this process, which alone tell it."""
     own = jax.process_index()
     return [device.memory_stats() or {} for device in devices if device.process_index == own]
-
-
-def describe_peak(memory: MemoryModel, devices: Iterable[Device], update: str) -> str:
-    """What a run's log says of memory when it has ended.
-
-    Args:
-      update: what was predicted of it.
-    """
-    if (peak := peak_bytes(devices)) is None:
-        return "memory: this backend names no peak"
-    split = max(memory.weights, key=memory.held)
-    return (
-        f"memory: at most {gib(peak)} of a device were in use; predicted were "
-        f"{gib(memory.held(split))} for weights, KV cache and training state in {split}, the largest, "
-        f"and for {update}"
-    )
 
 
 def gib(size: float) -> str:

@@ -5,7 +5,7 @@ costs that pages are few (`turns.py`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from pat_jax.planning.types import Split
 
 USABLE = 0.9  # of a device's memory: the rest is left to what programs need while they run
 GIB = 2**30
+
+
+def beside(arrays: int, temporaries: int, limit: float) -> int:
+    """Bytes of a device's usable part that a program takes, of `limit` in all."""
+    return arrays + int(max(0.0, temporaries - (1 - USABLE) * limit))
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,9 @@ class MemoryModel:
     chunk: int  # bytes, over all devices, of the weights that are re-sliced at once
     staging: int  # bytes of pages on their way from one layout to another, at most
     ahead: int  # tokens that a context needs room for beside its own
+    # Of bursts with drafts, nothing where there are none: what drafts come from, and temporaries of a step.
+    draft_sources: Mapping[Split, int] = field(default_factory=dict)
+    draft_steps: Mapping[Split, int] = field(default_factory=dict)
 
     @property
     def usable(self) -> float:
@@ -42,13 +50,20 @@ class MemoryModel:
 
     def held(self, split: Split) -> int:
         """Bytes while it decodes, whatever is live."""
-        return self.resident + self.weights[split] + self.pool(split)
+        return self.resident + self.weights[split] + self.pool(split) + self.drafted(split)
+
+    def drafted(self, split: Split) -> int:
+        """Bytes that the largest burst with drafts needs beside these: what they come from, and what of its
+        temporaries does not fit where those of all programs have room."""
+        source, steps = self.draft_sources.get(split, 0), self.draft_steps.get(split, 0)
+        return beside(source, steps, self.limit)
 
     def starting(self, split: Split, sequences: int, prompt: int) -> int:
         """Bytes for that many sequences with prompts of `prompt` tokens, and nothing more."""
         rows, tokens = np.array(-(-sequences // split.dp)), np.array(prompt + self.ahead)
         pages = int(self.needed(rows, tokens)) + 1
-        return self.resident + self.weights[split] + self.page[split] * pages
+        held = self.resident + self.weights[split] + self.drafted(split)
+        return held + self.page[split] * pages
 
     def needed(self, fullest: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Pages of the fullest group for `fullest` sequences of `tokens`."""
@@ -67,10 +82,12 @@ class MemoryModel:
         """Most bytes of a switch, [from, to].
 
         A re-slice frees each old leaf once its new one is there, so the larger of the two sets of
-        weights and one chunk are the most it holds, while pages are still on their way in the pool.
+        weights and one chunk are the most it holds, while pages are still on their way in the pool. No
+        burst runs at the time, but what it drafts from lies there still.
         """
         weights = np.array([self.weights[split] for split in splits])
         tp, pool = np.array([split.tp for split in splits]), max(map(self.pool, splits))
         chunk = self.chunk // np.minimum(tp[:, None], tp)
         held = self.resident + np.maximum(weights[:, None], weights)
-        return held + chunk + pool + self.staging
+        drafted = max(self.draft_sources.values(), default=0)
+        return held + chunk + pool + self.staging + drafted

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from pat_jax.config.run import RunConfig
-from pat_jax.engine.memory import describe_memory
+from pat_jax.engine.memory_words import describe_memory
 from pat_jax.planning.types import Split
 from pat_jax.run.progress import Progress
 from pat_jax.run.setup import Setup

@@ -17,7 +17,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.memory import describe_peak
+from pat_jax.engine.memory_words import describe_peak
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel

@@ -203,6 +203,15 @@ def _engine(
         drafts.policy, partial(load_params, config.speculation.draft_model, drafts.policy)
     )
     policy = policy.with_weights(config.rollout.weights)
+    room = kv_bytes(
+        policy,
+        layouts,
+        config.rollout,
+        dtype,
+        limit=limit,
+        resident=resident,
+        drafter=drafts.drafter,
+    )
     return RolloutEngine(
         policy,
         devices,
@@ -211,7 +220,7 @@ def _engine(
         eos_ids=eos_ids,
         dtype=dtype,
         layouts=layouts,
-        kv_bytes=kv_bytes(policy, layouts, config.rollout, dtype, limit=limit, resident=resident),
+        kv_bytes=room,
         drafts=drafts.drafts,
         draft=draft,
     )
@@ -226,8 +235,11 @@ def _alone(
 ) -> MemoryModel:
     """What each layout takes of a device alone; one that a rollout may start in has to fit."""
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    drafter = _drafts(config, policy, devices).drafter
     policy = policy.with_weights(config.rollout.weights)
-    memory = memory_alone(policy, layouts, config.rollout, dtype, limit=limit, resident=resident)
+    memory = memory_alone(
+        policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafter=drafter
+    )
     starts = list(layouts) if config.is_planned else list(layouts)[:1]
     name = "switch_to" if config.switch_to else "layout"
     check_memory(memory, starts, f"option --{name} is {getattr(config, name)!r}")

@@ -90,6 +90,7 @@ def memory_bars(report: PlanReport) -> str:
             ("weights", layout.weights),
             ("optimizer and master weights", layout.optimizer),
             ("KV cache", layout.kv_cache),
+            *[("drafts", layout.drafts)] * (layout.drafts > 0),
             *[("programs", layout.programs)] * bool(report.programs),
         )
         segments = [Segment(name, n / GIB, colour(i)) for i, (name, n) in enumerate(parts)]

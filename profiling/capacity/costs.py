@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pat_jax.common.errors import UserError
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
-from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.types import Split
@@ -97,19 +96,8 @@ def _drafts_assumed(drafts: Drafts) -> Iterator[str]:
         yield (
             "A step that verifies drafts is composed as one of as many tokens as it has room for, each "
             f"sequence's KV cache read once, and {1e6 * DRAFTING_S:.3g} us for finding drafts (assumed). "
-            "None was measured, and its programs were not compiled."
+            "None was measured."
         )
-        yield drafts_worth(drafts)
-
-
-def drafts_worth(drafts: Drafts) -> str:
-    """What is taken for true, in a sentence."""
-    said = Acceptance.unseen().tokens(drafts.longest, drafts.longest, 1)
-    return (
-        "Drafts are right as often as counted on responses of reasoning models (built in; python -m "
-        f"benchmarks.draft_acceptance): a sequence alone says {said:.3g} tokens a step with drafts of "
-        f"{drafts.longest}. Your texts may repeat more or less."
-    )
 
 
 def profiled(
@@ -146,8 +134,7 @@ def measured_drafts(drafts: Drafts, latency: LatencyModel) -> tuple[Drafts, tupl
     budgets = tuple(n for n in drafts.budgets if n in latency.budgets)
     if not budgets:
         return NO_DRAFTS, ("The profile has no steps that verify drafts: none are made.",)
-    kept = replace(drafts, budgets=budgets)
-    return kept, (drafts_worth(kept),)
+    return replace(drafts, budgets=budgets), ()
 
 
 # Fields of a model that say nothing of what a step takes.

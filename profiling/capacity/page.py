@@ -34,6 +34,7 @@ from pat_jax.profiling.capacity.tables import (
     memory_table,
     memory_words,
     sent_table,
+    source_table,
     switch_table,
     uncompiled_words,
 )
@@ -128,6 +129,13 @@ def _sections(report: PlanReport) -> Iterator[str]:
         f"clock whose steps take what {report.steps.explained} say. {report.steps.reliance} Lengths: "
         f"{report.lengths.source}.",
     )
+    if (table := source_table(report)) is not None:
+        yield _section(
+            "What drafts give",
+            html_table(table),
+            source="By what they are copied from. None of these rollouts ran; what is taken for true of drafts "
+            "stands at the end.",
+        )
     switches = html_table(switch_table(report)) if report.comparison.traces[0].switches else ""
     yield _section("The first rollout", trace_plot(report), switches)
     if report.update:

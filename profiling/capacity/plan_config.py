@@ -24,6 +24,7 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
+from pat_jax.profiling.simulate.text_sources import COPIED
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,12 @@ class PlanConfig:
     """The cap in tokens at which a response is cut; with the longest prompt at most the model's context."""
     max_prompt_length: int = 1024
     """Longest prompt in tokens."""
-    lengths: str = "reasoning"
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
+    lengths: str = ""
+    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes those of
+    --responses_file, or reasoning."""
+    responses_file: str = ""
+    """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
+    pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
     length_scale: float = 1.0
     """Times that responses are longer than the file or the distribution says."""
     num_generations: int = 8
@@ -126,7 +131,7 @@ class PlanConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):
-        check(self, "model target lengths", GIVEN)
+        check(self, "model target", GIVEN)
         check(self, "responses", count(1, MOST_REPLAYED))
         check(self, "num_generations min_rows", RESPONSES)
         check(self, "max_completion_length max_prompt_length prompt_tokens", TOKENS)
@@ -136,6 +141,7 @@ class PlanConfig:
         check(self, "length_scale", positive(1000))
         check(self, "device_memory_gib", MEMORY_GIB)
         check(self, "seed", SEED)
+        check(self.speculation, "source", COPIED, "speculation.")
         require(
             self.responses % self.num_generations == 0,
             "responses",
@@ -213,6 +219,7 @@ class PlanConfig:
             optimizer=OptimizerConfig(**asdict(self.optimizer)),
             compute_dtype=self.compute_dtype,
             run_dir=self.run_dir,
+            speculation=self.speculation,
             rollout=RolloutConfig(
                 prompts_per_step=prompts,
                 num_generations=self.num_generations,

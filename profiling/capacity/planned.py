@@ -10,7 +10,6 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.text_table import percent
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout_choice import worth_planning
-from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.memory import MemoryModel
 from pat_jax.planning.types import Split
@@ -32,6 +31,7 @@ from pat_jax.profiling.cross_compile.plant import Plant
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.training.update_memory import UpdateOptions
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
@@ -50,6 +50,7 @@ class Question:
     costs: SourcedLatency
     data: Path  # a folder that may hold kernel tables
     options: UpdateOptions
+    sources: TextSources | None = None  # what drafts are copied from; None: none are made
 
     @property
     def run(self) -> RunConfig:
@@ -65,7 +66,7 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
       UserError: no layout can be used, or the profile is of something else.
     """
     plant, run = question.plant, question.run
-    memory, costs = plant.memory, question.costs
+    memory, costs, sources = plant.memory, question.costs, question.sources
     refused = _refused(question, costs.latency, compilation)
     used = tuple(split for split in plant.layouts if split not in refused)
     if not used:
@@ -83,9 +84,10 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         runs_ahead=True,
         has_pools=True,
         drafts=costs.drafts,
-        acceptance=Acceptance.unseen() if costs.drafts.budgets else None,
+        acceptance=sources.of_every_rollout.acceptance if sources else None,
     )
-    comparison = compare(machine, question.lengths, question.series, costs.sum_seconds)
+    known = sources.known if sources else ()
+    comparison = compare(machine, question.lengths, question.series, costs.sum_seconds, known)
     programs = compilation.programs if compilation else ()
     updating = (
         PlannedUpdate(plant, question.data, programs, question.options) if run.train else None
@@ -102,7 +104,12 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         comparison,
         update,
         limits(comparison, machine),
-        (*costs.notes, *(updating.notes if updating else ()), *_notes(question)),
+        (
+            *costs.notes,
+            *(sources.words(costs.drafts.longest) if sources else ()),
+            *(updating.notes if updating else ()),
+            *_notes(question),
+        ),
         tuple(_warnings(question, update)),
     )
 
@@ -129,16 +136,17 @@ def _refused(
     refused |= {split: "no times of it are known" for split in kept if split not in known}
     for program in compilation.failed if compilation else ():
         if program.name in WHILE_DECODING:
-            refused.setdefault(program.split, f"{program.name} does not compile: {program.error}")
+            named = program.name + " with drafts" * (program.budget > 0)
+            refused.setdefault(program.split, f"{named} does not compile: {program.error}")
     return refused
 
 
 def _within(memory: MemoryModel, used: tuple[Split, ...]) -> MemoryModel:
     """The same account, of the `used` layouts alone."""
     maps = {
-        field.name: {split: getattr(memory, field.name)[split] for split in used}
+        field.name: {split: value for split, value in known.items() if split in used}
         for field in fields(memory)
-        if isinstance(getattr(memory, field.name), Mapping)
+        if isinstance(known := getattr(memory, field.name), Mapping)
     }
     return replace(memory, **maps)
 
@@ -172,10 +180,12 @@ def _memory(
     plant: Plant, refused: Mapping[Split, str], programs: tuple[CompiledProgram, ...]
 ) -> Memory:
     memory, rollout = plant.memory, plant.order.config.rollout
-    beside = dict.fromkeys(plant.layouts, 0)
-    for program in programs:
-        if program.name in WHILE_DECODING and not program.error:
-            beside[program.split] = max(beside[program.split], program.taken_bytes)
+    running = [one for one in programs if one.name in WHILE_DECODING and not one.error]
+    # Bursts with drafts verify as many tokens in every layout: those that are compiled stand for the others.
+    drafting = max((one.taken_bytes for one in running if one.budget), default=0)
+    beside = dict.fromkeys(plant.layouts, drafting)
+    for program in running:
+        beside[program.split] = max(beside[program.split], program.taken_bytes)
     longest = np.array(rollout.max_length - 1)
     sequences = rollout.prompts_per_step * rollout.num_generations
     layouts = []
@@ -183,7 +193,8 @@ def _memory(
         pages = split.dp * (memory.pages[split] - 1)
         whole = min(sequences, int(pages // memory.needed(np.array(1), longest)))
         held = memory.weights[split], memory.resident, memory.pool(split), beside[split]
-        layouts.append(LayoutMemory(split, *held, whole, refused.get(split, "")))
+        drafts = memory.draft_sources[split] + (0 if programs else memory.draft_steps[split])
+        layouts.append(LayoutMemory(split, *held, whole, refused.get(split, ""), drafts))
     return Memory(
         "compiler" if programs else "arithmetic",
         int(memory.limit),

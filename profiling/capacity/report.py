@@ -13,10 +13,11 @@ from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.simulate.comparison import Comparison
 
-VERSION = 4  # of the JSON
+VERSION = 5  # of the JSON
 KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),
+    "drafts": ("decode",),  # verified by bursts of their own
     "re-slice": ("reslice",),
     "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
     "weights from training": ("transfer",),
@@ -55,10 +56,12 @@ class LayoutMemory:
     programs: int  # the most that one of its programs needs beside these
     whole: int  # sequences that find pages at full length, of those in a rollout
     refusal: str = ""  # why it is not used; empty if it is
+    # What bursts with drafts need beside: texts and, where nothing was compiled, temporaries of a step.
+    drafts: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer + self.kv_cache + self.programs
+        return self.weights + self.optimizer + self.kv_cache + self.programs + self.drafts
 
     @property
     def is_used(self) -> bool:
@@ -148,16 +151,20 @@ class PlanReport:
 
     def compiles(self, split: Split) -> dict[str, bool | None]:
         """Whether every program of this kind that uses the layout compiles; None: no program does."""
-        found: dict[str, bool | None] = dict.fromkeys(KINDS)
+        has_drafts = any(program.budget for program in self.programs)
+        found: dict[str, bool | None] = {}
         for kind, names in KINDS.items():
-            of_all = kind == "training"
+            is_drafts = kind == "drafts"
+            if is_drafts and not has_drafts:
+                continue
             programs = [
                 program
                 for program in self.programs
-                if program.name in names and (of_all or split in (program.split, program.target))
+                if program.name in names
+                and (program.budget > 0) == is_drafts
+                and (kind == "training" or split in (program.split, program.target))
             ]
-            if programs:
-                found[kind] = not any(program.error for program in programs)
+            found[kind] = not any(program.error for program in programs) if programs else None
         return found
 
     @property
@@ -166,12 +173,13 @@ class PlanReport:
 
     @property
     def iterations(self) -> list[Iteration]:
-        """Rollout and update of every system, the adaptive one first; none where nothing is trained."""
+        """Rollout and update of every system, the adaptive ones first; none where nothing is trained."""
         if self.update is None:
             return []
         update_s = self.update.total_s
-        systems = self.comparison.adaptive, *self.comparison.static
-        return [Iteration(system.name, system.mean_s, update_s) for system in systems]
+        return [
+            Iteration(system.name, system.mean_s, update_s) for system in self.comparison.systems
+        ]
 
     def to_json(self) -> str:
         content = {

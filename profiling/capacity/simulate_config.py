@@ -21,6 +21,7 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
+from pat_jax.profiling.simulate.text_sources import COPIED
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
 WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
@@ -46,8 +47,12 @@ class SimulateConfig:
 
     profile: str = "profile.json"
     """A file of `python -m pat_jax.profile`: what each step and switch takes."""
-    lengths: str = "reasoning"
-    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short."""
+    lengths: str = ""
+    """Response lengths: a .csv, .json or .jsonl file, or reasoning, pat, math or short; empty takes those of
+    --responses_file, or reasoning."""
+    responses_file: str = ""
+    """Recorded responses as token ids, several to a prompt, a .jsonl, .json or .parquet file such as python -m
+    pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
     responses: str = "1024"
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = "24576"
@@ -84,7 +89,7 @@ class SimulateConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self):
-        check(self, "profile lengths", GIVEN)
+        check(self, "profile", GIVEN)
         check(self, "responses", listed(WHOLE, MOST_REPLAYED, "whole numbers from 1"))
         check(self, "max_completion_length", listed(WHOLE, 2**24, "whole numbers from 1"))
         check(self, "link_slowdown host_us", listed(NUMBER, 10**6, "numbers"))
@@ -98,6 +103,7 @@ class SimulateConfig:
         check(self, "length_scale", positive(1000))
         check(self, "device_memory_gib", MEMORY_GIB)
         check(self, "seed", SEED)
+        check(self.speculation, "source", COPIED, "speculation.")
 
     def cases(self) -> Iterator[tuple[int, int, float, float]]:
         """(responses, cap, link slowdown, host microseconds) of each question."""

@@ -1,12 +1,14 @@
 """The tables and sentences of a plan that its text and its page have in common, by value."""
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from pat_jax.common.text_table import Cell, percent
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity.report import KINDS, Memory, PlanReport
+from pat_jax.profiling.capacity.report import Memory, PlanReport
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.simulate.comparison import Comparison
 
 UNCOMPILED = "–"
 IN_A_STEP = 2  # loops around what happens in every decode step
@@ -18,11 +20,14 @@ class Table(NamedTuple):
 
 
 def memory_table(memory: Memory) -> Table:
-    header = ["layout", "weights", "optimizer", "KV cache", "programs", "all", "whole", ""]
+    parts = ["weights", "optimizer", "KV cache"]
+    has_drafts = any(layout.drafts for layout in memory.layouts)
+    header = ["layout", *parts, *["drafts"] * has_drafts, "programs", "all", "whole", ""]
     rows = [
         [
             str(layout.split),
             *(n / GIB for n in (layout.weights, layout.optimizer, layout.kv_cache)),
+            *[layout.drafts / GIB] * has_drafts,
             layout.programs / GIB if memory.source == "compiler" else None,
             layout.total / GIB,
             layout.whole,
@@ -42,25 +47,24 @@ def memory_words(memory: Memory) -> Iterator[str]:
 def compile_table(report: PlanReport) -> Table:
     """Of each layout yes and no, and a dash where nothing was compiled for it."""
     words = {True: "yes", False: "no", None: UNCOMPILED}
-    rows = [
-        [str(layout.split), *(words[can] for can in report.compiles(layout.split).values())]
-        for layout in report.memory.layouts
-    ]
-    return Table(["layout", *KINDS], rows)
+    found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
+    rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
+    return Table(["layout", *next(iter(found.values()))], rows)
 
 
 def uncompiled_words(report: PlanReport) -> Iterator[str]:
     """What the dashes of `compile_table` mean, where there are any."""
     if any(UNCOMPILED in row for row in compile_table(report).rows):
         yield (
-            f"{UNCOMPILED}: not compiled for it. Switches are between neighbours; weights from training "
-            "go to the layouts with the least and the most TP, which stand for the others."
+            f"{UNCOMPILED}: not compiled for it. Switches are between neighbours; bursts with drafts and "
+            "weights from training are those of the layouts with the least and the most TP, which stand for the "
+            "others."
         )
 
 
 def sent_table(report: PlanReport) -> Table:
     rows = [
-        [str(program.split), *cells]
+        [str(program.split) + ", drafts" * (program.budget > 0), *cells]
         for program in report.programs
         if program.name == "decode" and not program.error
         for cells in _collectives(program)
@@ -127,13 +131,32 @@ def draft_words(report: PlanReport) -> Iterator[str]:
     found, drafting = report.comparison, report.comparison.drafting
     if drafting is not None:
         best = found.best_static
-        said = sum(drafting.tokens_per_step) / len(drafting.tokens_per_step)
+        said = fmean(drafting.tokens_per_step)
         yield (
             f"with drafts a sequence says {said:.3g} tokens in a decode step, and a rollout takes "
             f"{drafting.mean_s:.3g} s: {best.mean_s / drafting.mean_s:.3g} times as fast as {best.name} "
             f"without, the best static layout, and {found.adaptive.mean_s / drafting.mean_s:.3g} times as "
             "fast as adapting without"
         )
+
+
+SOURCE_HEADER = ("drafts from", "tokens a step", "rollout s", "times as fast as without")
+
+
+def source_rows(found: Comparison) -> Iterator[list[Cell]]:
+    """Under `SOURCE_HEADER`, without drafts first; nothing where none are made."""
+    adaptive = found.adaptive
+    if found.by_source:
+        yield ["nothing", 1, adaptive.mean_s, None]
+    for one in found.by_source:
+        tokens, faster = fmean(one.tokens_per_step), adaptive.mean_s / one.mean_s
+        yield [one.name, tokens, one.mean_s, f"{faster:.2f} x"]
+
+
+def source_table(report: PlanReport) -> Table | None:
+    """None where no drafts are made."""
+    rows = list(source_rows(report.comparison))
+    return Table(SOURCE_HEADER, rows) if rows else None
 
 
 def switch_table(report: PlanReport) -> Table:

@@ -15,6 +15,7 @@ from pat_jax.profiling.capacity.tables import (
     memory_table,
     memory_words,
     sent_table,
+    source_table,
     switch_table,
     uncompiled_words,
 )
@@ -37,7 +38,7 @@ def plan_text(report: PlanReport) -> str:
     parts = [_title(report), *(f"Warning: {line}" for line in report.warnings)]
     parts.append(_memory(report.memory))
     parts += [_compiles(report), _sent(report)] if report.programs else []
-    parts += [_steps(report.steps), _gains(report), *_switches(report)]
+    parts += [_steps(report.steps), _gains(report), *_sources(report), *_switches(report)]
     parts += [_update(report.update), _iterations(report)] if report.update else []
     parts.append("What limits it:\n" + "\n".join(f"- {line}" for line in report.limits))
     if report.notes:
@@ -126,6 +127,11 @@ def _gains(report: PlanReport) -> str:
             *draft_words(report),
         ]
     )
+
+
+def _sources(report: PlanReport) -> Iterator[str]:
+    if (table := source_table(report)) is not None:
+        yield "What drafts give, by what they are copied from\n" + text_table(*table)
 
 
 def _switches(report: PlanReport) -> Iterator[str]:

@@ -9,8 +9,10 @@ from pat_jax.profiling.capacity.report import SOURCES, PlanReport
 from pat_jax.profiling.capacity.tables import Table
 from pat_jax.profiling.capacity.update_report import RELIANCE, STAGES, Update, UpdateMemory
 from pat_jax.profiling.predict.update_times import Seconds
+from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING
 
 UNVERIFIED = "not verified"
+ADAPTING = ADAPTIVE, DRAFTING
 
 
 def stages(update: Update) -> Iterator[tuple[str, Seconds]]:
@@ -82,7 +84,7 @@ def update_memory_words(memory: UpdateMemory) -> str:
 
 def iteration_table(report: PlanReport) -> Table:
     header = ["system", "rollout s", "update s", "all", "rollout's share", "saved by adapting"]
-    adaptive, *static = report.iterations
+    adaptive, *others = report.iterations
     rows = [
         [
             each.name,
@@ -90,18 +92,24 @@ def iteration_table(report: PlanReport) -> Table:
             each.update_s,
             each.total_s,
             percent(each.rollout_share),
-            "" if each is adaptive else percent(1 - adaptive.total_s / each.total_s),
+            "" if each.name in ADAPTING else percent(1 - adaptive.total_s / each.total_s),
         ]
-        for each in (adaptive, *static)
+        for each in (adaptive, *others)
     ]
     return Table(header, rows)
 
 
 def iteration_words(report: PlanReport) -> str:
-    adaptive, *static = report.iterations
+    adaptive, *others = report.iterations
+    static = [each for each in others if each.name not in ADAPTING]
     best = min(static, key=lambda each: each.total_s)
+    drafting = "".join(
+        f"With drafts it takes {each.total_s:.3g} s, where adapting without takes {adaptive.total_s:.3g}. "
+        for each in others
+        if each.name == DRAFTING
+    )
     return (
         f"Adapting, the update takes {percent(1 - adaptive.rollout_share)} of an iteration; an iteration takes "
         f"{percent(1 - adaptive.total_s / best.total_s)} less than in {best.name}, the best static layout. "
-        f"Rewards and the host's work are left out; steps {report.steps.margin}, the update {UNVERIFIED}."
+        f"{drafting}Rewards and the host's work are left out; steps {report.steps.margin}, the update {UNVERIFIED}."
     )

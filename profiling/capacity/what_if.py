@@ -12,6 +12,7 @@ import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
@@ -40,7 +41,7 @@ class WhatIf:
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
     check_every: int = 16
-    drafts: Drafts = NO_DRAFTS  # as good as `Acceptance.unseen` has them
+    drafts: Drafts = NO_DRAFTS
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
@@ -51,8 +52,11 @@ class WhatIf:
         return ", ".join(words)
 
 
-def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
+def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None = None) -> Machine:
     """The profile's machine, changed.
+
+    Args:
+      acceptance: what drafts are worth there; None: what is built in.
 
     Raises:
       UserError: the profile lacks what the change needs, or no layout has room.
@@ -84,7 +88,7 @@ def machine_of(profile: Profile, what_if: WhatIf) -> Machine:
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
         drafts=what_if.drafts,
-        acceptance=Acceptance.unseen() if what_if.drafts.budgets else None,
+        acceptance=(acceptance or Acceptance.unseen()) if what_if.drafts.budgets else None,
     )
 
 
@@ -228,5 +232,14 @@ def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
         train=False,
         rollout=config,
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
+        speculation=_speculation(what_if.drafts),
     )
     return by_arithmetic(Order.of(target, run, model_of(profile), (0,)))
+
+
+def _speculation(drafts: Drafts) -> SpeculationConfig:
+    if not drafts.budgets:
+        return SpeculationConfig("none")
+    return SpeculationConfig(
+        "suffix", drafts.longest, drafts.budgets, drafts.texts, drafts.most_tokens
+    )

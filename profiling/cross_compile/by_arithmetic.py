@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pat_jax.common.errors import UserError
+from pat_jax.engine.layout.buckets import largest_length
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile.plant import Order, Plant
@@ -115,9 +116,15 @@ def _longest_response(order: Order) -> int:
     """Tokens of the longest whose pages find room beside all else; 0 or less where none does."""
     needs, rollout = needs_of(order), order.config.rollout
     best = nearest(needs)
-    left = needs.usable - needs.resident - needs.weights[best]
+    texts, length = (
+        needs.draft_sources[best],
+        largest_length(rollout.max_length, rollout.min_length),
+    )
+    left = needs.usable - needs.resident - needs.weights[best] - (needs.drafted(best) - texts)
     unsplit = max(needs.page.values())  # bytes that pools grow by
-    room = int(left // unsplit) * (unsplit // needs.page[best]) - 1  # without NULL_PAGE
+    pages = unsplit // needs.page[best]
+    texts_each = texts / length * pages * rollout.page_size  # as they grow beside
+    room = int(left // (unsplit + texts_each)) * pages - 1  # without NULL_PAGE
     whole = room * rollout.page_size // rollout.min_length * rollout.min_length
     return whole - rollout.max_prompt_length
 

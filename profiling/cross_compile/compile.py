@@ -55,9 +55,11 @@ class Compilation:
     versions: Mapping[str, str]  # of the packages that compiled
 
     def find(self, name: str, split: Split, target: Split | None = None) -> CompiledProgram:
-        """The one program of that name."""
+        """The one program of that name, without drafts."""
         return next(
-            p for p in self.programs if (p.name, p.split, p.target) == (name, split, target)
+            p
+            for p in self.programs
+            if (p.name, p.split, p.target, p.budget) == (name, split, target, 0)
         )
 
     @property

@@ -49,6 +49,7 @@ class CompiledProgram:
     target: Split | None = None  # of a switch
     rows: int = 0  # of a group; pages where it moves some; of all groups in training
     length: int = 0  # tokens
+    budget: int = 0  # tokens of drafts that a step has room for, for each row
     layers: int = 0  # that these numbers are of
     compiled_layers: tuple[int, ...] = ()  # that were compiled; others than `layers`: extrapolated
     argument_bytes: int = 0
@@ -78,12 +79,13 @@ class CompiledProgram:
         return max(0, self.output_bytes - self.alias_bytes) + self.temp_bytes
 
     @property
-    def identity(self) -> tuple[str, Split, Split | None, int, int]:
+    def identity(self) -> tuple[str, Split, Split | None, int, int, int]:
         """The same at every depth."""
-        return self.name, self.split, self.target, self.rows, self.length
+        return self.name, self.split, self.target, self.rows, self.length, self.budget
 
     def __str__(self) -> str:
-        return f"{self.name} {self.split}" + (f" to {self.target}" if self.target else "")
+        towards = f" to {self.target}" if self.target else ""
+        return f"{self.name} {self.split}{towards}{' with drafts' * (self.budget > 0)}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

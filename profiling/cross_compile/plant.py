@@ -1,17 +1,14 @@
 """The engine's and the trainer's own programs, built over devices that are not there.
 
-Knows what a plan has to compile and how the parts of a run are put together. Does not know processes,
-threads or files.
+Knows how the parts of a run are put together. Does not know what of it is compiled (`jobs.py`).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
@@ -19,8 +16,9 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
-from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.draft_choice import drafts_of
+from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.memory import (
     kv_bytes,
@@ -28,12 +26,10 @@ from pat_jax.engine.memory import (
     memory_alone,
     memory_model,
 )
-from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, scans_layers
 from pat_jax.training.trainer import Trainer
@@ -56,7 +52,8 @@ class Order:
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
         kept = {
-            name: getattr(config, name) for name in ("rollout", "algorithm", "optimizer", "lora")
+            name: getattr(config, name)
+            for name in ("rollout", "algorithm", "optimizer", "lora", "speculation")
         }
         kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
         # As the whole model has it, for shallow ones too.
@@ -90,14 +87,6 @@ class Order:
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
     """As fields of a configuration: JSON knows no tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-
-
-@dataclass(frozen=True)
-class CompileJob:
-    """One record to be: a program, or the parts of a re-slice."""
-
-    record: CompiledProgram  # with nothing in it yet but what it is of
-    parts: tuple[Callable[[], jax.stages.Lowered], ...]
 
 
 @dataclass(frozen=True)
@@ -149,6 +138,11 @@ class Plant:
         """The shapes that a run's programs are compiled for."""
         return Buckets.of(tuple(self.layouts), self.capacity, self.order.config.rollout)
 
+    @property
+    def drafts(self) -> Drafts:
+        """That bursts may verify there."""
+        return drafts_of(self.order.config.speculation, self.order.target.chip.platform)
+
     @cached_property
     def whole_trainer(self) -> Trainer:
         """That of the whole model."""
@@ -175,6 +169,7 @@ class Plant:
             self.dtype,
             limit=self.limit,
             resident=self.resident,
+            drafter=Drafter(self.drafts),
         )
 
     @cached_property
@@ -191,81 +186,35 @@ class Plant:
         pages = dict(self.alone.pages)
         if kept:
             room = kv_bytes(
-                policy, kept, config, self.dtype, limit=self.limit, resident=self.resident
+                policy,
+                kept,
+                config,
+                self.dtype,
+                limit=self.limit,
+                resident=self.resident,
+                drafter=Drafter(self.drafts),
             )
             most = room // page_bytes(policy.config, config.page_size, self.dtype)
             pages |= pages_per_group(
                 kept, self.buckets, config.page_size, unsplit=config.kv_pages, most=most
             )
         functions = DecodeFunctions(
-            policy, self.dtype, EOS, config.check_every, config.burst_steps, config.max_logprobs
+            policy,
+            self.dtype,
+            EOS,
+            config.check_every,
+            config.burst_steps,
+            config.max_logprobs,
+            self.drafts,
         )
         return ProgramSpecs(
-            functions, self.layouts, self.buckets, config.page_size, pages, config.prefill_blocks
+            functions,
+            self.layouts,
+            self.buckets,
+            config.page_size,
+            pages,
+            config.prefill_blocks,
         )
-
-    def jobs(self) -> list[CompileJob]:
-        """Everything to compile, at every depth."""
-        found = []
-        for layers in self.order.depths:
-            model = replace(self.order.model, num_layers=layers)
-            found += self._rollout_jobs(model)
-            if self.order.config.train:
-                found += self._training_jobs(model)
-        return found
-
-    def _rollout_jobs(self, model: ModelConfig) -> list[CompileJob]:
-        """The largest bucket of each program; switches between neighbours, which stand for all."""
-        functions = replace(self.specs.functions, policy=self.policy_of(model))
-        specs, table = replace(self.specs, functions=functions), ProgramTable()
-        specs.declare(table)
-        layouts, buckets = self.layouts, self.buckets
-        length, blocks = buckets.lengths[-1], specs.prefill_sizes[0]
-        size, found = SIZES[0], []
-        for split in layouts:
-            found.append([Key("decode", split, buckets.rows[split][-1], length)])
-            found.append([Key("prefill", split, blocks, length)])
-            if len(layouts) > 1:
-                found.append([Key("unpack", split, size)])
-        for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
-            source, target = pair
-            moving = ("pack", "exchange", "exchange_one")
-            found += [[Key(name, source, size, target=target)] for name in moving]
-            found.append([Key("view", source, target=target)])
-            runs = specs.reslice(layouts[source], layouts[target]).runs
-            parts = range(len(runs))
-            found.append([Key("reslice", source, target=target, part=part) for part in parts])
-        return [_job(table, keys, model.num_layers) for keys in found if keys]
-
-    def _training_jobs(self, model: ModelConfig) -> list[CompileJob]:
-        """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the merge
-        of adapters, the transfer to the layouts with the least and the most TP."""
-        trainer = self.trainer(model)
-        split, longest = trainer.layout.split, self.micro_shapes[-1]
-        passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
-        ends = dict.fromkeys((split, list(self.layouts)[-1]))
-        keys = [*passes, Key("apply", split), Key("merge", split)]
-        keys += [Key("transfer", split, target=target) for target in ends]
-        # Not every algorithm scores, and without adapters nothing is merged.
-        declared = set(trainer.programs.missing())
-        return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
-
-
-def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
-    def lowering(key: Key) -> Callable[[], jax.stages.Lowered]:
-        return lambda: table.lower(key)
-
-    first = keys[0]
-    record = CompiledProgram(
-        first.name,
-        first.split,
-        first.target,
-        first.rows,
-        first.length,
-        layers=layers,
-        compiled_layers=(layers,),
-    )
-    return CompileJob(record, tuple(lowering(key) for key in keys))
 
 
 def check(plant: Plant) -> None:

@@ -27,12 +27,14 @@ from pat_jax.profiling.cross_compile import hlo, hlo_costs, hlo_loops
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, as_sent, together
 from pat_jax.profiling.cross_compile.hlo import collectives
 from pat_jax.profiling.cross_compile.hlo_loops import loop_trips
-from pat_jax.profiling.cross_compile.plant import CompileJob, Order, Plant, check
+from pat_jax.profiling.cross_compile.jobs import CompileJob, jobs_of
+from pat_jax.profiling.cross_compile.plant import Order, Plant, check
 from pat_jax.profiling.predict.targets import Target
 
 STEP_LOOPS = 2  # around a decode step, see engine/device/decode.py
 LONGEST_ERROR = 600  # characters
-MEMORY_MAPS = ("weights", "page", "pages")  # of MemoryModel, by split
+# Of MemoryModel, by split.
+MEMORY_MAPS = ("weights", "page", "pages", "draft_sources", "draft_steps")
 
 
 def devices_of(target: Target) -> Sequence[Device]:
@@ -88,7 +90,7 @@ class Compiler:
     def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
         if path.is_file() and self.texts is None:
             found = CompiledProgram.from_json(json.loads(path.read_text(encoding="utf-8")))
-            same = ("split", "target", "rows", "length", "layers", "compiled_layers")
+            same = ("split", "target", "rows", "length", "budget", "layers", "compiled_layers")
             return replace(found, **{name: getattr(job.record, name) for name in same})
         start = time.perf_counter()
         compiled = lowered.compile()
@@ -160,7 +162,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     _say(
         lines, splits=[list(s) for s in layouts], crossing=crossing, dropped=dropped, memory=memory
     )
-    jobs = plant.jobs()
+    jobs = jobs_of(plant)
     _say(lines, jobs=len(jobs))
     chip = order.target.chip
     of_machine = chip.name, chip.description, order.target.topology

@@ -21,6 +21,7 @@ from pat_jax.planning.types import Ran, Split
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
+from pat_jax.profiling.simulate.text_sources import TextSource
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
 SumSeconds = Callable[
@@ -51,7 +52,7 @@ class StepParts:
 class System:
     """One way of running the rollouts; each tuple has one entry for each of them."""
 
-    name: str  # ADAPTIVE, DRAFTING, or a layout
+    name: str  # ADAPTIVE, DRAFTING, or a layout; of `Comparison.by_source` what is drafted from
     total_s: tuple[float, ...]
     prefill_s: tuple[float, ...]
     decode_s: tuple[float, ...]
@@ -75,6 +76,8 @@ class Comparison:
     tokens: tuple[int, ...]  # of the responses of each rollout
     longest: tuple[int, ...]  # tokens of the longest of them
     drafting: System | None = None  # adaptive too; None: no drafts were asked for or have programs
+    # As `drafting`, by what is drafted from, least first; with `drafting` under the name of its source.
+    by_source: tuple[System, ...] = ()
 
     @property
     def systems(self) -> tuple[System, ...]:
@@ -115,6 +118,7 @@ class Comparison:
             "tokens": list(self.tokens),
             "longest": list(self.longest),
             "traces": [asdict(trace) for trace in self.traces],
+            "by_source": [asdict(one) | {"mean_s": one.mean_s} for one in self.by_source],
         }
 
     @classmethod
@@ -123,7 +127,8 @@ class Comparison:
         drafting, static = _told_apart(rest)
         traces = tuple(RolloutTrace.from_fields(fields) for fields in data["traces"])
         counts = tuple(data["tokens"]), tuple(data["longest"])
-        return cls(adaptive, static, traces, *counts, drafting)
+        by_source = tuple(map(_system, data.get("by_source", ())))  # not in every version
+        return cls(adaptive, static, traces, *counts, drafting, by_source)
 
 
 def _told_apart(systems: Sequence[System]) -> tuple[System | None, tuple[System, ...]]:
@@ -157,6 +162,7 @@ def compare(
     lengths: ResponseLengths,
     series: Series,
     sum_seconds: SumSeconds | None = None,
+    sources: Sequence[TextSource] = (),
 ) -> Comparison:
     """Replays every rollout of a series.
 
@@ -166,15 +172,20 @@ def compare(
 
     Args:
       sum_seconds: what of a decode step is sums over devices, to be told apart.
+      sources: of drafts that are replayed each; one that is worth what the machine's are is not replayed twice.
     """
     seen = series.workload(lengths, -1)
     learned = _with(LengthModel.empty(series.draw.cap), seen)
     planner = CostModelPlanner(machine.splits, machine.truth, learned, memory=machine.memory)
     workloads = [series.workload(lengths, number) for number in range(series.rollouts)]
-    drafting = None
-    if longest := machine.drafts.longest:
-        one = replace(planner, acceptance=Acceptance.unseen(), draft=longest)
-        drafting = _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
+    drafting, by_source = None, []
+    if machine.drafts.longest:
+        drafting = _drafting(workloads, planner, machine, sum_seconds)
+        for source in sources:
+            same = source.acceptance is machine.acceptance
+            other = replace(machine, acceptance=source.acceptance)
+            found = drafting if same else _drafting(workloads, planner, other, sum_seconds)
+            by_source.append(replace(found, name=source.name))
     adaptive = _learning(workloads, planner, machine)
     static = {split: _static(split, workloads, machine, learned) for split in machine.splits}
     return Comparison(
@@ -184,7 +195,18 @@ def compare(
         tuple(int(workload.responses.sum()) for workload in workloads),
         tuple(int(workload.responses.max()) for workload in workloads),
         drafting,
+        tuple(by_source),
     )
+
+
+def _drafting(
+    workloads: Sequence[Workload],
+    planner: CostModelPlanner,
+    machine: Machine,
+    sum_seconds: SumSeconds | None,
+) -> System:
+    one = replace(planner, acceptance=Acceptance.unseen(), draft=machine.drafts.longest)
+    return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
 
 
 def _learning(

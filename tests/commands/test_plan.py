@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -168,7 +169,8 @@ def test_memory_adds_up(report: PlanReport):
     for layout in report.memory.layouts:
         assert layout.programs == GIB // 2 and layout.is_used
         parts = layout.weights + layout.optimizer + layout.kv_cache + layout.programs
-        assert layout.total == parts <= report.memory.limit
+        assert layout.total == parts + layout.drafts <= report.memory.limit
+        assert 0 < layout.drafts < layout.kv_cache
 
 
 def test_steps_are_those_of_the_layouts(report: PlanReport):
@@ -205,7 +207,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
 
 def test_a_layout_without_room_does_not_shrink_what_the_others_have():
     """Between what two layouts take alone the first is refused, and the second is not for its sake."""
-    options = "--max_prompt_length", "64", "--prompt-tokens", "64"
+    options = "--max_prompt_length", "64", "--prompt-tokens", "64", "--speculation.source", "none"
     roomy = made(None, *options).memory.layouts
     assert all(layout.is_used for layout in roomy)
     # 256 pages of a sequence and that of nobody; keys and values of two layers, four heads of eight.
@@ -302,9 +304,48 @@ def test_drafts_are_replayed_beside_rollouts_without(command, report: PlanReport
     assert drafting.mean_s < found.adaptive.mean_s
     told = plan_text(report)
     assert f"{drafting.tokens_per_step[0]:.3g} tokens in a decode step" in told
-    assert "Drafts are right as often as counted on responses of reasoning models" in told
+    assert (
+        "Drafts are right as often as built in: counted on 1,261 responses of seven models" in told
+    )
     assert "None was measured" in told and "% of a rollout without drafts" in told
     assert "adaptive, drafts" in page(report)
+    own, siblings = found.by_source
+    assert (own.name, siblings.name) == ("own text", "own text, siblings")
+    assert replace(siblings, name=drafting.name) == drafting
+    assert drafting.mean_s < own.mean_s < 1.01 * found.adaptive.mean_s
+    for text in (told, page(report)):
+        assert "What drafts give" in text and "times as fast as without" in text
+    names = [each.name for each in report.iterations]
+    assert names == ["adaptive", "adaptive, drafts", *NAMES] and "With drafts it takes" in told
+
+
+def test_bursts_with_drafts_are_compiled_beside_those_without():
+    split = Split(8, 1)
+    whole = {"layers": 32, "compiled_layers": (2, 4), "temp_bytes": GIB}
+    verifying = CompiledProgram("decode", split, rows=8, length=5120, budget=7, **whole)
+    known = compilation()
+    report = made(replace(known, programs=(*known.programs, verifying)))
+    assert report.compiles(split)["drafts"] and report.compiles(Split(4, 2))["drafts"] is None
+    first, second, *_ = report.memory.layouts
+    assert first.programs == second.programs == GIB  # of the others it is not known
+    told = plan_text(report)
+    assert "dp8tp1, drafts" in told and PlanReport.from_json(report.to_json()) == report
+    broken = replace(verifying, error="too much scalar memory")
+    report = made(replace(known, programs=(*known.programs, broken)))
+    assert "decode with drafts does not compile: too much" in report.memory.layouts[0].refusal
+
+
+def test_a_report_of_before_can_be_read(report: PlanReport):
+    """Version 4 knew neither sources of drafts nor what memory they take."""
+    content = json.loads(report.to_json()) | {"version": 4}
+    del content["comparison"]["by_source"]
+    for layout in content["memory"]["layouts"]:
+        del layout["drafts"]
+    for program in content["programs"]:
+        del program["budget"]
+    old = PlanReport.from_json(json.dumps(content))
+    assert old.version == 4 and old.comparison.by_source == ()
+    assert "What drafts give" not in plan_text(old) and "adaptive, drafts" in page(old)
 
 
 def test_none_are_made_where_none_are_wanted():

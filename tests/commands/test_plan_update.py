@@ -50,7 +50,7 @@ def alone(options: str = "", programs: Sequence[CompiledProgram] = ()) -> Update
     config = config_of(options)
     plant = plan.question_of(config, "").plant
     draw = Draw(config.responses, config.max_completion_length)
-    workload = ResponseLengths.built_in(config.lengths).draw(draw)
+    workload = ResponseLengths.built_in("reasoning").draw(draw)
     return PlannedUpdate(plant, None, programs, config).of([workload], next(iter(plant.layouts)))
 
 
@@ -66,8 +66,9 @@ def report() -> PlanReport:
 def test_the_report_survives_json_with_its_update(report: PlanReport):
     assert PlanReport.from_json(report.to_json()) == report
     content = json.loads(report.to_json())
-    assert content["version"] == 4 and content["update"]["source"] == "arithmetic"
-    assert [each["name"] for each in content["iterations"]][:2] == ["adaptive", "dp8tp1"]
+    assert content["version"] == 5 and content["update"]["source"] == "arithmetic"
+    names = [each["name"] for each in content["iterations"]]
+    assert names[:3] == ["adaptive", "adaptive, drafts", "dp8tp1"]
 
 
 def test_every_part_of_an_iteration_is_told(report: PlanReport):
@@ -95,7 +96,7 @@ def test_every_part_of_an_iteration_is_told(report: PlanReport):
 
 def test_iterations_are_rollouts_and_the_update(report: PlanReport):
     update, iterations = update_of(report), report.iterations
-    systems = report.comparison.adaptive, *report.comparison.static
+    systems = report.comparison.systems
     for system, iteration in zip(systems, iterations, strict=True):
         assert iteration.rollout_s == system.mean_s and iteration.update_s == update.total_s
         assert iteration.total_s == pytest.approx(system.mean_s + update.total_s)
@@ -247,7 +248,8 @@ def test_an_update_without_room_says_so_and_what_helps(gib: float, words: str):
 def test_what_is_known_without_a_compiler_may_already_be_too_much():
     asked = f"--tokens_per_micro_batch {2**22}"
     held = alone(asked).memory.total / GIB
-    memory = alone(f"{asked} --device_memory_gib {held / 2!r}").memory
+    tight = f"{asked} --device_memory_gib {held / 2!r} --speculation.source none"
+    memory = alone(tight).memory
     assert memory.shortage.startswith(f"the update needs at least {held:.3g} GiB of a device")
     assert "may fit" not in update_memory_words(memory) and "does NOT fit" in update_memory_words(
         memory

@@ -1,6 +1,7 @@
 """The simulate command: questions in, tables and JSON out, and one sentence for every mistake."""
 
 import json
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -155,7 +156,9 @@ class TestDrafts:
         out = tmp_path / "answers.json"
         printed = command("--profile", str(drafting), "--out", str(out), *self.asked)
         assert "with drafts s  tokens a step" in printed
-        assert "Drafts are right as often as counted on responses of reasoning models" in printed
+        assert "Drafts are right as often as built in: counted on 1,261 responses" in printed
+        assert len(re.findall(r" nothing +1 ", printed)) == 2
+        assert len(re.findall(r" own text, siblings +[12]\.", printed)) == 2
         found = json.loads(out.read_text())
         for one in found["answers"]:
             assert one["what_if"]["drafts"]["budgets"] == [3, 7]
@@ -163,6 +166,8 @@ class TestDrafts:
             assert names[:2] == ["adaptive", "adaptive, drafts"]
             plain, drafts = one["systems"][:2]
             assert drafts["tokens_per_step"][0] > 1.5 and drafts["mean_s"] < plain["mean_s"]
+            own, siblings = one["by_source"]
+            assert drafts["mean_s"] == siblings["mean_s"] < own["mean_s"] < plain["mean_s"]
         assert "built in" in found["drafts"][0]
 
     def test_not_where_none_are_wanted(self, command, drafting: Path):

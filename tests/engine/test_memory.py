@@ -14,13 +14,12 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.memory import (
-    describe_memory,
-    describe_peak,
     memory_alone,
     memory_limit,
     memory_model,
     shard_bytes,
 )
+from pat_jax.engine.memory_words import describe_memory, describe_peak
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS
 from pat_jax.planning.memory import GIB

@@ -16,14 +16,14 @@ from pat_jax.models.presets import preset
 from pat_jax.profiling.cross_compile.worker import devices_of
 from pat_jax.profiling.predict.targets import Target
 
-LENGTH = 1024  # tokens
+LENGTH = 1024  # tokens; of a line 32 rows of 8, with which XLA once ran out of a TPU's vmem
 
 
 def main() -> None:
     model = replace(preset("qwen3-0.6b"), num_layers=2)
     layouts, _ = layout_chain(factored_mesh(devices_of(Target.parse(sys.argv[1]))), model)
     buckets = Buckets.build(
-        tuple(layouts), capacity=16, min_rows=4, min_length=LENGTH, max_length=LENGTH
+        tuple(layouts), capacity=128, min_rows=32, min_length=LENGTH, max_length=LENGTH
     )
     drafts = Drafts(budgets=(7,), longest=7, most_tokens=256, texts=4)
     functions = DecodeFunctions(

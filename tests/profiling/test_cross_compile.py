@@ -14,12 +14,14 @@ import pytest
 from pat_jax.common.errors import UserError
 from pat_jax.config.data import DataConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.cross_compile import compile as compilation
 from pat_jax.profiling.cross_compile.compile import Compilation, compile_for
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.jobs import jobs_of
 from pat_jax.profiling.cross_compile.plant import Order, Plant
 from pat_jax.profiling.cross_compile.worker import Compiler
 from pat_jax.profiling.predict.targets import Target
@@ -100,6 +102,7 @@ def test_layouts_without_room_leave_the_pool_to_the_others():
 def test_layouts_without_room_are_compiled_with_pools_of_their_own():
     rollout = replace(CONFIG.rollout, max_completion_length=4096 - 32, num_generations=1)
     config = replace(CONFIG, rollout=rollout, train=False, compute_dtype="float32")
+    config = replace(config, speculation=SpeculationConfig("none"))
     alone = plant(config).alone
     limit = alone.held(Split(2, 4)) / 0.9 / 2**30
     tight = plant(replace(config, rollout=replace(rollout, device_memory_gib=1.01 * limit)))
@@ -110,15 +113,32 @@ def test_layouts_without_room_are_compiled_with_pools_of_their_own():
         assert memory.pages[split] == math.ceil(least / split.tp) * split.tp == alone.pages[split]
     # Four KV heads: no more than four ways.
     assert memory.pages[Split(1, 8)] == memory.pages[Split(2, 4)] < least + 8
-    jobs = tight.jobs()
-    decoding = [job for job in jobs if job.record.name == "decode"]
+    jobs = jobs_of(tight)
+    decoding = [job for job in jobs if job.record.name == "decode" and not job.record.budget]
     assert [job.record.split for job in decoding] == list(memory.weights)
     assert all(job.parts[0]() for job in decoding[::3])
 
 
+def test_bursts_with_drafts_are_compiled_of_most_tokens_and_those_without_stand_beside_them():
+    here = plant()
+    drafting = [job for job in jobs_of(here) if job.record.budget]
+    first, *_, last = here.layouts
+    assert [job.record.split for job in drafting] == [first, last]
+    for job in drafting:
+        split, rows, budget = job.record.split, job.record.rows, job.record.budget
+        known = [(n, m) for n in here.buckets.rows[split] for m in here.drafts.of(n)]
+        assert (rows, budget) in known
+        assert rows * (1 + budget) == max(n * (1 + m) for n, m in known) <= here.drafts.most_tokens
+    assert drafting[-1].parts[0]()
+    none = replace(CONFIG, speculation=SpeculationConfig("none"))
+    assert not any(job.record.budget for job in jobs_of(plant(none)))
+
+
 def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: Path):
     here = plant()
-    jobs = {(job.record.name, job.record.split): job for job in here.jobs()}
+    jobs = {
+        (job.record.name, job.record.split): job for job in jobs_of(here) if not job.record.budget
+    }
     compiler, split = Compiler(tmp_path, "a machine"), Split(1, 8)
     job = jobs["decode", split]
     record = compiler.run(job)
@@ -141,7 +161,7 @@ def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: P
 
 
 def test_a_program_that_does_not_compile_is_a_result(tmp_path: Path):
-    job = plant().jobs()[0]
+    job = jobs_of(plant())[0]
 
     def broken():
         raise RuntimeError("Ran out of memory\n in memory space hbm")
@@ -159,7 +179,8 @@ open({calls!r}, "a").write("called ")
 """
 SAYS = """
 memory = {"limit": 1e9, "resident": 1, "chunk": 2, "staging": 3, "ahead": 4, "page_size": 16}
-memory |= {name: [[[8, 1], 5]] for name in ("weights", "page", "pages")}
+maps = ("weights", "page", "pages", "draft_sources", "draft_steps")
+memory |= {name: [[[8, 1], 5]] for name in maps}
 print(json.dumps({"splits": [[8, 1]], "crossing": [], "dropped": ["dp1tp8: no"], "memory": memory}))
 print(json.dumps({"jobs": len(order["depths"])}), flush=True)
 for layers in order["depths"]:

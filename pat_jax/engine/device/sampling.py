@@ -177,10 +177,12 @@ def _in_vocab(logits: Array, vocab_size: int) -> Array:
 
 def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:
     """Exactly the logits themselves in rows without a penalty."""
+    if ahead is not None:  # words before they are bits: a TPU has no room for so many of these
+        seen = seen[ahead.row]
     in_text, in_response = (_unpack(seen[:, i], logits.shape[-1]) for i in (0, 1))
     if ahead is not None:
         is_said = _any_of(ahead.said, logits.shape[-1])
-        in_text, in_response = (x[ahead.row] | is_said for x in (in_text, in_response))
+        in_text, in_response = in_text | is_said, in_response | is_said
     factor = jnp.where(in_text, options.repetition_penalty[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / factor, logits * factor)
     return logits - jnp.where(in_response, options.presence_penalty[:, None], 0.0)

@@ -229,7 +229,9 @@ class _Lockstep:
 
     def _bucket(self, longest: int) -> int:
         """Tokens of a row that the engine's programs have room for."""
-        return self.rules.least * 2 ** max(0, math.ceil(math.log2(longest / self.rules.least)))
+        return self.rules.least * 2 ** max(
+            0, math.ceil(math.log2(max(1, longest) / self.rules.least))
+        )
 
     def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of each live row: its number, the tokens of the match, and how many of the draft are right."""

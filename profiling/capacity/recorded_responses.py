@@ -1,0 +1,211 @@
+"""Files of recorded responses: one row a response, with its prompt and its tokens or its text.
+
+What `python -m pat_jax.generate` writes can be read as it is. Knows fields and what can be wrong with
+them. Does not know what is counted in them.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.engine.layout.buckets import Drafts, Pace
+from pat_jax.profiling.simulate.draft_counting import Group, Tokens
+from pat_jax.profiling.simulate.length_files import find_lengths
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.profiling.simulate.text_sources import TextSources
+from pat_jax.rl.row_files import Record, listed, read_records
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+TOKENS, TEXTS = ("token_ids", "tokens"), ("text", "response")
+# Which prompt a row is of, the first of them that it has.
+PROMPTS = ("prompt_id", "line", "id", "prompt")
+PROMPT_TOKENS = "prompt_token_ids"
+LENGTHS = "reasoning"  # where nothing else is said
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class RecordedResponses:
+    """Responses with a token, by prompt."""
+
+    path: Path
+    groups: tuple[Group, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def lengths(self) -> ResponseLengths:
+        """Those of the newest responses."""
+        pairs = [
+            (len(text), len(group.prompt)) for group in self.groups for text in group.responses
+        ]
+        tokens, prompts = np.array(sorted(pairs)).T
+        source = f"{self.name}, {len(tokens):,} responses"
+        known = prompts if (prompts > 0).all() else None
+        return ResponseLengths(source, tokens, np.ones(len(tokens)), known)
+
+
+class Asked(Protocol):
+    """Options of a command that replays rollouts."""
+
+    @property
+    def responses_file(self) -> str: ...
+
+    @property
+    def lengths(self) -> str: ...
+
+    @property
+    def num_generations(self) -> int: ...
+
+    @property
+    def check_every(self) -> int: ...
+
+    @property
+    def burst_steps(self) -> int: ...
+
+
+def find_responses(
+    config: Asked, vocab_size: int, encode: Encode | None = None
+) -> RecordedResponses | None:
+    """As `read_responses`; None where no file is given."""
+    path = config.responses_file
+    return read_responses(Path(path), vocab_size, encode) if path else None
+
+
+def lengths_of(config: Asked, recorded: RecordedResponses | None) -> ResponseLengths:
+    """Those that are asked for, those that were recorded, or built-in ones."""
+    if recorded and not config.lengths:
+        return recorded.lengths
+    return find_lengths(config.lengths or LENGTHS)
+
+
+def sources_of(
+    config: Asked, recorded: RecordedResponses | None, drafts: Drafts, least: int
+) -> TextSources | None:
+    """What drafts are copied from in rollouts that are asked for; None: they have none.
+
+    Args:
+      least: tokens of the shortest bucket of contexts.
+    """
+    if not drafts.budgets:
+        return None
+    found = TextSources.built_in()
+    if recorded:
+        steps = Pace.of(config.check_every, config.burst_steps, drafts.longest).burst_steps
+        found = TextSources.counted(recorded.name, recorded.groups, drafts, steps, least)
+    return found.within(drafts, config.num_generations)
+
+
+def read_responses(path: Path, vocab_size: int, encode: Encode | None) -> RecordedResponses:
+    """
+    Args:
+      vocab_size: tokens that the policy knows.
+      encode: text to tokens; None: there is no tokenizer.
+
+    Raises:
+      UserError: the file cannot be read, or has a row that is no response, or none with a token.
+    """
+    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"option --responses_file is {str(path)!r}: expected a file named {', '.join(SUFFIXES)}, of "
+            "one response a row; check the name, or leave it out for what is built in."
+        )
+    reader = _Reader(vocab_size, encode)
+    said: defaultdict[str, defaultdict[int, list[Tokens]]] = defaultdict(lambda: defaultdict(list))
+    prompts: dict[str, Tokens] = {}
+    records = read_records(path, of="responses")
+    for row in records:
+        if row.fields.get("error") or row.fields.get("finish_reason") == "error":
+            continue
+        prompt, response = reader.prompt_of(row), reader.response(row)
+        if len(response):
+            said[prompt][reader.epoch(row)].append(response)
+            if prompt not in prompts:
+                prompts[prompt] = reader.prompt_tokens(row)
+    if not said:
+        raise UserError(
+            f"option --responses_file is {str(path)!r}: none of its {len(records):,} rows has a response "
+            "with a token, expected some; check what wrote it."
+        )
+    groups = [_group(prompts[name], by_epoch) for name, by_epoch in said.items()]
+    return RecordedResponses(path, tuple(groups))
+
+
+def _group(prompt: Tokens, by_epoch: Mapping[int, list[Tokens]]) -> Group:
+    newest, *before = sorted(by_epoch, reverse=True)
+    return Group("", prompt, by_epoch[newest], [x for epoch in before for x in by_epoch[epoch]])
+
+
+@dataclass(frozen=True)
+class _Reader:
+    vocab_size: int
+    encode: Encode | None
+
+    def prompt_of(self, row: Record) -> str:
+        """What tells one prompt from another."""
+        name = next((name for name in PROMPTS if row.fields.get(name) is not None), None)
+        if name is None:
+            raise UserError(
+                f"{row.where}, has the fields {listed(row.fields)}: expected one of {', '.join(PROMPTS)} that "
+                "says which responses have the same prompt; add it to every row."
+            )
+        return repr(row.fields[name])
+
+    def response(self, row: Record) -> Tokens:
+        for name in TOKENS:
+            if row.fields.get(name) is not None:
+                return self._tokens(row, name)
+        for name in TEXTS:
+            if row.fields.get(name) is not None:
+                return self._encoded(row, name)
+        raise UserError(
+            f"{row.where}, has the fields {listed(row.fields)}: expected the response as "
+            f"{' or '.join(TOKENS)} (token ids) or {' or '.join(TEXTS)}; add one of them."
+        )
+
+    def prompt_tokens(self, row: Record) -> Tokens:
+        """Empty where they are not known."""
+        if row.fields.get(PROMPT_TOKENS) is not None:
+            return self._tokens(row, PROMPT_TOKENS)
+        is_text = isinstance(row.fields.get("prompt"), str)
+        return self._encoded(row, "prompt") if is_text and self.encode else ()
+
+    def epoch(self, row: Record) -> int:
+        value = row.fields.get("epoch", 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise row.complain("epoch", value, "a whole number, larger for a newer policy")
+        return value
+
+    def _tokens(self, row: Record, name: str) -> Tokens:
+        value = row.fields[name]
+        if not isinstance(value, list):
+            raise row.complain(name, value, "a list of token ids")
+        for token in value:
+            if isinstance(token, bool) or not isinstance(token, int) or not self._is_known(token):
+                raise UserError(
+                    f"{row.where}, field {name!r}, has the token {shown(token)}: expected ids from 0 to "
+                    f"{self.vocab_size - 1:,}, the policy's; give responses in its vocabulary."
+                )
+        return value
+
+    def _is_known(self, token: int) -> bool:
+        return 0 <= token < self.vocab_size
+
+    def _encoded(self, row: Record, name: str) -> Tokens:
+        text = row.fields[name]
+        if not isinstance(text, str):
+            raise row.complain(name, text, "a text")
+        if self.encode is None:
+            raise UserError(
+                f"{row.where}, has no {' or '.join(TOKENS)}, and there is no tokenizer for its {name}: expected "
+                "token ids; add them, or use plan with --model DIR, a checkpoint with a tokenizer."
+            )
+        return self.encode(text)

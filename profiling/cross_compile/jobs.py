@@ -1,0 +1,104 @@
+"""What a plan compiles of a target's programs.
+
+Knows which of them stand for the others. Does not know processes, threads or files.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import jax
+
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.types import Split
+from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.cross_compile.plant import Plant
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """One record to be: a program, or the parts of a re-slice."""
+
+    record: CompiledProgram  # with nothing in it yet but what it is of
+    parts: tuple[Callable[[], jax.stages.Lowered], ...]
+
+
+def jobs_of(plant: Plant) -> list[CompileJob]:
+    """Everything to compile, at every depth."""
+    found = []
+    for layers in plant.order.depths:
+        model = replace(plant.order.model, num_layers=layers)
+        found += _rollout_jobs(plant, model)
+        if plant.order.config.train:
+            found += _training_jobs(plant, model)
+    return found
+
+
+def _rollout_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
+    """The largest bucket of each program; switches between neighbours, which stand for all."""
+    functions = replace(plant.specs.functions, policy=plant.policy_of(model))
+    specs, table = replace(plant.specs, functions=functions), ProgramTable()
+    specs.declare(table)
+    layouts, buckets = plant.layouts, plant.buckets
+    length, blocks = buckets.lengths[-1], specs.prefill_sizes[0]
+    size, found = SIZES[0], []
+    for split in layouts:
+        found.append([Key("decode", split, buckets.rows[split][-1], length)])
+        found.append([Key("prefill", split, blocks, length)])
+        if len(layouts) > 1:
+            found.append([Key("unpack", split, size)])
+    # Two layouts stand for all: such a burst takes as long to compile as one without drafts, or longer.
+    ends = dict.fromkeys((next(iter(layouts)), list(layouts)[-1]))
+    found += [_verifying(plant, split, length) for split in ends]
+    for pair in [p for up in pairwise(layouts) for p in (up, up[::-1])]:
+        source, target = pair
+        moving = ("pack", "exchange", "exchange_one")
+        found += [[Key(name, source, size, target=target)] for name in moving]
+        found.append([Key("view", source, target=target)])
+        runs = specs.reslice(layouts[source], layouts[target]).runs
+        parts = range(len(runs))
+        found.append([Key("reslice", source, target=target, part=part) for part in parts])
+    return [_job(table, keys, model.num_layers) for keys in found if keys]
+
+
+def _verifying(plant: Plant, split: Split, length: int) -> list[Key]:
+    """Of the bursts with drafts that which verifies most tokens, of most rows; it stands for all."""
+    shapes = [(n, budget) for n in plant.buckets.rows[split] for budget in plant.drafts.of(n)]
+    if not shapes:
+        return []
+    rows, budget = max(shapes, key=lambda shape: (shape[0] * (1 + shape[1]), shape[0]))
+    return [Key("decode", split, rows, length, budget=budget)]
+
+
+def _training_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
+    """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the merge
+    of adapters, the transfer to the layouts with the least and the most TP."""
+    trainer = plant.trainer(model)
+    split, longest = trainer.layout.split, plant.micro_shapes[-1]
+    passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
+    ends = dict.fromkeys((split, list(plant.layouts)[-1]))
+    keys = [*passes, Key("apply", split), Key("merge", split)]
+    keys += [Key("transfer", split, target=target) for target in ends]
+    # Not every algorithm scores, and without adapters nothing is merged.
+    declared = set(trainer.programs.missing())
+    return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
+
+
+def _job(table: ProgramTable, keys: Sequence[Key], layers: int) -> CompileJob:
+    def lowering(key: Key) -> Callable[[], jax.stages.Lowered]:
+        return lambda: table.lower(key)
+
+    first = keys[0]
+    record = CompiledProgram(
+        first.name,
+        first.split,
+        first.target,
+        first.rows,
+        first.length,
+        first.budget,
+        layers=layers,
+        compiled_layers=(layers,),
+    )
+    return CompileJob(record, tuple(lowering(key) for key in keys))

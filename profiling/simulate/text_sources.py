@@ -1,0 +1,160 @@
+"""What rollouts may draft from, and how often that is right: counted in recorded responses, or built in.
+
+Knows token ids and tables. Does not know files, nor what a step costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pat_jax.common.rules import Rule
+from pat_jax.engine.device.suffix import CONTEXT
+from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.planning.drafts import MOST, Acceptance
+from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
+from pat_jax.profiling.simulate.draft_runs import counts_of
+
+# Of --speculation.source.
+COPIED: Rule = (
+    lambda x: x in ("auto", "none", "suffix"),
+    "auto, none or suffix: what drafts that a model says are worth is not known before it has said some",
+)
+OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
+IN_EVERY_ROLLOUT = (OWN, SIBLINGS)  # earlier responses are there where a run meets a prompt again
+MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
+# How often the tokens of runs are right, and the matches they begin with, as `planning.drafts.PRIOR` has it
+# of own text and siblings: of own text alone.
+OWN_RIGHT = (
+    (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
+    (0.41, 0.52, 0.59, 0.65, 0.68, 0.73, 0.72, 0.76),
+    (0.48, 0.57, 0.63, 0.67, 0.71, 0.73, 0.75, 0.75),
+    (0.54, 0.65, 0.70, 0.73, 0.76, 0.78, 0.79, 0.81),
+    (0.66, 0.75, 0.78, 0.80, 0.82, 0.85, 0.85, 0.86),
+    (0.84, 0.85, 0.88, 0.90, 0.93, 0.91, 0.95, 0.92),
+)
+OWN_BEGUN = (0.213, 0.371, 0.210, 0.136, 0.055, 0.011, 0.004)
+SURE = 1e9  # runs, beside which what is believed before any was seen does not count
+BUILT_IN_ORIGIN = (
+    "built in: counted on 1,261 responses of seven models, which weigh the same (DeepSeek-R1-0528, QwQ-32B, "
+    "QwQ-32B-Preview, Qwen3-235B-A22B and Qwen3-30B-A3B thinking, Qwen2.5-Math-Instruct, Llama-3.2-3B-Instruct "
+    "in RL; docs/figures.md)"
+)
+
+
+MET_AGAIN = "Earlier responses are there where a run meets a prompt again: layouts are compared with drafts that have none."
+
+
+@dataclass(frozen=True)
+class TextSource:
+    name: str
+    acceptance: Acceptance
+
+    def alone(self, draft: int) -> float:
+        """Tokens that a sequence alone says in a step, with drafts of so many."""
+        return float(np.asarray(self.acceptance.tokens(draft, draft, 1)))
+
+
+@dataclass(frozen=True)
+class TextSources:
+    """Those that are known, each with those before it."""
+
+    origin: str  # where what they are worth is from, for people
+    known: tuple[TextSource, ...]
+    told: tuple[str, ...] = ()  # what else is to be said, in sentences
+
+    @classmethod
+    def built_in(cls) -> "TextSources":
+        own = TextSource(OWN, _sure(OWN_RIGHT, OWN_BEGUN))
+        return cls(BUILT_IN_ORIGIN, (own, TextSource(SIBLINGS, Acceptance.unseen())))
+
+    @classmethod
+    def counted(
+        cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int, least: int
+    ) -> "TextSources":
+        """
+        Args:
+          name: of what was recorded.
+          burst_steps: most steps of a burst with drafts, throughout which siblings are as at its launch.
+          least: tokens of the shortest bucket of contexts: rows have room for others by them.
+        """
+        some = _some(groups)
+        record = Record(some, CONTEXT)
+        rules = {OWN: Rules(siblings=False, earlier=False)}
+        told = []
+        if any(len(group.responses) > 1 for group in some):
+            rules[SIBLINGS] = Rules(siblings=True, earlier=False)
+        else:
+            told.append(
+                f"{name} has one response to each prompt: what drafts from siblings are worth is not "
+                "known, and none are counted."
+            )
+        if any(group.earlier for group in some):
+            rules[EARLIER] = Rules(siblings=SIBLINGS in rules, earlier=True)
+        shape = {"draft": drafts.longest, "burst": burst_steps, "room": float(drafts.texts)}
+        shape["least"] = least
+        known = [
+            TextSource(name, _acceptance(record, replace(each, **shape)))
+            for name, each in rules.items()
+        ]
+        responses = [text for group in some for text in group.responses]
+        origin = (
+            f"counted in {name}: {len(responses):,} responses to {len(some):,} prompts, "
+            f"{sum(map(len, responses)):,} tokens"
+        )
+        if len(some) < len(groups):
+            origin += f" (drawn from {len(groups):,} prompts)"
+        return cls(origin, tuple(known), tuple(told))
+
+    def within(self, drafts: Drafts, samples: int) -> "TextSources":
+        """Without those that a rollout has no room or no samples for.
+
+        Args:
+          samples: of a prompt.
+        """
+        if drafts.texts and samples > 1:
+            return self
+        return replace(self, known=tuple(x for x in self.known if x.name == OWN))
+
+    @property
+    def of_every_rollout(self) -> TextSource:
+        """As much as each of them has."""
+        return [source for source in self.known if source.name in IN_EVERY_ROLLOUT][-1]
+
+    def words(self, draft: int) -> tuple[str, ...]:
+        """What is taken for true, in sentences.
+
+        Args:
+          draft: most tokens of a draft.
+        """
+        alone = ", ".join(f"{x.alone(draft):.3g} from {x.name}" for x in self.known)
+        origin = f"Drafts are right as often as {self.origin}."
+        yours = " Your texts may repeat more or less: --responses_file counts yours."
+        return (
+            origin + yours * (self.origin == BUILT_IN_ORIGIN),
+            f"A sequence alone says so many tokens a step with drafts of {draft}: {alone}.",
+            *self.told,
+            *[MET_AGAIN] * (self.known[-1].name == EARLIER),
+        )
+
+
+def _acceptance(record: Record, rules: Rules) -> Acceptance:
+    """As it was counted; of tokens that no run came to, what is believed before any was seen."""
+    counts = counts_of(verify(record, rules), rules.draft)
+    return Acceptance(counts.begun.astype(float), SURE * counts.tried, SURE * counts.right)
+
+
+def _sure(right: Sequence[Sequence[float]], begun: Sequence[float]) -> Acceptance:
+    """As a table says, whatever is believed before anything was seen."""
+    of_places = np.array([[0.0] * len(right[0]), *right])
+    rate = np.pad(of_places, ((0, 0), (0, MOST - of_places.shape[1])), mode="edge")
+    return Acceptance(np.array(begun), np.full_like(rate, SURE), SURE * rate)
+
+
+def _some(groups: Sequence[Group]) -> list[Group]:
+    """As many prompts, drawn at random, as have `MOST_COUNTED` tokens; at least one."""
+    tokens = np.array([sum(map(len, (*group.responses, *group.earlier))) for group in groups])
+    order = np.random.default_rng(0).permutation(len(groups))
+    is_within = np.cumsum(tokens[order]) <= MOST_COUNTED
+    is_within[0] = True
+    return [groups[i] for i in sorted(order[is_within].tolist())]

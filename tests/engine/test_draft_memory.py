@@ -1,0 +1,133 @@
+"""What bursts with drafts are said to take of a device, against their compiled programs."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from runs import TINY
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse
+from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.program_specs import ProgramSpecs, pages_per_group
+from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.draft_memory import DraftBytes, Drafter, draft_bytes
+from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.memory import check_memory, kv_bytes, memory_alone, memory_model
+from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS
+from pat_jax.planning.memory import GIB
+from pat_jax.planning.types import Split
+
+DTYPE = jnp.dtype("float32")
+DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)
+DRAFTER = Drafter(DRAFTS)
+
+
+def specs_of(vocab_size: int, length: int, drafts: Drafts = DRAFTS) -> ProgramSpecs:
+    policy = Policy.from_config(replace(PRESETS["tiny"], vocab_size=vocab_size))
+    layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
+    buckets = Buckets.build(
+        tuple(layouts), capacity=8, min_rows=4, min_length=length, max_length=length
+    )
+    functions = DecodeFunctions(policy, DTYPE, (0,), 4, 8, 0, drafts)
+    pages = pages_per_group(layouts, buckets, 16)
+    return ProgramSpecs(functions, layouts, buckets, 16, pages, 8)
+
+
+def shapes_of(specs: ProgramSpecs) -> tuple[dict[Split, Layout], Buckets, ProgramSpecs]:
+    return specs.layouts, specs.buckets, specs
+
+
+@pytest.mark.parametrize(("vocab_size", "length"), [(8192, 256), (64, 1024)])
+def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(
+    vocab_size: int, length: int
+):
+    """Where logits are most of it, and where the scores of a CPU's attention are."""
+    specs, table = specs_of(vocab_size, length), ProgramTable()
+    specs.declare(table)
+    layout = next(iter(specs.layouts.values()))
+    sizes = []
+    for budget in (0, 7):
+        compiled = table.lower(Key("decode", layout.split, 4, length, budget=budget)).compile()
+        found = compiled.memory_analysis()
+        assert found is not None
+        sizes.append((found.argument_size_in_bytes, found.temp_size_in_bytes))
+    (arguments, temporaries), (more_arguments, more_temporaries) = sizes
+    model = specs.functions.policy.config
+    predicted = draft_bytes(model, *shapes_of(specs), DRAFTER, DTYPE)[layout.split]
+    texts, steps = more_arguments - arguments, more_temporaries - temporaries
+    # How likely runs are right, and more reserved pages.
+    assert predicted.source == 4 * 4 * (5 * length + 8 + 3 + 2)
+    assert 0 <= texts - predicted.source < 4096
+    assert 0.98 * steps <= predicted.steps <= 1.5 * steps
+
+
+def test_the_program_that_takes_most_counts_and_none_takes_nothing():
+    specs = specs_of(64, 256)
+    model, shapes = specs.functions.policy.config, shapes_of(specs)
+    nothing = draft_bytes(model, *shapes, Drafter(), DTYPE)
+    assert set(nothing.values()) == {DraftBytes(0, 0)}
+    few = draft_bytes(model, *shapes, DRAFTER, DTYPE)
+    more = Drafter(replace(DRAFTS, budgets=(1, 7)))
+    many = draft_bytes(model, *shapes, more, DTYPE)
+    assert few == many
+    # In dp1tp2 a group has all eight rows: twice the texts of four.
+    (_, least), (_, most) = few.items()
+    assert most.source == 2 * least.source
+
+
+def test_a_model_that_says_drafts_is_counted_with_its_cache_and_a_head_of_layers_too():
+    specs = specs_of(64, 256)
+    model, shapes = specs.functions.policy.config, shapes_of(specs)
+    texts = draft_bytes(model, *shapes, DRAFTER, DTYPE)
+    early = replace(DRAFTS, exit_layer=1, texts=0)
+    by_layers = draft_bytes(model, *shapes, Drafter(early), DTYPE)
+    own = specs.functions.policy
+    by_model = draft_bytes(model, *shapes, Drafter(replace(DRAFTS, has_model=True), own), DTYPE)
+    weights = sum(x.size * 4 for x in jax.tree.leaves(own.abstract(DTYPE)))
+    for split in specs.layouts:
+        assert by_layers[split] == (4 * model.embed_dim**2, texts[split].steps)
+        rows = specs.buckets.rows[split][-1]
+        pages = 1 + rows * 256 // 16
+        cache = 4 * 2 * model.num_layers * pages * 16 * model.num_kv_heads * model.head_dim
+        assert by_model[split].source == weights + cache
+
+
+def test_memory_counts_it():
+    config = parse([*TINY, "--devices", "2", "--run_dir", "unused"]).rollout
+    policy = Policy.from_config(PRESETS["tiny"])
+    layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
+    asked = {"limit": GIB, "resident": ()}
+    plain = memory_alone(policy, layouts, config, DTYPE, **asked)
+    alone = memory_alone(policy, layouts, config, DTYPE, **asked, drafter=DRAFTER)
+    before = kv_bytes(policy, layouts, config, DTYPE, **asked)
+    left = kv_bytes(policy, layouts, config, DTYPE, **asked, drafter=DRAFTER)
+    assert set(map(plain.drafted, layouts)) == {0}
+    for split in layouts:
+        assert alone.held(split) - plain.held(split) == alone.drafted(split) > 0
+        assert alone.starting(split, 8, 16) - plain.starting(split, 8, 16) == alone.drafted(split)
+    least, most = sorted(map(alone.drafted, layouts))
+    assert least <= before - left <= most
+    specs = specs_of(64, 256)
+    built = memory_model(specs, config, **asked)
+    model = specs.functions.policy.config
+    drafted = draft_bytes(model, *shapes_of(specs), DRAFTER, DTYPE)
+    assert {
+        split: (built.draft_sources[split], built.draft_steps[split]) for split in layouts
+    } == drafted
+    # Temporaries have the tenth of a device that is left to those of all programs, and count beyond it.
+    for split, (source, steps) in drafted.items():
+        assert built.drafted(split) == source
+        assert replace(built, limit=10.0).drafted(split) == source + steps - 1
+
+
+def test_where_it_does_not_fit_the_sentence_says_how_to_do_without():
+    config = parse([*TINY, "--devices", "2", "--run_dir", "unused"]).rollout
+    policy = Policy.from_config(PRESETS["tiny"])
+    layouts, _ = layout_chain(factored_mesh(jax.devices()[:2]), policy.config)
+    memory = memory_alone(policy, layouts, config, DTYPE, limit=1e5, resident=(), drafter=DRAFTER)
+    with pytest.raises(UserError, match=r"drafts .* GiB\), but .*--speculation.source none"):
+        check_memory(memory, list(layouts), "option --layout is 'auto'")
