@@ -86,7 +86,8 @@ def draft_bytes(
 def _of_texts(layout: Layout, rows: int, length: int, drafts: Drafts) -> int:
     if drafts.is_said:
         return 0
-    return _bytes(abstract_drafting(layout, rows, length, drafts.longest, drafts.texts))
+    room = drafts.text_room(length, length)  # the longest context
+    return _bytes(abstract_drafting(layout, rows, length, drafts.longest, room))
 
 
 def _of_steps(

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from pat_jax.engine.layout.buckets import LEAST_ROOM
 from pat_jax.engine.sequences.texts import AHEAD_PART
 
 Tokens = Sequence[int]
@@ -212,7 +213,9 @@ class _Lockstep:
             return text
         going_on = np.flatnonzero(at < self.stop)
         bucket = self._bucket(int((at - record.start[: record.rows])[going_on].max()))
-        room = int(self.rules.room * bucket)
+        longest = self._bucket(int((self.stop - record.start[: record.rows]).max()))
+        texts = self.rules.room
+        room = int(max(texts * bucket, min(LEAST_ROOM, texts * longest)))
         said = self.known[text] - record.said[text]
         total = np.bincount(group, said)
         farthest = np.zeros(len(total), np.int64)

@@ -29,7 +29,7 @@ def largest_length(max_length: int, min_length: int) -> int:
     return -(-max_length // min_length) * min_length
 
 
-LEAST_ROOM = 2**13  # columns, 32 KB a row
+LEAST_ROOM = 2**14  # columns, 64 KB a row
 
 
 @dataclass(frozen=True)
