@@ -131,7 +131,7 @@ class Decoder:
         until = Until(np.int32(cell.steps), np.int32(0))
         outputs, start = [], time.perf_counter()
         for _ in range(cell.bursts):
-            state, output = program(self.params, state, reserved, until)
+            state, output = program(self.params, state, reserved, until, None)
             outputs.append(output)
         jax.block_until_ready(state)
         seconds = time.perf_counter() - start

@@ -1,5 +1,6 @@
 """Counting drafts against a search through every place of every text, on made-up texts."""
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -191,10 +192,12 @@ def test_texts_that_find_no_room_are_not_drafted_from(prompt, responses, earlier
             known = [said[i] for i in order if is_done[i]] + earlier
             known += [said[i] for i in order if not is_done[i]]
             farthest = max(len(said[i]) for i in order if not is_done[i])
-            bucket = least
-            while bucket < len(prompt) + farthest:
-                bucket *= 2
-            left = int(room * bucket)
+            longest = max(map(len, responses))
+            bucket, largest = (
+                least * 2 ** max(0, math.ceil(math.log2((len(prompt) + most) / least)))
+                for most in (farthest, longest)
+            )
+            left = int(room * largest)  # which is less than what there is at least
             if sum(map(len, known)) > left:
                 known = [text[: farthest + bucket // part] for text in known]
             launched.clear()

@@ -26,8 +26,8 @@ class RolloutReport:
     busy_rows: int = 0  # rows x steps that sampled a token, or several
     drafted: int = 0  # tokens of drafts that were verified
     accepted: int = 0  # and of these, those that were said
-    # Both, of drafts that are copied, by what they are copied from: int[sources, 2].
-    by_source: np.ndarray = field(default_factory=NO_SOURCES.copy)
+    # Both, of drafts that are copied, by what they are copied from.
+    by_source: list[list[int]] = field(default_factory=NO_SOURCES.tolist)
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
@@ -63,7 +63,7 @@ class RolloutReport:
         self.busy_rows += row_steps
         self.drafted += drafted.verified
         self.accepted += tokens - row_steps
-        self.by_source = self.by_source + drafted.by_source
+        self.by_source = (np.array(self.by_source) + drafted.by_source).tolist()
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 
     @property

@@ -253,10 +253,10 @@ def describe_rollouts(
     }
 
 
-def _describe_sources(by_source: np.ndarray) -> dict[str, int]:
+def _describe_sources(by_source: Sequence[Sequence[int]]) -> dict[str, int]:
     """Tokens of drafts that were verified and said, by what they were copied from."""
     names = "own", "siblings", "earlier"
-    found = zip(names, by_source.tolist(), strict=True)
+    found = zip(names, by_source, strict=True)
     return {
         f"{what}{name}": number
         for name, numbers in found

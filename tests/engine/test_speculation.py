@@ -84,7 +84,7 @@ def check(found: list[Completion], report: RolloutReport, least: float) -> None:
     assert report.tokens == sum(len(done.tokens) for done in found)
     assert report.tokens_per_row_step > least
     assert report.accepted == report.tokens - report.busy_rows <= report.drafted
-    own, siblings, earlier = report.by_source
+    own, siblings, earlier = np.array(report.by_source)
     assert (own + siblings).tolist() == [report.drafted, report.accepted]
     assert siblings[1] > 0.5 * report.accepted and not np.any(earlier)
 
@@ -131,12 +131,12 @@ def test_earlier_responses_change_no_token_and_save_steps(samples):
         total = sum(tally(subject(), requests, expected, [found]).values(), Tally())
         assert total.unexplained == total.judge_disagrees == 0
         assert total.max_logprob_difference <= 1e-4
-        assert report.by_source.sum(axis=0).tolist() == [report.drafted, report.accepted]
+        assert np.sum(report.by_source, axis=0).tolist() == [report.drafted, report.accepted]
         reports.append(report)
     plain, better = reports
     assert better.tokens == plain.tokens
     assert better.tokens_per_row_step > 1.4 > 1.2 > plain.tokens_per_row_step
-    assert better.by_source[2, 1] > 0.8 * better.accepted
+    assert better.by_source[2][1] > 0.8 * better.accepted
     assert not np.any(plain.by_source[2])
 
 
