@@ -20,7 +20,7 @@ from pat_jax.engine.sequences.state import ReservedPages
 from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Balance, Load, Plan, Split
+from pat_jax.planning.types import Balance, Foreseen, Load, Plan, Split
 
 REFILL_PART = 8
 
@@ -43,6 +43,7 @@ class Burst:
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another
     reach: np.ndarray | None  # of drafts, see Plan
+    foreseen: Foreseen | None  # of them
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
@@ -199,7 +200,7 @@ class Controller:
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
         self._reserve.fill(tables.lacking(steps * pace.step_tokens))
         stop_at = self._stop_at(plan.threshold)
-        return self._launched(shape, steps, stop_at, plan.reach, is_ahead=False)
+        return self._launched(shape, steps, stop_at, plan, is_ahead=False)
 
     def _budget(self, plan: Plan) -> int:
         """That of the plan, if each row can have the pages of what it may say up to the next test."""
@@ -237,7 +238,7 @@ class Controller:
         if shape != running.shape or not reserve.can_hold(needed):
             return None
         reserve.fill(needed)
-        return self._launched(shape, steps, threshold, plan.reach, is_ahead=True)
+        return self._launched(shape, steps, threshold, plan, is_ahead=True)
 
     def _stop_at(self, threshold: int) -> int:
         rows, fullest = self.table.rows_per_group, self.table.fullest
@@ -260,12 +261,14 @@ class Controller:
         return Shape(self.split, table.rows_per_group, length, budget), steps
 
     def _launched(
-        self, shape: Shape, steps: int, threshold: int, reach: np.ndarray | None, *, is_ahead: bool
+        self, shape: Shape, steps: int, threshold: int, plan: Plan, *, is_ahead: bool
     ) -> Burst:
         assert self._reserve is not None
         self._count_pages()
         self._running.append(shape)
-        return Burst(shape, steps, threshold, is_ahead, reach, self._reserve.laid_out())
+        foreseen = plan.foreseen if shape.budget else None
+        laid_out = self._reserve.laid_out()
+        return Burst(shape, steps, threshold, is_ahead, plan.reach, foreseen, laid_out)
 
     def collect(self, output: RowsOutput) -> Collected:
         """Takes over the results of the oldest burst on its way."""

@@ -12,9 +12,31 @@ from pat_jax.engine.controller import Controller
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.drafts import NO_SOURCES, Drafted
-from pat_jax.planning.types import Ran
+from pat_jax.planning.types import Foreseen, Ran
 
 MIB = 2**20
+
+
+@dataclass
+class DraftSums:
+    """Of the bursts whose drafts a planner has priced: what it expected, and what came.
+
+    What steps without drafts would have taken is what the planner believes.
+    """
+
+    steps: int = 0
+    expected_tokens: float = 0.0  # of a row in each step, added up
+    tokens: float = 0.0
+    predicted_saving_s: float = 0.0
+    saving_s: float = 0.0
+
+    @property
+    def words(self) -> str:
+        return (
+            f"drafts in {self.steps} steps: a sequence said {self.tokens / self.steps:.2f} tokens in each, "
+            f"expected were {self.expected_tokens / self.steps:.2f}; saved {self.saving_s:.2f} s, "
+            f"expected were {self.predicted_saving_s:.2f}"
+        )
 
 
 @dataclass
@@ -47,6 +69,7 @@ class RolloutReport:
     balanced: list[Balanced] = field(default_factory=list)
     bursts: list[Ran] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)  # of a row, in each burst
+    drafts: DraftSums = field(default_factory=DraftSums)
 
     def add_burst(
         self, burst: Ran, began_s: float, tokens: int, row_steps: int, drafted: Drafted
@@ -65,6 +88,19 @@ class RolloutReport:
         self.accepted += tokens - row_steps
         self.by_source = (np.array(self.by_source) + drafted.by_source).tolist()
         self.total_rows += burst.steps * burst.rows * burst.split.dp
+
+    def add_drafts(self, burst: Ran, foreseen: Foreseen, tokens: float) -> None:
+        """What was expected of a burst's drafts, and what came.
+
+        Args:
+          tokens: that a row said in a step, on average.
+        """
+        sums = self.drafts
+        sums.steps += burst.steps
+        sums.expected_tokens += burst.steps * foreseen.tokens
+        sums.tokens += burst.steps * tokens
+        sums.predicted_saving_s += foreseen.saved_s(burst.steps)
+        sums.saving_s += burst.steps * tokens * foreseen.plain_s - burst.seconds
 
     @property
     def tokens_per_s(self) -> float:

@@ -62,6 +62,8 @@ def rollout(
                 shape, seconds = running.shape, clock.elapsed - began
                 ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.budget)
                 report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
+                if running.foreseen is not None:
+                    report.add_drafts(ran, running.foreseen, done.tokens / max(1, done.live_steps))
                 if is_timed:
                     planner.observe(ran)
                 if ran.budget:
@@ -82,6 +84,8 @@ def rollout(
     report.finish(controller, clock)
     for switch in report.switches:
         tell(describe_switch(switch, report.total_s))
+    if report.drafts.steps:
+        tell(report.drafts.words)
 
 
 def _prepare(

@@ -100,6 +100,19 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """What a step with drafts is expected to say and to take."""
+
+    tokens: float  # that a row says
+    step_s: float
+    plain_s: float  # without drafts
+
+    def saved_s(self, steps: float) -> float:
+        """Expected of so many steps."""
+        return steps * (self.tokens * self.plain_s - self.step_s)
+
+
+@dataclass(frozen=True)
 class Plan:
     split: Split  # the layout of the next burst
     threshold: int  # end the burst when the fullest group has this many live sequences or fewer
@@ -114,6 +127,7 @@ class Plan:
     # each is right, by which the room is given to them: see `Acceptance.reach`.
     budget: int = 0
     reach: np.ndarray | None = field(default=None, compare=False)
+    foreseen: Foreseen | None = None  # of these drafts
 
 
 @dataclass(frozen=True)

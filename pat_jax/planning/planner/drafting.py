@@ -1,5 +1,6 @@
 """Whether drafts pay: a step that verifies some, priced by what it is expected to say."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.forecast import WEIGHTS
 from pat_jax.planning.planner.turns import Turns
+from pat_jax.planning.types import Foreseen
 
 LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
 # Bursts that try drafts which are not expected to pay, to learn whether that is so still, may lose this
@@ -24,6 +26,17 @@ class Drafting:
     best: np.ndarray  # int[split], the budget with which a token costs least; 0: no drafts
     least: np.ndarray  # int[split], the smallest budget that there is now; 0: there is none
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
+    plain_s: np.ndarray  # float[split], a step without drafts
+    # By budget: float[split] each, seconds of a step and what a row is expected to say in it.
+    steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
+
+    def foreseen(self, split: int, budget: int, times: float) -> Foreseen:
+        """
+        Args:
+          times: as long as priced that steps take in the split.
+        """
+        step_s, tokens = (float(x[split]) for x in self.steps[budget])
+        return Foreseen(tokens, times * step_s, times * float(self.plain_s[split]))
 
     def budget(self, split: int, undrafted_s: float) -> int:
         """
@@ -58,23 +71,25 @@ def cheapest_steps(
     plain = best = priced(tables)
     choice, least = np.zeros((2, len(plain)), np.int64)
     trial_s = np.zeros(len(plain))
+    known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, turns.rows.max(axis=0))]
     if acceptance is None:
-        return best, Drafting(choice, least, trial_s)
+        return best, Drafting(choice, least, trial_s, plain[:, 0], known)
     for budget, verifying in tables.verifying:
         rows = verifying.rows
         has_program = np.isin(bucket, rows)
         most = budget if acceptance.is_said else draft
         tokens = _tokens(acceptance, budget, most, rows, turns, tables)
         steps = np.where(has_program, priced(verifying), LARGE_S)
+        known[budget] = steps[:, 0], tokens[:, 0]
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
         is_least = has_program[:, 0] & (least == 0)
         least = np.where(is_least, budget, least)
         trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
-    return best, Drafting(choice, least, trial_s)
+    return best, Drafting(choice, least, trial_s, plain[:, 0], known)
 
 
 def _tokens(

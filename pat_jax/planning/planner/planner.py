@@ -119,10 +119,13 @@ class CostModelPlanner(Planner):
         forecast, costs = self._outlook(load, current)
         self._book(load, self.splits.index(current), costs)
         plan = self._path(load, current, forecast, costs)
-        budget = costs.drafting.budget(self.splits.index(plan.split), self._undrafted_s)
+        there = self.splits.index(plan.split)
+        budget = costs.drafting.budget(there, self._undrafted_s)
         if not budget or self.acceptance is None:
             return plan
-        return replace(plan, budget=budget, reach=self.acceptance.reach)
+        times = self.latency.correction.factor(plan.split)
+        foreseen = costs.drafting.foreseen(there, budget, times)
+        return replace(plan, budget=budget, reach=self.acceptance.reach, foreseen=foreseen)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
