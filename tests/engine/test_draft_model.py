@@ -48,7 +48,7 @@ def first_layer(shardings: Params, dtype: jnp.dtype) -> Params:
 @cache
 def whole() -> Subject:
     settings = Settings(
-        min_rows=4, min_length=32, drafts=DRAFTS, draft=DraftSource(DRAFT, first_layer)
+        min_rows=8, min_length=64, drafts=DRAFTS, draft=DraftSource(DRAFT, first_layer)
     )
     return Subject(MODELS["kv2"], settings)
 
@@ -150,16 +150,10 @@ def test_runs_in_which_somebody_may_say_drafts(tmp_path: Path, who: str):
     draft = write_checkpoint(tmp_path / "draft", replace(QWEN3, num_layers=1))
     source = f"model:{draft}" if who == "a model" else "early_exit:1"
     output = run(
-        *(
-            *SMALL_ROLLOUT,
-            "--model",
-            str(model),
-            "--data",
-            str(write_problems(tmp_path / "sums.jsonl")),
-        ),
+        *SMALL_ROLLOUT, "--model", str(model), "--data", str(write_problems(tmp_path / "sums.jsonl")),
         *("--rollout.max_prompt_length", "256", "--reward", "math", "--run_dir", str(folder)),
         *("--speculation.source", source, "--speculation.budgets", "3", "--eval.every", "0"),
-    )
+    )  # fmt: skip
     assert "2 steps in" in output
     metrics = read_metrics(folder / "metrics.jsonl")
     losses = [row["train/exit_head_loss"] for row in metrics if "train/exit_head_loss" in row]
