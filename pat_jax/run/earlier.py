@@ -5,7 +5,6 @@ nothing but itself: drafts change no token. Knows files. Does not know what draf
 """
 
 import json
-import logging
 import re
 import zlib
 from collections.abc import Callable, Iterable
@@ -13,36 +12,29 @@ from pathlib import Path
 
 import numpy as np
 
-from pat_jax.common.files import replace_bytes
-from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.rl.types import RolloutGroup
-from pat_jax.run.checkpoint_files import checkpoints_in
-from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.setup import Setup
+from pat_jax.run.side_files import SideFiles
 
 FOLDER = "earlier_responses"  # in that of the run, with a file for each checkpoint
 _HEAD = "pat_jax earlier responses, version 1, CRC-32 {:08x}\n"
 _INTS = np.dtype("<i4")
-
-log = logging.getLogger(__name__)
 
 
 class EarlierIterations:
     """Those of one run.
 
     Args:
-      run: its folder.
-      checkpoints: the folder of its checkpoints.
+      files: in which they are kept.
       tokenizer: checksum of what token ids stand for.
       empty: what they are kept in.
     """
 
-    def __init__(self, run: Path, checkpoints: Path, tokenizer: int, empty: EarlierResponses):
-        self._folder, self._checkpoints, self._tokenizer = run / FOLDER, checkpoints, tokenizer
-        self.responses = empty
+    def __init__(self, files: SideFiles, tokenizer: int, empty: EarlierResponses):
+        self._files, self._tokenizer, self.responses = files, tokenizer, empty
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
         """Takes what was said in an iteration that is over."""
@@ -50,15 +42,8 @@ class EarlierIterations:
             self.responses.put(group.prompt.tokens, [one.tokens for one in group.rollouts])
 
     def save(self, step: int) -> None:
-        """Writes them before the checkpoint of `step` is: where that is complete, so are they."""
-        if not company().is_first:
-            return
-        try:
-            self._folder.mkdir(exist_ok=True)
-            self._forget(but=step)
-            replace_bytes(self._path(step), as_bytes(self.responses, self._tokenizer))
-        except OSError as error:  # nothing that a run needs
-            log.warning("responses of earlier iterations are not in %s: %s", self._folder, error)
+        """Writes them before the checkpoint of `step` is."""
+        self._files.write(step, as_bytes(self.responses, self._tokenizer))
 
     def restore(self, step: int) -> str:
         """Takes those that were written with the checkpoint of `step`.
@@ -66,8 +51,7 @@ class EarlierIterations:
         Returns:
           A sentence about why there are none; empty where all is well.
         """
-        path = self._path(step)
-        content, why = company().agree("earlier responses", lambda: _content(path))
+        content, why = self._files.read(step)
         if content is not None:
             try:
                 put_bytes(content, self._tokenizer, self.responses)
@@ -76,18 +60,9 @@ class EarlierIterations:
         if not why:
             return ""
         return (
-            f"{path} {why}: expected the responses of earlier iterations that drafts are copied from; the "
+            f"{self._files.path(step)} {why}: expected the responses of earlier iterations that drafts are copied from; the "
             "run gathers new ones, and nothing else is lost."
         )
-
-    def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step}.bin"
-
-    def _forget(self, but: int) -> None:
-        """Those whose checkpoint is no longer there."""
-        wanted = {self._path(int(path.name)) for path in checkpoints_in(self._checkpoints)}
-        for path in {*self._folder.glob("step-*.bin")} - wanted - {self._path(but)}:
-            path.unlink()
 
 
 def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | None:
@@ -96,8 +71,9 @@ def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | N
     if not most or not text_room:
         return None
     of_prompt = min(text_room, _share(config, setup.task.batches_per_epoch))
-    empty, run = EarlierResponses(most, of_prompt, BESIDE), Path(config.run_dir)
-    return EarlierIterations(run, run / CHECKPOINTS, setup.task.tokenizer.checksum, empty)
+    empty = EarlierResponses(most, of_prompt, BESIDE)
+    files = SideFiles(Path(config.run_dir), FOLDER, "responses of earlier iterations")
+    return EarlierIterations(files, setup.task.tokenizer.checksum, empty)
 
 
 def _share(config: RunConfig, batches_per_epoch: int | None) -> int:
@@ -175,13 +151,3 @@ def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> No
     for lengths in told["lengths"]:
         prompt, *texts = (next(parts) for _ in lengths)
         responses.put(prompt, texts)
-
-
-def _content(path: Path) -> tuple[bytes | None, str]:
-    """Of a file, or why there is none."""
-    try:
-        return path.read_bytes(), ""
-    except FileNotFoundError:
-        return None, "is not there"
-    except OSError as error:
-        return None, f"cannot be read ({error.strerror})"

@@ -33,7 +33,7 @@ from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
 from pat_jax.run.earlier import earlier_iterations, recall
 from pat_jax.run.evaluation import Evaluator
-from pat_jax.run.exit_head import exit_head_trainer
+from pat_jax.run.exit_head import learned_head
 from pat_jax.run.export import export_policy
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
@@ -129,7 +129,7 @@ class Run:
                     )
                     self.state, result = self.trainer.update(self.state, batch, self.reference)
                     if self.exit_head:
-                        learned |= self.exit_head.learn(self.state.params, batch)
+                        learned |= self.exit_head.trainer.learn(self.state.params, batch)
                 with clock("transfer"):  # the next rollout samples the new policy
                     measured["train/transfer_gap"] = self.generator.load(self.state.params)
                 measured |= learned | result.metrics
@@ -188,13 +188,17 @@ class Run:
         self.collector = Collector(self.config, self.task, *parts, self.unfinished, self.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
-        self.exit_head = exit_head_trainer(self.config, self.setup, self.shapes)
+        self.exit_head = learned_head(self.config, self.setup, self.shapes)
+        if self.exit_head and self.first_step and (lost := self.exit_head.restore(self.first_step)):
+            self.progress.print(lost)
         recall(self.config, self.setup, self.earlier, began.steps_done, self.progress.print)
         self.warm_up(began.lengths)
 
     def save_beside(self, step: int) -> None:
         if self.earlier is not None:
             self.earlier.save(step)
+        if self.exit_head is not None:
+            self.exit_head.save(step)
 
     def warm_up(self, lengths: LengthModel) -> None:
         """Runs every program of the rollout; the times it takes are the planner's profile."""
@@ -217,7 +221,7 @@ class Run:
             config.rollout,
             config.seed,
             lengths,
-            self.exit_head,
+            self.exit_head and self.exit_head.trainer,
             self.earlier and self.earlier.responses,
         )
         self.generator.load(self.state.params)

@@ -31,6 +31,7 @@ from pat_jax.run.earlier import (
     put_bytes,
 )
 from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.side_files import SideFiles
 from pat_jax.run.metrics import read_metrics
 
 BOUNDS = 1000, 100, 2
@@ -70,7 +71,8 @@ def test_any_damage_is_found(data: st.DataObject):
 
 
 def iterations(folder: Path, tokenizer: int = 3) -> EarlierIterations:
-    return EarlierIterations(folder, folder / CHECKPOINTS, tokenizer, EarlierResponses(*BOUNDS))
+    files = SideFiles(folder, FOLDER, "responses")
+    return EarlierIterations(files, tokenizer, EarlierResponses(*BOUNDS))
 
 
 def group(number: int, *said: str) -> RolloutGroup:

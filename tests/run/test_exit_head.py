@@ -1,0 +1,62 @@
+"""What a head of first layers has learned, beside the checkpoints of its run."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pat_jax.run.exit_head import FOLDER, LearnedHead
+from pat_jax.run.side_files import SideFiles
+
+
+class Learner:
+    """Of a trainer what is looked at."""
+
+    def __init__(self, size: int, value: float):
+        self.state: Any = {
+            "head": np.full((size, size), value, np.float32),
+            "step": np.int32(value),
+        }
+
+    def take(self, leaves: list[np.ndarray]) -> None:
+        self.state = jax.tree.unflatten(jax.tree.structure(self.state), leaves)
+
+
+def kept(run: Path, size: int = 4, value: float = 0.0) -> LearnedHead:
+    learner: Any = Learner(size, value)
+    return LearnedHead(learner, SideFiles(run, FOLDER, "heads of first layers"))
+
+
+def test_a_resumed_run_goes_on_with_it(tmp_path: Path):
+    kept(tmp_path, value=3).save(20)
+    other = kept(tmp_path)
+    assert other.restore(20) == ""
+    state: Any = other.trainer.state
+    assert (state["head"] == 3).all() and state["step"] == 3
+    kept(tmp_path, value=5).save(30)  # there is no checkpoint of step 20
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["step-30.bin"]
+
+
+@pytest.mark.parametrize(
+    "spoil, why",
+    [
+        (lambda path: path.unlink(), "is not there"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "is damaged"),
+        (lambda path: path.write_bytes(b""), "is damaged"),
+    ],
+)
+def test_without_it_a_run_says_so_and_begins_anew(tmp_path: Path, spoil, why: str):
+    kept(tmp_path, value=3).save(20)
+    spoil(tmp_path / FOLDER / "step-20.bin")
+    other = kept(tmp_path, value=1)
+    said = other.restore(20)
+    assert why in said and "begins to learn anew" in said
+    state: Any = other.trainer.state
+    assert (state["head"] == 1).all()
+
+
+def test_the_head_of_another_model_is_not_taken(tmp_path: Path):
+    kept(tmp_path, size=3).save(20)
+    assert "another model" in kept(tmp_path, size=4).restore(20)
