@@ -17,6 +17,7 @@ of the best static layout without drafts, round by round; medians, with interval
 import argparse
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -276,7 +277,7 @@ def main() -> None:
     rig = Rig(args, texts)
     found = measured(rig, args.rounds, args.variants)
     result = {
-        "command": "python -m benchmarks.speculation " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.speculation " + shlex.join(sys.argv[1:]),
         "machine": f"{platform.processor()} {jax.device_count()} {jax.devices()[0].device_kind}",
         "responses": len(texts.tokens),
         "tokens": int(sum(texts.length) - sum(texts.prompt)),

@@ -31,8 +31,8 @@ from pat_jax.run.earlier import (
     put_bytes,
 )
 from pat_jax.run.folder import CHECKPOINTS
-from pat_jax.run.side_files import SideFiles
 from pat_jax.run.metrics import read_metrics
+from pat_jax.run.side_files import SideFiles
 
 BOUNDS = 1000, 100, 2
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
