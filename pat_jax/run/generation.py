@@ -240,7 +240,7 @@ def describe_rollouts(
         "rollout/drafted": report.drafted,
         "rollout/accepted": report.accepted,
         **_describe_sources(report.by_source),
-        "rollout/draft_saving_s": report.drafts.saving_s,
+        "rollout/draft_saved_seconds": report.drafts.saving_s,
         "rollout/predicted_draft_saving_s": report.drafts.predicted_saving_s,
         "rollout/row_occupancy": report.row_occupancy,
         "rollout/prefill_padding": report.prefill_padding,
