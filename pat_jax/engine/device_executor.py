@@ -105,11 +105,7 @@ class DeviceExecutor(Executor):
         specs, size = self.specs, self.specs.page_size
         length = specs.shapes.buckets.length_for(call.context)
         sequence, start = call.sequence.reshape(-1), call.start.reshape(-1)
-        tokens = np.zeros((len(sequence), size), np.int32)
-        for block, (i, at, count) in enumerate(
-            zip(sequence, start, call.length.reshape(-1), strict=True)
-        ):
-            tokens[block, :count] = self.responses.tokens[i, at : at + count]
+        tokens = call.tokens(self.responses.tokens, size)
         tables = self.tables.rows(sequence, specs.width(length))
         self.pool.prefill(self.weights.params, tokens, start, tables, length)
 

@@ -5,7 +5,7 @@ with it. Its loss is the cross-entropy of the policy's own samples, so its optim
 as far as those layers know it. Drafts change no token: nothing of this touches the policy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -94,7 +94,6 @@ class ExitHeadTrainer:
         state = placed(jax.eval_shape(self._update.init, head))
         sums = placed(jax.eval_shape(self._update.loss.zero_sums))
         gradient = placed(jax.eval_shape(zero_gradients, head))
-        by_rows = trainer.layout.sharding("batch", role="train")
 
         def grad_step(
             frozen: Leaves,
@@ -109,7 +108,6 @@ class ExitHeadTrainer:
 
         for shape in micro_shapes:
             micro = trainer.abstract_micro(shape, ())
-            micro = with_sharding(micro, jax.tree.map(lambda _: by_rows, micro))
             self.programs.declare(
                 Key("exit_grad", split, *shape),
                 grad_step,
@@ -142,8 +140,7 @@ class ExitHeadTrainer:
             del head  # the policy's own gives the logits
             return policy.bind(params).head
 
-        functions: Callable = self._update.model.logits
-        return ModelFunctions(forward, functions, of_policy, partition.by_rows)
+        return ModelFunctions(forward, self._update.model.logits, of_policy, partition.by_rows)
 
     def learn(self, params: Leaves, batch: TrainBatch) -> dict[str, float]:
         """A step of each mini-batch, by the responses in it.

@@ -1,11 +1,16 @@
 """Requests for engines whose drafts a model says, and how many of its tokens were right."""
 
+from copy import copy
+from typing import Any
+
+import jax
 import numpy as np
 
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import Sampling
+from tests.lossless import Subject
 
 KINDS = (
     Sampling(temperature=0.0),
@@ -34,3 +39,13 @@ def accepted(report: RolloutReport) -> float:
     """Of the tokens verified, how many were right."""
     assert report.accepted == report.tokens - report.busy_rows <= report.drafted
     return report.accepted / report.drafted
+
+
+def with_share_of_the_last(whole: Subject, share: float) -> Subject:
+    """The same policy, to which its last layer adds such a share of what it did."""
+    one = copy(whole)
+    one.params = jax.tree.map(np.array, one.params)
+    last: Any = one.params["layers"][1]
+    for weight in (last["attention"]["out"], last["mlp"]["down"]):
+        weight[...] = share * weight[...]
+    return one

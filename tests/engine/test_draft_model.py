@@ -1,17 +1,15 @@
 """A draft model says what its policy may say: no token changes, and its cache follows wherever sequences go."""
 
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from said_drafts import accepted, requests
+from said_drafts import accepted, requests, with_share_of_the_last
 from two_devices import look_at_pages
 
 from pat_jax.common.errors import UserError
@@ -59,12 +57,7 @@ def subject(share: float) -> Subject:
     Args:
       share: of what the last layer adds; 0: both say the same.
     """
-    one = copy(whole())
-    one.params = jax.tree.map(np.array, one.params)
-    last: Any = one.params["layers"][1]
-    for weight in (last["attention"]["out"], last["mlp"]["down"]):
-        weight[...] = share * weight[...]
-    return one
+    return with_share_of_the_last(whole(), share)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """A policy's first layers draft for it: no token changes, and the nearer they are to it, the more are right."""
 
-from copy import copy
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from said_drafts import accepted, requests
+from said_drafts import accepted, requests, with_share_of_the_last
 from two_devices import DP2, engine, generate, look_at_pages
 
 from pat_jax.common.errors import UserError
@@ -51,12 +49,7 @@ def subject(share: float) -> Subject:
     Args:
       share: of what the last layer adds; 0: the first says all.
     """
-    one = copy(whole())
-    one.params = jax.tree.map(np.array, one.params)
-    last: Any = one.params["layers"][1]
-    for weight in (last["attention"]["out"], last["mlp"]["down"]):
-        weight[...] = share * weight[...]
-    return one
+    return with_share_of_the_last(whole(), share)
 
 
 def check(one: Subject, found: list[Completion], expected: list[Completion]) -> None:

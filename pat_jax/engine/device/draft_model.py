@@ -84,7 +84,8 @@ class DraftCache:
     def pause(self) -> None:
         """Bursts with drafts are over, and collected: what they have said is in the pages, but perhaps for
         the last token of a draft that was right to its end."""
-        self._known[self._drafting] = self.responses.table.length[self._drafting] - 2
+        seen = self.responses.table.length[self._drafting] - 2
+        self._known[self._drafting] = np.maximum(seen, 0)
         self._drafting = np.zeros(0, np.int64)
 
     def _begin(self, layout: Layout) -> None:
@@ -126,10 +127,7 @@ class DraftCache:
         for call in calls:
             length = specs.buckets.length_for(call.context)
             sequence, at = call.sequence.reshape(-1), call.start.reshape(-1)
-            tokens = np.zeros((len(sequence), size), np.int32)
-            counts = call.length.reshape(-1)
-            for block, (i, first, count) in enumerate(zip(sequence, at, counts, strict=True)):
-                tokens[block, :count] = self.responses.tokens[i, first : first + count]
+            tokens = call.tokens(self.responses.tokens, size)
             tables = self.tables.rows(sequence, specs.width(length))
             program = self.programs[Key("draft_prefill", layout.split, blocks, length)]
             self._pool = program(self.model.params, self._pool, tokens, at, tables)

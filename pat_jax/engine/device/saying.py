@@ -36,7 +36,7 @@ def exiting(
 
     What they write to the cache is what the verification of the same tokens writes there.
     """
-    rows, endings, row = moving.rows, step.endings(moving.rows), jnp.arange(len(tables))
+    rows = moving.rows
 
     def say(
         recent: tuple, position: Array, turn: Array, guesses: Array, caches: tuple
@@ -53,10 +53,7 @@ def exiting(
         )
         assert written is not None  # caches went in
         logits = model.logits(exit_hidden(hidden[0], head), partition)
-        number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
-        token, *_ = step.sample(
-            logits, number, position, rows.sampling, moving.seen, endings, ahead
-        )
+        token = _drawn(step, moving, numbers, logits, position, turn, guesses)
         return token, tuple(map(kept, written))
 
     no_matter = rows.last_token
@@ -79,7 +76,7 @@ def asking(
     """
     rows, asked, row = moving.rows, moving.asking, jnp.arange(len(moving.rows.live))
     assert asked is not None
-    endings, padded = step.endings(rows), step.policy.config.padded_vocab_size
+    padded = step.policy.config.padded_vocab_size
 
     def say(
         recent: tuple, position: Array, turn: Array, guesses: Array, caches: tuple
@@ -98,14 +95,27 @@ def asking(
         assert written is not None  # caches went in
         newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
         logits = _of_size(model.logits(newest, partition), padded)
-        number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
-        token, *_ = step.sample(
-            logits, number, position, rows.sampling, moving.seen, endings, ahead
-        )
+        token = _drawn(step, moving, numbers, logits, position, turn, guesses)
         return token, tuple(map(kept, written))
 
     guess, written = said(rows, asked.previous, say, asked.pool, count=count)
     return guess, moving._replace(asking=asked._replace(pool=written))
+
+
+def _drawn(
+    step: DecodeStep,
+    moving: Moving,
+    numbers: Float[Array, "tokens rows"],
+    logits: Float[Array, "rows vocab"],
+    position: Int[Array, " rows"],
+    turn: Int[Array, ""],
+    guesses: Int[Array, "rows draft"],
+) -> Int[Array, " rows"]:
+    """The token of each row behind `position`, as the policy would draw it from these logits."""
+    rows, row = moving.rows, jnp.arange(len(guesses))
+    number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
+    endings = step.endings(rows)
+    return step.sample(logits, number, position, rows.sampling, moving.seen, endings, ahead)[0]
 
 
 def _of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:

@@ -75,6 +75,18 @@ class PrefillCall(NamedTuple):
         """Tokens that the caches of these sequences hold afterwards, at most."""
         return int((self.start + self.length).max())
 
+    def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
+        """Of each block, int32[groups * blocks, page_size], zeros behind the last.
+
+        Args:
+          known: int[sequences, tokens].
+        """
+        blocks = np.zeros((self.sequence.size, page_size), np.int32)
+        of_blocks = self.sequence.reshape(-1), self.start.reshape(-1), self.length.reshape(-1)
+        for block, i, at, count in zip(blocks, *of_blocks, strict=True):
+            block[:count] = known[i, at : at + count]
+        return blocks
+
 
 def prefill_calls(
     spans: Spans, *, num_groups: int, sizes: tuple[int, int], page_size: int
