@@ -43,7 +43,8 @@ tell(steps=[row["step"] for row in run.metrics], reward=run.config.reward)
 again = pat_jax.train(options, run_dir=f"{folder}/closure", reward=[exact], steps=2)
 tell(seen=seen, trace=again.plot_rollout().get_size_inches().tolist())
 tell(exported=str(run.export(f"{folder}/exported")))
-session = pat_jax.session(run=again, max_length=96, batch=4)
+# A clock would choose the layout, and a near-tie of one layout another token.
+session = pat_jax.session(run=again, max_length=96, batch=4, layout="dp2tp1")
 texts = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
 more = [[answer.text for answer in answers] for answers in session.generate(["1+2="] * 2, n=2)]
 tell(texts=texts, same=texts == more, tokens=sum(session.rollout.live[:1]))
