@@ -8,7 +8,8 @@ verification step each. A draft is what followed the longest match of the last t
 in the response's own text with its prompt, in its siblings as far as they are at that moment (whole once
 they have ended), or in whole responses to the same prompt of an earlier policy; of equally long matches
 the newest, own text first. A step accepts what of the draft agrees with the record from its beginning, and
-one token more. Each source alone and with those before it. "As of launch" the siblings are as they were
+one token more. A tree has another draft beside it, which begins with another token, behind the longest match
+of those; chains of as many tokens are among `--drafts`. Each source alone and with those before it. "As of launch" the siblings are as they were
 when the burst began, and they and earlier responses are laid out as the engine does. Where there are
 earlier ones, other ways to lay them out are counted too.
 
@@ -65,6 +66,7 @@ LAYOUTS = {
 PREDICTED = "own, siblings", "own, siblings, earlier"
 CONTROL = "codegen"  # a base model, which repeats little: not in the prior
 MOST = 8  # tokens of the drafts that are foretold
+TREES = ((6, 2), (12, 4))  # tokens of a draft, and of another beside it
 ENGINE = {
     "the same in the engine": "longest match of at most 16 tokens, of equal ones the row's own and the newest; "
     "then siblings as of launch, those that have ended first, of them the longest, then earlier responses, "
@@ -110,6 +112,11 @@ def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> M
             name: round(tokens / len(verify(record, replace(rules, draft=draft))), 3)
             for name, rules in rules_of(groups).items()
         }
+    for draft, branch in TREES:
+        found[f"trees of {draft} and {branch}"] = {
+            name: round(tokens / len(verify(record, replace(rules, draft=draft, branch=branch))), 3)
+            for name, rules in rules_of(groups).items()
+        }
     if any(group.earlier for group in groups):
         found["laid out otherwise, drafts of 8"] = {
             name: round(tokens / len(verify(record, rules)), 3) for name, rules in LAYOUTS.items()
@@ -140,8 +147,7 @@ def all_of(
             if len(groups) > 1:
                 expected[f"{name}: {sources}"] = errors(steps, MOST, splits)
                 print(sources, json.dumps(expected[f"{name}: {sources}"]), flush=True)
-    right, kinds = prior_of(priors) if priors else (np.zeros(0), np.zeros(0))
-    prior = {"PRIOR": right.round(2).tolist(), "PRIOR_BEGUN": kinds.round(3).tolist()}
+    prior = {name: x.tolist() for name, x in prior_of(priors).items()} if priors else {}
     print(json.dumps(prior))
     return {"tokens a step": sets, "errors of the planner, %": expected, "prior": prior}
 
@@ -150,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument(
-        "--drafts", type=int, nargs="+", default=[8, 7, 3], help="most tokens of a draft"
+        "--drafts", type=int, nargs="+", default=[16, 8, 7, 3], help="most tokens of a draft"
     )
     parser.add_argument("--context", type=int, default=16, help="most tokens of a match")
     parser.add_argument("--samples", type=int, default=16, help="most samples of a prompt")

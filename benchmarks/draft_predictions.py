@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Acceptance, Drafted
 from pat_jax.profiling.simulate.draft_counting import Steps
 from pat_jax.profiling.simulate.draft_runs import InRuns, counts_of
 
@@ -17,14 +17,20 @@ BURST = 32  # steps
 SHORT = 3  # tokens of a draft: from it too longer ones are foretold
 
 
-def prior_of(counts: Sequence[Drafted]) -> tuple[np.ndarray, np.ndarray]:
-    """Of several sets, which weigh the same: how often each token of a run is right where those before it
-    are, by the kind of match, and the shares of the kinds, none first. See `drafts.PRIOR`."""
-    tried, right, begun = (
+def prior_of(counts: Sequence[Drafted]) -> Mapping[str, np.ndarray]:
+    """Of several sets, which weigh the same, by the names that `planning.drafts` has for it."""
+    tried, right, begun, forks = (
         np.sum([getattr(x, name) / x.begun.sum() for x in counts], axis=0)
-        for name in ("tried", "right", "begun")
+        for name in ("tried", "right", "begun", "forks")
     )
-    return right[1:, :8] / tried[1:, :8], begun / begun.sum()
+    rates = np.divide(right, tried, where=tried > 0, out=np.zeros(tried.shape))[:, 1:, :8]
+    total = forks.sum(axis=1, keepdims=True)
+    return {
+        "PRIOR": rates[DRAFTS].round(2),
+        "PRIOR_BRANCHES": rates[BRANCHES].round(2),
+        "PRIOR_FORKS": np.divide(forks, total, where=total > 0, out=np.eye(KINDS)).round(3),
+        "PRIOR_BEGUN": (begun / begun.sum()).round(3),
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,19 +4,23 @@ A line of tokens holds every live row's newest one and, behind it, some of its d
 by token takes the line as it is; attention looks at each row's tokens together, so that its keys and values
 are read once for all of them.
 
+A row's tokens may be two drafts that begin with different tokens, a trunk and a *branch* behind it: each
+sees the newest token and its own. A token's place in the cache is then not its position.
+
 Rows go on by different numbers of tokens. What a step writes of tokens that are not accepted lies behind
-the row's newest one, where nothing sees it, until the next step writes over it.
+the row's newest one, where nothing sees it, until the next step writes over it. A branch that is accepted
+moves to where the trunk was.
 """
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pat_jax.models.layers import MASKED
+from pat_jax.models.layers import MASKED, sees
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 
 
@@ -28,6 +32,9 @@ class Line(NamedTuple):
     turn: Int[Array, " tokens"]  # among those of its row, from 0
     place: Int[Array, "rows turns"]  # in the line; of turns that a row does not have any place
     start: Int[Array, " rows"]  # position of each row's first token
+    trunk: Int[Array, " rows"] | None = (
+        None  # turns behind these are its branch; None: none has any
+    )
 
     def by_row(self, x: Float[Array, "1 tokens *rest"]) -> Float[Array, "rows turns *rest"]:
         return x[0, self.place]
@@ -36,9 +43,35 @@ class Line(NamedTuple):
         return x[self.row, self.turn][None]
 
     @property
-    def positions(self) -> Int[Array, "rows turns"]:
-        """Of a row's turns, those too that it does not have: what they write, nothing sees."""
-        return self.start[:, None] + jnp.arange(self.place.shape[1])[None]
+    def turns(self) -> Int[Array, " turns"]:
+        return jnp.arange(self.place.shape[1])
+
+    @property
+    def depth(self) -> Int[Array, " tokens"]:
+        """Positions behind that of the row's first token."""
+        if self.trunk is None:
+            return self.turn
+        trunk = self.trunk[self.row]
+        return jnp.where(self.turn > trunk, self.turn - trunk, self.turn)
+
+    @property
+    def is_branch(self) -> Bool[Array, " tokens"]:
+        return (
+            jnp.zeros_like(self.is_taken)
+            if self.trunk is None
+            else self.turn > self.trunk[self.row]
+        )
+
+    @property
+    def slots(self) -> Int[Array, " tokens"]:
+        """Where in its row's cache each token is."""
+        return self.start[self.row] + self.turn
+
+    def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
+        """Which token behind a row's first is to be where, so that a branch that is taken is in front."""
+        assert self.trunk is not None
+        draft = self.place.shape[1] - 1
+        return (jnp.arange(draft)[None] + jnp.where(taken, self.trunk, 0)[:, None]) % draft
 
 
 class DraftPages(NamedTuple):
@@ -60,13 +93,37 @@ class DraftPages(NamedTuple):
         positions: Int[Array, "1 tokens"],
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
         """As `LayerCache.attend`, of all rows in one line."""
+        del positions  # the line knows where tokens are
         # What stands in a place that is not taken is no row's.
         of_token = jnp.where(self.line.is_taken[:, None], self.table[self.line.row], NULL_PAGE)
         each = PagedLayer(self.keys, self.values, of_token)
-        written = each.write(jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1), positions[0])
+        keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)
+        written = each.write(keys, values, self.line.slots)
         cache = PagedLayer(written.keys, written.values, self.table)
-        attended = cache.read(self.line.by_row(queries), self.line.start)
+        attended = cache.read(self.line.by_row(queries), self.line.start, self.line.trunk)
         return self.line.in_line(attended), DraftPages(*cache, self.line)
+
+    def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
+        """With the branches that rows took where they are looked for."""
+        order = self.line.moved(taken)
+        slot = self.line.start[:, None] + 1 + jnp.arange(order.shape[1])[None]
+        page = jnp.take_along_axis(
+            self.table, slot // self.keys.shape[2], axis=1, mode="fill", fill_value=NULL_PAGE
+        )
+        page = jnp.where(taken[:, None], page, NULL_PAGE)
+        source, offset = (
+            jnp.take_along_axis(x, order, axis=1).ravel() for x in (page, slot % self.keys.shape[2])
+        )
+        keys, values = (x[source, :, offset][:, None] for x in (self.keys, self.values))
+        each = PagedLayer(
+            self.keys, self.values, jnp.repeat(self._own(taken), order.shape[1], axis=0)
+        )
+        written = each.write(keys, values, slot.ravel())
+        return DraftPages(written.keys, written.values, self.table, self.line)
+
+    def _own(self, of: Bool[Array, " rows"]) -> Int[Array, "rows width"]:
+        """The tables of these rows alone."""
+        return jnp.where(of[:, None], self.table, NULL_PAGE)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())
@@ -116,28 +173,49 @@ class DraftRows(NamedTuple):
         positions: Int[Array, "1 tokens"],
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftRows"]:
         """As `LayerCache.attend`, of all rows in one line."""
-        del positions  # the line knows them, of every turn
+        del positions  # the line knows where tokens are, of every turn
         line = self.line
         keys, values = line.by_row(keys), line.by_row(values)
         copy = DraftCopy(
             _put(self.copy.keys, jnp.transpose(keys, (0, 2, 3, 1)), line.start, axis=2),
             _put(self.copy.values, jnp.swapaxes(values, 1, 2), line.start, axis=1),
         )
-        attended = _attend(copy, line.by_row(queries), line.positions)
+        attended = _attend(copy, line.by_row(queries), line)
         return line.in_line(attended), DraftRows(copy, line)
+
+    def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftRows":
+        """With the branches that rows took where they are looked for."""
+        order, begin = self.line.moved(taken), self.line.start + 1
+
+        def moved(rows: Array, axis: int) -> Array:
+            heads = rows.shape[0] // len(taken)
+            sizes = [heads, *rows.shape[1:]]
+            sizes[axis] = order.shape[1]
+
+            def move(row: Int[Array, ""], rows: Array) -> Array:
+                at: list[Any] = [row * heads, 0, 0]
+                at[axis] = begin[row]
+                chunk = jnp.take(jax.lax.dynamic_slice(rows, at, sizes), order[row], axis=axis)
+                return jax.lax.dynamic_update_slice(rows, chunk, at)
+
+            return jax.lax.fori_loop(0, len(taken), move, rows)
+
+        copy = DraftCopy(moved(self.copy.keys, 2), moved(self.copy.values, 1))
+        return DraftRows(copy, self.line)
 
 
 def _attend(
     copy: DraftCopy,
     queries: Float[Array, "rows turns kv_heads queries_per_kv head_dim"],
-    positions: Int[Array, "rows turns"],
+    line: Line,
 ) -> Float[Array, "rows turns kv_heads queries_per_kv head_dim"]:
     rows, turns, heads, group, dim = queries.shape
     flat = jnp.reshape(jnp.swapaxes(queries, 1, 2), (rows * heads, turns * group, dim))
     scores = jnp.einsum("nqd,nds->nqs", flat, copy.keys, preferred_element_type=jnp.float32)
     scores = scores * dim**-0.5
-    column = jnp.arange(copy.keys.shape[2])[None, None]
-    is_visible = column <= jnp.repeat(positions, group, axis=1)[:, :, None]
+    turn, column = jnp.repeat(line.turns, group), jnp.arange(copy.keys.shape[2])
+    start, trunk = (x if x is None else x[:, None, None] for x in (line.start, line.trunk))
+    is_visible = sees(turn[None, :, None], column[None, None], start, trunk)
     scores = jnp.where(jnp.repeat(is_visible, heads, axis=0), scores, MASKED)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)

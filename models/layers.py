@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ModelConfig, RopeScaling
@@ -219,10 +219,37 @@ def attention_scores(
 
 def _attend_block(queries: Array, keys: Array, values: Array, positions: Array) -> Array:
     at = jnp.arange(keys.shape[2])[None, None, :]
-    visible = at <= positions[:, :, None]
+    return attend_where(queries, keys, values, at <= positions[:, :, None])
+
+
+def attend_where(
+    queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
+    keys: Float[Array, "rows kv_heads context head_dim"],
+    values: Float[Array, "rows kv_heads context head_dim"],
+    visible: Bool[Array, "rows length context"],
+) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
+    """Softmax attention of few queries, each to some key at least."""
     scores = jnp.where(visible[:, None, None, :, :], attention_scores(queries, keys), MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     return jnp.einsum("bkgts,bksd->btkgd", weights, values)
+
+
+def sees(
+    turn: Int[Array, "*shape"],
+    column: Int[Array, "*shape"],
+    start: Int[Array, "*shape"],
+    trunk: Int[Array, "*shape"] | None,
+) -> Bool[Array, "*shape"]:
+    """Whether the query in turn behind a row's first, which is in column `start`, sees the key in a column.
+
+    Args:
+      trunk: the queries behind so many behind the first are a branch: it begins behind the first, and does
+        not see those. None: no row branches.
+    """
+    is_before = column <= start + turn
+    if trunk is None:
+        return is_before
+    return is_before & ((turn <= trunk) | (column <= start) | (column > start + trunk))
 
 
 @jax.custom_vjp

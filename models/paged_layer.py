@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.layers import attend
+from pat_jax.models.layers import attend, attend_where, sees
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 from pat_jax.models.prefill_kernels import (
     attend_blocks_on_gpu,
@@ -62,14 +62,20 @@ class PagedLayer(NamedTuple):
         self,
         queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
         start: Int[Array, " rows"],
+        trunk: Int[Array, " rows"] | None = None,
     ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-        """What the queries of each row see, the first of which is at `start`."""
+        """What the queries of each row see, the first of which is at `start`.
+
+        Args:
+          trunk: of rows that branch, see `layers.sees`.
+        """
         shape = self.page_size, queries.shape[-1]
         if queries.shape[1] > 1:
             return jax.lax.platform_dependent(
                 queries,
                 *self,
                 start,
+                *([] if trunk is None else [trunk]),
                 cuda=attend_blocks_on_gpu if fits_gpu(*shape) else _attend_to_blocks,
                 tpu=attend_blocks_on_tpu if fits_tpu(*shape) else _attend_to_blocks,
                 default=_attend_to_blocks,
@@ -151,10 +157,20 @@ def _attend_to_one(
 
 
 def _attend_to_blocks(
-    queries: Array, keys: Array, values: Array, table: Array, start: Array
+    queries: Array,
+    keys: Array,
+    values: Array,
+    table: Array,
+    start: Array,
+    trunk: Array | None = None,
 ) -> Array:
     rows = PagedLayer(keys, values, table).gather()
-    return attend(queries, *rows, start[:, None] + jnp.arange(queries.shape[1])[None])
+    turn = jnp.arange(queries.shape[1])
+    if trunk is None:
+        return attend(queries, *rows, start[:, None] + turn[None])
+    column = jnp.arange(rows[0].shape[2])
+    bounds = start[:, None, None], trunk[:, None, None]
+    return attend_where(queries, *rows, sees(turn[None, :, None], column[None, None], *bounds))
 
 
 def _gather(pool: Array, table: Array) -> Array:

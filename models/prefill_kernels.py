@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu, triton
 from jaxtyping import Array, Float, Int
 
-from pat_jax.models.layers import MASKED
+from pat_jax.models.layers import MASKED, sees
 
 GPU_QUERIES = 64  # of one program: what its registers hold
 GPU_KEYS = 64  # at once
@@ -41,15 +41,19 @@ def attend_blocks_on_gpu(
     values: Float[Array, "pages kv_heads page_size head_dim"],
     table: Int[Array, "rows width"],
     start: Int[Array, " rows"],
+    trunk: Int[Array, " rows"] | None = None,
     *,
     parts: int = 1,
     keys_at_once: int = GPU_KEYS,
     interpret: bool = False,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
-    """Row r's queries are at positions `start[r]` … + length - 1; each sees the keys up to its own.
+    """Row r's queries are at places `start[r]` … + length - 1; each sees the keys up to its own.
 
     One program for each row, KV head, `GPU_QUERIES` of the queries that share its keys, and part of
     the row's keys.
+
+    Args:
+      trunk: of rows that branch, see `layers.sees`.
     """
     rows, length, heads, group, dim = queries.shape
     tile = min(max(pl.next_power_of_2(length * group), LEAST_SIDE), GPU_QUERIES)
@@ -57,9 +61,12 @@ def attend_blocks_on_gpu(
     table = _whole_turns(table, at_once := max(keys_at_once // keys.shape[2], 1))
     tiles = pl.BlockSpec((None, None, tile, dim), lambda row, head, nth, _: (row, head, nth, 0))
     out, logsumexp = pl.pallas_call(
-        functools.partial(_attend_on_gpu, length=length, at_once=at_once, parts=parts),
+        functools.partial(
+            _attend_on_gpu, length=length, at_once=at_once, parts=parts, branches=trunk is not None
+        ),
         grid=(rows, heads, flat.shape[2] // tile, parts),
         in_specs=[
+            pl.BlockSpec((1,), lambda row, *_: (row,)),
             pl.BlockSpec((1,), lambda row, *_: (row,)),
             pl.BlockSpec((None, table.shape[1]), lambda row, *_: (row, 0)),
             tiles,
@@ -79,18 +86,19 @@ def attend_blocks_on_gpu(
         ),
         interpret=interpret,
         name="attend_blocks",
-    )(start, table, flat, keys, values)
+    )(start, start if trunk is None else trunk, table, flat, keys, values)
     return _by_token(_joined(out, logsumexp), length, group)
 
 
 def _attend_on_gpu(
-    start_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref, logsumexp_ref,
-    *, length: int, at_once: int, parts: int,
+    start_ref, trunk_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref, logsumexp_ref,
+    *, length: int, at_once: int, parts: int, branches: bool,
 ):  # fmt: skip
     head, nth, part = (pl.program_id(axis) for axis in (1, 2, 3))
     queries, page_size = queries_ref[...], keys_ref.shape[2]
     tile, dim = queries.shape
-    position = start_ref[0] + (nth * tile + jnp.arange(tile)) % length
+    turn_of = ((nth * tile + jnp.arange(tile)) % length)[:, None]
+    bounds = start_ref[0], trunk_ref[0] if branches else None
 
     def over_pages(turn, carry):
         out, largest, total = carry
@@ -100,8 +108,8 @@ def _attend_on_gpu(
             for ref in (keys_ref, values_ref)
         )
         scores = triton.dot(queries, keys.T) * dim**-0.5
-        column = turn * at_once * page_size + jnp.arange(at_once * page_size)
-        scores = jnp.where(column[None] <= position[:, None], scores, MASKED)
+        column = turn * at_once * page_size + jnp.arange(at_once * page_size)[None]
+        scores = jnp.where(sees(turn_of, column, *bounds), scores, MASKED)
         new_largest = jnp.maximum(largest, jnp.max(scores, axis=1))
         weights = jnp.exp(scores - new_largest[:, None])
         kept = jnp.exp(largest - new_largest)
@@ -136,6 +144,7 @@ def attend_blocks_on_tpu(
     values: Float[Array, "pages kv_heads page_size head_dim"],
     table: Int[Array, "rows width"],
     start: Int[Array, " rows"],
+    trunk: Int[Array, " rows"] | None = None,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Does what `attend_blocks_on_gpu` does; one program for each row fetches pages with all their heads."""
     rows, length, heads, group, dim = queries.shape
@@ -147,9 +156,11 @@ def attend_blocks_on_tpu(
     fetched = tpu.VMEM((2, at_once, heads, page_size, dim), keys.dtype)
     of_query = tpu.VMEM((*flat.shape[1:3], TPU_LANES), jnp.float32)
     out = pl.pallas_call(
-        functools.partial(_attend_on_tpu, length=length, at_once=at_once),
+        functools.partial(
+            _attend_on_tpu, length=length, at_once=at_once, branches=trunk is not None
+        ),
         grid_spec=tpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
+            num_scalar_prefetch=2,
             grid=(rows,),
             in_specs=[
                 pl.BlockSpec(
@@ -171,23 +182,20 @@ def attend_blocks_on_tpu(
         ),
         out_shape=jax.ShapeDtypeStruct(flat.shape, queries.dtype),
         name="attend_blocks",
-    )(start, table[:, None], flat, keys, values)
+    )(start, start if trunk is None else trunk, table[:, None], flat, keys, values)
     return _by_token(out, length, group)
 
 
 def _attend_on_tpu(
-    start_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref,
+    start_ref, trunk_ref, table_ref, queries_ref, keys_ref, values_ref, out_ref,
     fetched_keys, fetched_values, semaphores, sums, largest, totals,
-    *, length: int, at_once: int,
+    *, length: int, at_once: int, branches: bool,
 ):  # fmt: skip
-    start, (heads, count, dim), page_size = (
-        start_ref[pl.program_id(0)],
-        sums.shape,
-        keys_ref.shape[2],
-    )
+    row, (heads, count, dim), page_size = pl.program_id(0), sums.shape, keys_ref.shape[2]
+    start, trunk = start_ref[row], trunk_ref[row] if branches else None
     turns = pl.cdiv(start + length, at_once * page_size)
     square = count, at_once * page_size
-    position = start + jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
+    turn_of = jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
     column = jax.lax.broadcasted_iota(jnp.int32, square, 1)
 
     def copies(turn, slot):
@@ -212,7 +220,7 @@ def _attend_on_tpu(
         pl.when(turn + 1 < turns)(lambda: fetch(turn + 1, 1 - slot))
         for copy in copies(turn, slot):
             copy.wait()
-        is_visible = turn * at_once * page_size + column <= position
+        is_visible = sees(turn_of, turn * at_once * page_size + column, start, trunk)
         for head in range(heads):
             keys, values = (
                 jnp.reshape(fetched[slot, :, head], (at_once * page_size, dim))

@@ -295,9 +295,8 @@ class Controller:
         mean_held = float(held.mean()) if steps else 0.0
         if self.checks:
             self.check_integrity()
-        counted = (output.begun, output.tried, output.right, output.by_source)
-        begun, tried, right, by_source = (x.sum(axis=0) for x in counted)
-        drafted = Drafted(begun, tried, right, int(output.verified.sum()), by_source)
+        drafted = Drafted(*(getattr(output, name).sum(axis=0) for name in Drafted._fields))
+        drafted = drafted._replace(verified=int(drafted.verified))
         counts = int(emitted.sum()), int(live_steps.sum())
         return Collected(steps, *counts, drafted, mean_held, live[~goes_on], spoilt)
 

@@ -6,6 +6,9 @@ A *run* is what a draft without end would get right at once. It begins with a ma
 on over several steps where drafts are shorter than it is. So what kinds of matches runs begin with, and how
 likely they go on from token to token, say what drafts of any length are worth; matches met at each step
 would not: short drafts meet the same long match again and again.
+
+Beside its draft a row may have a *branch*, which begins with another token: it is right where the draft's
+first token is wrong, as often as branches behind such a match are. Then the next step begins a run.
 """
 
 from dataclasses import dataclass, replace
@@ -19,18 +22,38 @@ MATCHES = (1, 2, 3, 5, 9, 16)
 KINDS = len(MATCHES) + 1  # none first
 SAID = 1  # the kind of drafts that a model says, each of which is a run of its own: see `device/guess.py`
 MOST = 32  # tokens of a run that are told apart
+DRAFTS, BRANCHES = 0, 1  # places of what is known of both
 # Before anything was seen. Counted on responses of seven models, which weigh the same (own text and
 # siblings, all sets but codegen; `python -m benchmarks.draft_acceptance`). How often the first, second, …
 # token of a run is right where those before it are, by the kind of its match; further ones as the last.
 PRIOR = (
-    (0.26, 0.48, 0.58, 0.62, 0.66, 0.71, 0.73, 0.78),
-    (0.42, 0.52, 0.60, 0.65, 0.68, 0.72, 0.73, 0.76),
-    (0.48, 0.57, 0.63, 0.67, 0.71, 0.73, 0.76, 0.76),
-    (0.55, 0.64, 0.69, 0.72, 0.75, 0.77, 0.78, 0.81),
-    (0.67, 0.72, 0.76, 0.77, 0.80, 0.82, 0.83, 0.84),
-    (0.86, 0.75, 0.80, 0.84, 0.89, 0.89, 0.92, 0.91),
+    (0.26, 0.48, 0.58, 0.63, 0.66, 0.71, 0.73, 0.78),
+    (0.41, 0.51, 0.59, 0.65, 0.67, 0.72, 0.73, 0.76),
+    (0.48, 0.57, 0.63, 0.67, 0.71, 0.73, 0.75, 0.76),
+    (0.54, 0.64, 0.69, 0.73, 0.75, 0.77, 0.79, 0.81),
+    (0.69, 0.73, 0.77, 0.78, 0.81, 0.83, 0.83, 0.84),
+    (0.86, 0.74, 0.82, 0.85, 0.88, 0.89, 0.92, 0.90),
 )
-PRIOR_BEGUN = (0.135, 0.297, 0.233, 0.202, 0.102, 0.023, 0.009)  # of the runs with drafts of 8
+# The same of branches, where the first token of the draft beside them was wrong.
+PRIOR_BRANCHES = (
+    (0.17, 0.45, 0.55, 0.63, 0.65, 0.72, 0.71, 0.71),
+    (0.25, 0.49, 0.58, 0.61, 0.66, 0.70, 0.74, 0.74),
+    (0.30, 0.52, 0.62, 0.66, 0.69, 0.71, 0.74, 0.76),
+    (0.34, 0.57, 0.68, 0.69, 0.73, 0.75, 0.77, 0.80),
+    (0.47, 0.67, 0.75, 0.78, 0.78, 0.84, 0.85, 0.86),
+    (0.67, 0.80, 0.82, 0.85, 0.87, 0.92, 0.93, 0.96),
+)
+PRIOR_BEGUN = (0.147, 0.325, 0.213, 0.181, 0.098, 0.026, 0.010)  # of the runs with trees of 8 and 8
+# With which matches branches come, none first, by the kind of the run that the draft beside them is a part of.
+PRIOR_FORKS = (
+    (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),
+    (0.221, 0.771, 0.002, 0.002, 0.002, 0.002, 0.000),
+    (0.150, 0.288, 0.551, 0.004, 0.004, 0.003, 0.000),
+    (0.090, 0.203, 0.239, 0.456, 0.006, 0.005, 0.001),
+    (0.079, 0.151, 0.150, 0.249, 0.355, 0.013, 0.003),
+    (0.084, 0.155, 0.140, 0.175, 0.227, 0.199, 0.020),
+    (0.095, 0.182, 0.164, 0.175, 0.146, 0.105, 0.133),
+)
 # Of drafts that a model says, how often each token is right where those before it are. Nobody has counted them
 # here: high enough that a first burst tries.
 PRIOR_SAID = 0.6
@@ -54,9 +77,11 @@ class Drafted(NamedTuple):
     """What came of the drafts of a burst, by the kind of match with which runs began."""
 
     begun: np.ndarray  # int[kinds], runs
-    tried: np.ndarray  # int[kinds, MOST], that came to each token and had it drawn
-    right: np.ndarray  # int[kinds, MOST], where it was right
-    verified: int  # tokens of drafts
+    # int[2, kinds, MOST], runs that came to each token and had it drawn, and branches that did.
+    tried: np.ndarray
+    right: np.ndarray  # int[2, kinds, MOST], where it was right
+    forks: np.ndarray  # int[kinds, kinds], steps by the kind of the run and of the branch
+    verified: int  # tokens of drafts and branches
     # int[sources, 2], of these, and of those that were said; none of drafts that are not copied.
     by_source: np.ndarray = NO_SOURCES
 
@@ -64,26 +89,32 @@ class Drafted(NamedTuple):
 # Of the one group of a burst that drafts nothing, as `RowsOutput` has it.
 NONE_DRAFTED = (
     np.zeros((1, KINDS), np.int64),
-    np.zeros((1, KINDS, MOST), np.int64),
-    np.zeros((1, KINDS, MOST), np.int64),
+    np.zeros((1, 2, KINDS, MOST), np.int64),
+    np.zeros((1, 2, KINDS, MOST), np.int64),
+    np.zeros((1, KINDS, KINDS), np.int64),
     np.zeros(1, np.int64),
     NO_SOURCES[None],
 )
 
 
 def _prior_right(is_said: bool) -> np.ndarray:
-    known = np.array([[0.0] * len(PRIOR[0]), *PRIOR])  # without a match there is no draft
+    """float[2, kinds, MOST]"""
+    nothing = [0.0] * len(PRIOR[0])  # without a match there is no draft
+    known = np.array([[nothing, *PRIOR], [nothing, *PRIOR_BRANCHES]])
     if is_said:
-        known[SAID] = PRIOR_SAID
-    return np.pad(known, ((0, 0), (0, MOST - known.shape[1])), mode="edge")
+        known[DRAFTS, SAID] = PRIOR_SAID
+    return np.pad(known, ((0, 0), (0, 0), (0, MOST - known.shape[2])), mode="edge")
 
 
-def _ahead(reach: np.ndarray, draft: int) -> np.ndarray:
-    """P(the next tokens of a run are right), given it has come so far, float[kinds, places, draft]."""
+def _ahead(reach: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
+    """P(the next tokens are right): of a run, given it has come so far, float[kinds, places, draft]; and of a
+    branch beside them, of a second kind, float[kinds, places, kinds, draft]."""
     places = np.arange(1 + MOST - draft)
-    before = reach[:, places, None]
-    after = reach[:, places[:, None] + 1 + np.arange(draft)]
-    return np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+    before = reach[DRAFTS][:, places, None]
+    after = reach[DRAFTS][:, places[:, None] + 1 + np.arange(draft)]
+    of_run = np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
+    is_wrong = 1 - of_run[:, :, :1, None]
+    return of_run, is_wrong * reach[BRANCHES, :, 1 : 1 + draft]
 
 
 class Ways(NamedTuple):
@@ -120,14 +151,15 @@ class Acceptance:
     """How long runs are, by the kind of match with which they begin, and how often each kind comes."""
 
     begun: np.ndarray  # float[kinds], runs
-    tried: np.ndarray  # float[kinds, MOST], runs that came to each token
-    right: np.ndarray  # float[kinds, MOST], where it was right
+    tried: np.ndarray  # float[2, kinds, MOST], runs and branches that came to each token
+    right: np.ndarray  # float[2, kinds, MOST], where it was right
+    forks: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
     is_said: bool = False  # by a model, not copied
 
     @classmethod
     def unseen(cls, *, is_said: bool = False) -> "Acceptance":
-        nothing = np.zeros((KINDS, MOST))
-        return cls(PRIOR_RUNS * np.array(PRIOR_BEGUN), nothing, nothing, is_said)
+        nothing, begun = np.zeros((2, KINDS, MOST)), PRIOR_RUNS * np.array(PRIOR_BEGUN)
+        return cls(begun, nothing, nothing, PRIOR_RUNS * np.array(PRIOR_FORKS), is_said)
 
     def observed(self, drafted: Drafted) -> "Acceptance":
         """After a burst with drafts."""
@@ -136,15 +168,17 @@ class Acceptance:
         return replace(
             self,
             begun=0.5 ** (runs / BEGUN_HALVE) * self.begun + drafted.begun,
+            forks=0.5 ** (runs / BEGUN_HALVE) * self.forks + drafted.forks,
             tried=kept * self.tried + drafted.tried,
             right=kept * self.right + drafted.right,
         )
 
     @cached_property
     def reach(self) -> np.ndarray:
-        """P(the first tokens of a run are right), float[kinds, 1 + MOST], of none first."""
+        """P(the first tokens of a run are right), of none first; and those of a branch, where the draft
+        beside it is wrong from its first token on: float[2, kinds, 1 + MOST]."""
         rate = (self.right + PRIOR_RUNS * _prior_right(self.is_said)) / (self.tried + PRIOR_RUNS)
-        return np.cumprod(np.pad(rate, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
+        return np.cumprod(np.pad(rate, ((0, 0), (0, 0), (1, 0)), constant_values=1.0), axis=2)
 
     @property
     def share(self) -> np.ndarray:
@@ -158,7 +192,7 @@ class Acceptance:
           draft: most tokens of one draft.
         """
         if self.is_said:  # every row's draft is as long
-            after = np.cumsum(self.reach[SAID, : 1 + draft])
+            after = np.cumsum(self.reach[DRAFTS, SAID, : 1 + draft])
             return np.interp(budget, np.arange(1 + draft), after)
         if draft not in self._known_ways:
             self._known_ways[draft] = self.ways(draft, self.reach)
@@ -175,11 +209,16 @@ class Acceptance:
           draft: most tokens of one draft.
           believed: `reach` by which the room of a step is given to the tokens of its rows.
         """
-        worth = _ahead(believed, draft)
-        is_wanted = (worth[None] >= BARS[:, None, None, None]) & (worth[None] > 0)
-        by_bar = is_wanted.sum(axis=3)
-        always = np.arange(1 + draft)[:, None, None] + np.zeros_like(by_bar[:1])
-        verified, said = self._of_steps(np.concatenate([by_bar, always]), draft)
+        of_run, of_branch = _ahead(believed, draft)
+        of_run = np.broadcast_to(of_run[:, :, None], of_branch.shape)
+        worth = np.concatenate([of_run, of_branch], axis=3)
+        rank = np.argsort(np.argsort(-worth, axis=3, kind="stable"), axis=3)
+        # In all the ways for each kind of run, place in it and kind of branch: which tokens are verified.
+        is_wanted = (worth >= BARS.reshape(-1, 1, 1, 1, 1)) & (worth > 0) & (rank < draft)
+        is_first = rank < np.arange(1 + draft).reshape(-1, 1, 1, 1, 1)
+        chosen = np.concatenate([is_wanted, is_first])
+        lengths = chosen[..., :draft].sum(axis=4), chosen[..., draft:].sum(axis=4)
+        verified, said = self._of_steps(*lengths, draft)
         bars = len(BARS)
         by_room = (
             np.maximum.accumulate([0.0, *verified[:bars][::-1]]),
@@ -187,32 +226,41 @@ class Acceptance:
         )
         return Ways(*by_room, said[bars:])
 
-    def _of_steps(self, lengths: np.ndarray, draft: int) -> tuple[np.ndarray, np.ndarray]:
+    def _of_steps(
+        self, lengths: np.ndarray, branches: np.ndarray, draft: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Tokens verified and said in a step, on average over the steps of all runs, float[ways].
 
         Args:
-          lengths: int[ways, kinds, places], of the draft at each place of a run.
+          lengths, branches: int[ways, kinds, places, kinds], of the draft at each place of a run, and of the
+            branch beside it.
         """
-        worth = np.pad(_ahead(self.reach, draft).cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
-        kind = np.arange(KINDS)
+        of_run, of_branch = (
+            np.pad(x.cumsum(axis=-1), [(0, 0)] * (x.ndim - 1) + [(1, 0)])
+            for x in _ahead(self.reach, draft)
+        )
+        reach, beside = self.reach[DRAFTS], self.forks / self.forks.sum(axis=1, keepdims=True)
+        kind, own = np.arange(KINDS)[:, None], np.arange(KINDS)[None]
         ways, places = len(lengths), lengths.shape[2]
         comes = np.zeros((ways, KINDS, places))
         comes[:, :, 0] = self.share
         steps, verified, said = (np.zeros(ways) for _ in range(3))
         for place in range(places):
-            length = lengths[:, :, place]
+            length, branch = lengths[:, :, place], branches[:, :, place]
             # All are right, and the token after them goes on with the run.
-            then = np.minimum(place + length + 1, MOST)
-            before = self.reach[kind, place]
+            then, before = np.minimum(place + length + 1, MOST), reach[kind, place]
             goes_on = np.divide(
-                self.reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
+                reach[kind, then], before, where=before > 0, out=np.zeros(then.shape)
             )
             here, last = comes[:, :, place], places - 1
-            if place == last:  # further ones are as this one: see `lines.Runs.met_by`
-                here = here / (1 - np.minimum(goes_on, MOST_GOES_ON))
-            steps += here.sum(axis=1)
-            verified += (here * length).sum(axis=1)
-            said += (here * (1 + worth[kind, place, length])).sum(axis=1)
-            at = np.arange(ways)[:, None], kind, np.minimum(place + length + 1, last)
+            if place == last:  # further ones are as this one: see `lines.met_by`
+                mean = (beside * goes_on).sum(axis=2)
+                here = here / (1 - np.minimum(mean, MOST_GOES_ON))
+            here = here[:, :, None] * beside
+            right = of_run[kind, place, length] + of_branch[kind, place, own, branch]
+            steps += here.sum(axis=(1, 2))
+            verified += (here * (length + branch)).sum(axis=(1, 2))
+            said += (here * (1 + right)).sum(axis=(1, 2))
+            at = np.arange(ways)[:, None, None], kind, np.minimum(place + length + 1, last)
             np.add.at(comes, at, here * goes_on)
         return verified / steps, said / steps

@@ -219,7 +219,7 @@ class Warmup:
         state.position[:], state.end[:] = max(0, length - steps), length + steps
         is_copied = budget > 0 and not self.specs.drafts.is_said
         drafting = self._nothing_to_draft_from(layout, rows, length) if is_copied else None
-        reach = np.zeros((KINDS, 1 + MOST), np.float32) if is_copied else None
+        reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
         drafter, asking = self._drafter(layout, rows, length, budget)
         until = Until(np.int32(steps), np.int32(0), reach)
         tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)

@@ -46,6 +46,8 @@ class Rules:
     siblings: bool
     earlier: bool
     draft: int = 8  # most tokens of a draft
+    # And of a branch, which begins with another token; as of 0 those are looked for, and none is taken.
+    branch: int = 0
     # Steps for which a row sees its siblings as they were. 0: as they are, of equal matches the newest,
     # and earlier responses behind them. Otherwise as the engine lays all of them out, in `room`.
     burst: int = 0
@@ -66,6 +68,8 @@ class Steps:
     step: np.ndarray  # of the lockstep
     matched: np.ndarray  # tokens of the match, 0 where there is none
     accepted: np.ndarray  # tokens of the draft that agree with the record
+    beside: np.ndarray  # tokens of the branch's match
+    branched: np.ndarray  # tokens of the branch that agree
 
     def __len__(self) -> int:
         return len(self.group)
@@ -132,23 +136,34 @@ class Record:
 
 
 class _Seen:
-    """Where each run was seen last: of places that are told in the order in which they count."""
+    """Where each run was seen last, and where before another token than there: of places that are told in
+    the order in which they count."""
 
-    def __init__(self, runs: np.ndarray):
-        self.runs = runs
-        self.place = np.full(1 + runs.max(initial=NO_RUN), NOWHERE, np.int64)
+    def __init__(self, runs: np.ndarray, tokens: np.ndarray):
+        self.runs, self.tokens = runs, tokens
+        # The last, and the last that another token follows.
+        self.place = np.full((2, 1 + runs.max(initial=NO_RUN)), NOWHERE, np.int64)
 
     def tell(self, places: np.ndarray) -> None:
+        run = self.runs[places].ravel()
+        place = np.repeat(places, self.runs.shape[1])
+        # Run by run in the order told: what differs from the one told after it is the other one.
+        order = np.argsort(run, kind="stable")
+        run, place = run[order], place[order]
+        is_first = np.diff(run, prepend=-1) != 0
+        before = np.where(is_first, self.place[0, run], np.roll(place, 1))
+        differs = (before >= 0) & (self.tokens[before] != self.tokens[place])
         # NumPy writes the last of equal indices.
-        self.place[self.runs[places].ravel()] = np.repeat(places, self.runs.shape[1])
-        self.place[NO_RUN] = NOWHERE
+        self.place[1, run[differs]] = before[differs]
+        self.place[0, run] = place
+        self.place[:, NO_RUN] = NOWHERE
 
     def forget(self) -> None:
         self.place[:] = NOWHERE
 
     def before(self, places: np.ndarray) -> np.ndarray:
-        """int[places, context], what was seen of the runs before these places."""
-        return self.place[self.runs[places]]
+        """int[2, places, context], what was seen of the runs before these places."""
+        return self.place[:, self.runs[places]]
 
 
 def _spans(first: np.ndarray, behind: np.ndarray) -> np.ndarray:
@@ -165,13 +180,15 @@ class _Lockstep:
         self.record, self.rules = record, rules
         rows = slice(record.rows)
         self.at, self.stop = record.said[rows].copy(), record.stop[rows]
-        self.own = _Seen(record.own_runs)
+        self.own = _Seen(record.own_runs, record.tokens)
         # A place counts as soon as its token is there: what follows a run is what it is looked up for.
         self.own.tell(_spans(record.start[rows], self.at))
         is_laid_out = rules.burst > 0
         has_others = rules.siblings or (rules.earlier and is_laid_out)
-        self.others = _Seen(record.group_runs) if has_others else None
-        self.earlier = _Seen(record.group_runs) if rules.earlier and not is_laid_out else None
+        self.others = _Seen(record.group_runs, record.tokens) if has_others else None
+        self.earlier = (
+            _Seen(record.group_runs, record.tokens) if rules.earlier and not is_laid_out else None
+        )
         if self.earlier is not None:
             whole = slice(record.rows, None)
             self.earlier.tell(_spans(record.start[whole], record.stop[whole]))
@@ -236,36 +253,52 @@ class _Lockstep:
             0, math.ceil(math.log2(max(1, longest) / self.rules.least))
         )
 
-    def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each live row: its number, the tokens of the match, and how many of the draft are right."""
+    def step(self) -> tuple[np.ndarray, ...]:
+        """Of each live row: its number, and what `Steps` has of it from `matched` on."""
         record, rules = self.record, self.rules
         row = np.flatnonzero(self.at < self.stop)
         at = self.at[row]
         matched, place = self._longest(at)
-        # A draft ends where its text does: a row's own now, another's when it was looked at.
-        source = record.text[place]
-        until = np.where(source == row, at, self.known[source])
-        column = np.arange(rules.draft)[None]
-        right = self.windows[place] == self.windows[at]
-        right &= place[:, None] + column < until[:, None]
-        right &= at[:, None] + column < self.stop[row][:, None]
-        right &= matched[:, None] > 0
-        accepted = np.cumprod(right, axis=1).sum(axis=1)
-        then = np.minimum(at + accepted + 1, self.stop[row])
+        beside, other = self._longest(at, but=np.where(matched > 0, record.tokens[place], NOWHERE))
+        accepted, branched = self._right(row, matched, place), self._right(row, beside, other)
+        right = np.where(accepted > 0, accepted, np.minimum(branched, rules.branch))
+        then = np.minimum(at + right + 1, self.stop[row])
         said = _spans(at, then)
         self.own.tell(said)
         self.at[row] = then
         if self.others and not rules.burst:  # what is said in a step no sibling sees in it
             self.others.tell(said)
             self.known[row] = then
-        return row, matched, accepted
+        return row, matched, accepted, beside, branched
 
-    def _longest(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the longest match before each of these places, and what comes behind it."""
-        found = self.own.before(at)
-        for seen in (self.others, self.earlier):
+    def _right(self, row: np.ndarray, matched: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Tokens of the drafts that begin at a place which the record says too."""
+        record, at = self.record, self.at[row]
+        # A draft ends where its text does: a row's own now, another's when it was looked at.
+        source = record.text[place]
+        until = np.where(source == row, at, self.known[source])
+        column = np.arange(self.rules.draft)[None]
+        right = self.windows[place] == self.windows[at]
+        right &= place[:, None] + column < until[:, None]
+        right &= at[:, None] + column < self.stop[row][:, None]
+        right &= matched[:, None] > 0
+        return np.cumprod(right, axis=1).sum(axis=1)
+
+    def _longest(
+        self, at: np.ndarray, but: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the longest match before each of these places, and what comes behind it.
+
+        Args:
+          but: tokens that may not come there.
+        """
+        found = np.full((len(at), self.record.context), NOWHERE)
+        for seen in (self.own, self.others, self.earlier):
             if seen:
-                found = np.where(found < 0, seen.before(at), found)
+                last, other = seen.before(at)
+                if but is not None:
+                    last = np.where(self.record.tokens[last] == but[:, None], other, last)
+                found = np.where(found < 0, last, found)
         matched = np.max((found >= 0) * np.arange(1, self.record.context + 1), axis=1)
         place = np.take_along_axis(found, np.maximum(matched - 1, 0)[:, None], axis=1)[:, 0]
         return matched, np.maximum(place, 0)
@@ -277,8 +310,8 @@ def verify(record: Record, rules: Rules) -> Steps:
     while np.any(lockstep.at < lockstep.stop):
         if lockstep.others and rules.burst and step % rules.burst == 0:
             lockstep.launch()
-        row, matched, accepted = lockstep.step()
-        found.append((record.group[row], row, np.full(len(row), step), matched, accepted))
+        row, *of_drafts = lockstep.step()
+        found.append((record.group[row], row, np.full(len(row), step), *of_drafts))
         step += 1
     if not found:
         return Steps(*(np.zeros(0, np.int64) for _ in fields(Steps)))

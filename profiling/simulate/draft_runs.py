@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pat_jax.engine.device.suffix import CONTEXT
-from pat_jax.planning.drafts import KINDS, MATCHES, MOST, Drafted
+from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST, Drafted
 from pat_jax.profiling.simulate.draft_counting import Steps
 
 
@@ -19,6 +19,9 @@ class InRuns(NamedTuple):
     goes_on: np.ndarray  # with the run of the step before
     # Where the step before had left a run that could go on: the place of the token drawn last, else -1.
     last: np.ndarray
+    beside: np.ndarray  # the kind of match of its branch
+    branched: np.ndarray
+    is_drafted: np.ndarray
 
     @classmethod
     def of(cls, steps: Steps, draft: int) -> "InRuns":
@@ -31,21 +34,30 @@ class InRuns(NamedTuple):
         begun = np.searchsorted(MATCHES, steps.matched, side="right")[first]
         place = np.minimum((np.arange(len(steps)) - first) * (draft + 1), MOST - draft)
         last = np.where(needed > 0, np.minimum(np.roll(place, 1) + draft + 1, MOST) - 1, -1)
-        return cls(steps.step, steps.accepted, begun, place, goes_on, last)
+        beside = np.searchsorted(MATCHES, steps.beside, side="right")
+        branches = beside, steps.branched, steps.matched > 0
+        return cls(steps.step, steps.accepted, begun, place, goes_on, last, *branches)
 
     def counts(self, draft: int, chosen: np.ndarray) -> Drafted:
         """Of the steps that a mask chooses."""
-        tried, right = np.zeros((2, KINDS, MOST), np.int64)
+        tried, right = np.zeros((2, 2, KINDS, MOST), np.int64)
         begun, place, accepted = (x[chosen] for x in (self.begun, self.place, self.accepted))
+        drafted = chosen & self.is_drafted
+        is_fork = drafted & (self.beside > 0) & (self.accepted == 0)
+        beside, branched = self.beside[is_fork], self.branched[is_fork]
         for turn in range(draft):
-            np.add.at(tried, (begun, place + turn), accepted >= turn)
-            np.add.at(right, (begun, place + turn), accepted > turn)
+            np.add.at(tried[DRAFTS], (begun, place + turn), accepted >= turn)
+            np.add.at(right[DRAFTS], (begun, place + turn), accepted > turn)
+            np.add.at(tried[BRANCHES, :, turn], beside, branched >= turn)
+            np.add.at(right[BRANCHES, :, turn], beside, branched > turn)
         # The token behind a draft that was right: of the run of the step before.
         (at,) = np.nonzero(chosen & (self.last >= 0))
-        np.add.at(tried, (self.begun[at - 1], self.last[at]), 1)
-        np.add.at(right, (self.begun[at - 1], self.last[at]), self.goes_on[at])
+        np.add.at(tried[DRAFTS], (self.begun[at - 1], self.last[at]), 1)
+        np.add.at(right[DRAFTS], (self.begun[at - 1], self.last[at]), self.goes_on[at])
         runs = np.bincount(self.begun[chosen & ~self.goes_on], minlength=KINDS)
-        return Drafted(runs, tried, right, draft * int(chosen.sum()))
+        forks = np.zeros((KINDS, KINDS), np.int64)
+        np.add.at(forks, (self.begun[drafted], self.beside[drafted]), 1)
+        return Drafted(runs, tried, right, forks, draft * int(chosen.sum()))
 
 
 def counts_of(steps: Steps, draft: int) -> Drafted:

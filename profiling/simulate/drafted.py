@@ -17,7 +17,7 @@ import numpy as np
 
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.planning.drafts import NO_SOURCES, Acceptance, Ways
+from pat_jax.planning.drafts import DRAFTS, NO_SOURCES, Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -42,7 +42,7 @@ class DraftedRows:
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
         # What steps come to, by what was believed last: bursts that believe the same share it.
         self._ways: tuple[np.ndarray, Ways] | None = None
-        self._uncounted: list[np.ndarray] | None = None  # begun, tried, right, verified
+        self._uncounted: list[np.ndarray] | None = None  # see `NONE_DRAFTED`
 
     def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
         """
@@ -135,8 +135,10 @@ class _Expected:
         Whatever steps verify of it, a run says all that is right of it and one token more, and all of these
         are counted.
         """
-        share, reach = self.acceptance.share, self.acceptance.reach
-        begun = share * said / (1.0 + share @ reach[:, 1:].sum(axis=1))
-        tried = begun[:, None] * reach[:, :-1]
-        tried[0] = 0.0  # without a match nothing is there to be right
-        return [begun, tried, begun[:, None] * reach[:, 1:], np.array(drafted), NO_SOURCES]
+        share, reach, forks = self.acceptance.share, self.acceptance.reach, self.acceptance.forks
+        begun = share * said / (1.0 + share @ reach[DRAFTS, :, 1:].sum(axis=1))
+        beside = begun[:, None] * forks / forks.sum(axis=1, keepdims=True)
+        came = np.stack([begun, (1 - reach[DRAFTS, :, 1]) @ beside])[:, :, None]
+        tried = came * reach[..., :-1]
+        tried[:, 0] = 0.0  # without a match nothing is there to be right
+        return [begun, tried, came * reach[..., 1:], beside, np.array(drafted), NO_SOURCES]

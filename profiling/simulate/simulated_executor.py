@@ -37,6 +37,7 @@ class SimulatedOutput:
     begun: np.ndarray
     tried: np.ndarray
     right: np.ndarray
+    forks: np.ndarray
     verified: np.ndarray
     by_source: np.ndarray
 

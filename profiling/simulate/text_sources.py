@@ -11,7 +11,7 @@ import numpy as np
 from pat_jax.common.rules import Rule
 from pat_jax.engine.device.suffix import CONTEXT
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.planning.drafts import MOST, Acceptance
+from pat_jax.planning.drafts import MOST, PRIOR_FORKS, Acceptance
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of
 
@@ -27,13 +27,30 @@ MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for e
 # of own text and siblings: of own text alone.
 OWN_RIGHT = (
     (0.24, 0.47, 0.56, 0.63, 0.65, 0.71, 0.73, 0.77),
-    (0.41, 0.52, 0.59, 0.65, 0.68, 0.73, 0.72, 0.76),
-    (0.48, 0.57, 0.63, 0.67, 0.71, 0.73, 0.75, 0.75),
-    (0.54, 0.65, 0.70, 0.73, 0.76, 0.78, 0.79, 0.81),
-    (0.66, 0.75, 0.78, 0.80, 0.82, 0.85, 0.85, 0.86),
-    (0.84, 0.85, 0.88, 0.90, 0.93, 0.91, 0.95, 0.92),
+    (0.40, 0.51, 0.58, 0.65, 0.67, 0.73, 0.72, 0.75),
+    (0.47, 0.57, 0.63, 0.67, 0.71, 0.73, 0.75, 0.75),
+    (0.53, 0.65, 0.70, 0.73, 0.76, 0.78, 0.79, 0.81),
+    (0.68, 0.76, 0.79, 0.81, 0.82, 0.85, 0.85, 0.86),
+    (0.84, 0.86, 0.89, 0.90, 0.92, 0.92, 0.95, 0.91),
 )
-OWN_BEGUN = (0.213, 0.371, 0.210, 0.136, 0.055, 0.011, 0.004)
+OWN_BRANCHES = (
+    (0.16, 0.44, 0.55, 0.61, 0.65, 0.71, 0.71, 0.72),
+    (0.24, 0.48, 0.57, 0.61, 0.65, 0.68, 0.73, 0.72),
+    (0.30, 0.52, 0.62, 0.65, 0.70, 0.71, 0.74, 0.78),
+    (0.32, 0.58, 0.70, 0.71, 0.73, 0.77, 0.81, 0.79),
+    (0.48, 0.66, 0.75, 0.82, 0.79, 0.86, 0.86, 0.90),
+    (0.68, 0.88, 0.85, 0.86, 0.89, 0.94, 0.95, 0.96),
+)
+OWN_BEGUN = (0.229, 0.400, 0.182, 0.121, 0.052, 0.013, 0.004)
+OWN_FORKS = (
+    (1.000, 0.000, 0.000, 0.000, 0.000, 0.000, 0.000),
+    (0.267, 0.727, 0.002, 0.002, 0.001, 0.001, 0.000),
+    (0.198, 0.309, 0.484, 0.003, 0.003, 0.003, 0.000),
+    (0.119, 0.246, 0.228, 0.396, 0.005, 0.005, 0.001),
+    (0.101, 0.183, 0.159, 0.241, 0.301, 0.013, 0.002),
+    (0.114, 0.188, 0.143, 0.173, 0.192, 0.168, 0.022),
+    (0.157, 0.210, 0.139, 0.136, 0.116, 0.087, 0.155),
+)
 SURE = 1e9  # runs, beside which what is believed before any was seen does not count
 BUILT_IN_ORIGIN = (
     "built in: counted on 1,261 responses of seven models, which weigh the same (DeepSeek-R1-0528, QwQ-32B, "
@@ -65,7 +82,7 @@ class TextSources:
 
     @classmethod
     def built_in(cls) -> "TextSources":
-        own = TextSource(OWN, _sure(OWN_RIGHT, OWN_BEGUN))
+        own = TextSource(OWN, _sure(OWN_RIGHT, OWN_BRANCHES, OWN_BEGUN, OWN_FORKS))
         return cls(BUILT_IN_ORIGIN, (own, TextSource(SIBLINGS, Acceptance.unseen())))
 
     @classmethod
@@ -140,15 +157,22 @@ class TextSources:
 
 def _acceptance(record: Record, rules: Rules) -> Acceptance:
     """As it was counted; of tokens that no run came to, what is believed before any was seen."""
-    counts = counts_of(verify(record, rules), rules.draft)
-    return Acceptance(counts.begun.astype(float), SURE * counts.tried, SURE * counts.right)
+    counts = counts_of(verify(record, replace(rules, branch=rules.draft)), rules.draft)
+    forks = np.array(PRIOR_FORKS) + SURE * counts.forks
+    return Acceptance(counts.begun.astype(float), SURE * counts.tried, SURE * counts.right, forks)
 
 
-def _sure(right: Sequence[Sequence[float]], begun: Sequence[float]) -> Acceptance:
-    """As a table says, whatever is believed before anything was seen."""
-    of_places = np.array([[0.0] * len(right[0]), *right])
-    rate = np.pad(of_places, ((0, 0), (0, MOST - of_places.shape[1])), mode="edge")
-    return Acceptance(np.array(begun), np.full_like(rate, SURE), SURE * rate)
+def _sure(
+    right: Sequence[Sequence[float]],
+    branches: Sequence[Sequence[float]],
+    begun: Sequence[float],
+    forks: Sequence[Sequence[float]],
+) -> Acceptance:
+    """As tables say, whatever is believed before anything was seen."""
+    nothing = [0.0] * len(right[0])
+    of_places = np.array([[nothing, *right], [nothing, *branches]])
+    rate = np.pad(of_places, ((0, 0), (0, 0), (0, MOST - of_places.shape[2])), mode="edge")
+    return Acceptance(np.array(begun), np.full_like(rate, SURE), SURE * rate, np.array(forks))
 
 
 def _some(groups: Sequence[Group]) -> list[Group]:

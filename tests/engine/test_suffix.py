@@ -11,14 +11,20 @@ from pat_jax.engine.device.lines import Counts, left_by, lengths, line_of, met_b
 from pat_jax.engine.device.suffix import CONTEXT, Draft, append, find, put_windows
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
-from pat_jax.planning.drafts import KINDS, MATCHES, MOST
+from pat_jax.planning.drafts import DRAFTS, KINDS, MATCHES, MOST
 
 few_tokens = st.integers(0, 2)  # so that much repeats
 texts = st.lists(st.one_of(few_tokens, few_tokens, few_tokens, st.just(NO_TOKEN)), max_size=40)
 
 
-def longest_match(text: list[int], newest: int, most: int) -> tuple[list[int], int]:
-    """What `suffix.find` says of one row."""
+def longest_match(
+    text: list[int], newest: int, most: int, but: int = NO_TOKEN
+) -> tuple[list[int], int]:
+    """What `suffix.find` says of one row.
+
+    Args:
+      but: a token that nothing may begin with.
+    """
     best, at = 0, -1
     for place in range(len(text) - 1):
         run = 0
@@ -29,7 +35,7 @@ def longest_match(text: list[int], newest: int, most: int) -> tuple[list[int], i
             and text[place - run] == text[newest - run] >= 0
         ):
             run += 1
-        if (text[place + 1] >= 0 and run >= best > 0) or (text[place + 1] >= 0 and run > best):
+        if text[place + 1] not in (NO_TOKEN, but) and run and run >= best:
             best, at = run, place
     if not best:
         return [NO_TOKEN] * most, 0
@@ -44,26 +50,30 @@ def longest_match(text: list[int], newest: int, most: int) -> tuple[list[int], i
     )
 )
 def test_a_draft_is_what_followed_the_longest_match(rows):
-    """Of equally long ones the last; across what is no token nothing is matched or copied."""
+    """Of equally long ones the last; across what is no token nothing is matched or copied. A branch is what
+    followed the longest behind which another token came."""
     most, columns = 5, 80
     text = np.full((len(rows), columns), NO_TOKEN, np.int32)
     newest = np.zeros(len(rows), np.int32)
     for row, (others, own) in enumerate(rows):
         said = [*others, NO_TOKEN, *own]
         text[row, : len(said)], newest[row] = said, len(said) - 1
-    found = find(jnp.asarray(text), jnp.asarray(newest), most=most)
+    draft, branch = find(jnp.asarray(text), jnp.asarray(newest), most=most)
     for row, at in enumerate(newest.tolist()):
         tokens, matched = longest_match(text[row].tolist(), at, most)
-        assert int(found.matched[row]) == matched
-        assert np.asarray(found.tokens)[row].tolist() == tokens
+        other = longest_match(text[row].tolist(), at, most, but=tokens[0])
+        for found, expected in ((draft, (tokens, matched)), (branch, other)):
+            assert np.asarray(found.tokens)[row].tolist() == expected[0]
+            assert int(found.matched[row]) == expected[1]
 
 
 def test_a_text_that_repeats_drafts_itself():
     text = np.full((1, 20), NO_TOKEN, np.int32)
     text[0, :7] = [4, 5, 6, 7, 4, 5, 6]
-    found = find(jnp.asarray(text), jnp.array([6]), most=4)
-    assert np.asarray(found.tokens).tolist() == [[7, 4, 5, 6]]
-    assert np.asarray(found.matched).tolist() == [3]
+    draft, branch = find(jnp.asarray(text), jnp.array([6]), most=4)
+    assert np.asarray(draft.tokens).tolist() == [[7, 4, 5, 6]]
+    assert np.asarray(draft.matched).tolist() == [3]
+    assert int(branch.matched[0]) == 0 and (np.asarray(branch.tokens) == NO_TOKEN).all()
 
 
 def test_what_is_said_is_appended_and_nothing_behind_it():
@@ -77,16 +87,26 @@ def test_what_is_said_is_appended_and_nothing_behind_it():
 
 class Drawn(NamedTuple):
     draft: Draft
+    branch: Draft
     runs: Runs
     live: np.ndarray
     reach: np.ndarray
     room: int
 
     @property
-    def lengths(self) -> np.ndarray:
-        draft, runs = Draft(*map(jnp.asarray, self.draft)), Runs(*map(jnp.asarray, self.runs))
-        live, reach = jnp.asarray(self.live), jnp.asarray(self.reach)
-        return np.asarray(lengths(draft, runs, live, reach, room=self.room))
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        draft, branch = (Draft(*map(jnp.asarray, x)) for x in (self.draft, self.branch))
+        runs, live = Runs(*map(jnp.asarray, self.runs)), jnp.asarray(self.live)
+        given_to = lengths(draft, branch, runs, live, jnp.asarray(self.reach), room=self.room)
+        return np.asarray(given_to[0]), np.asarray(given_to[1])
+
+    def worth(self, row: int) -> tuple[list[float], list[float]]:
+        """How likely each token of its draft and of its branch is right."""
+        kind, place = self.runs.kind[row], self.runs.place[row]
+        run = self.reach[0, kind, place:] / max(self.reach[0, kind, place], 1e-30)
+        own = self.reach[1, sum(int(self.branch.matched[row]) >= n for n in MATCHES)]
+        many, few = (int((x.tokens[row] >= 0).sum()) for x in (self.draft, self.branch))
+        return run[1 : 1 + many].tolist(), ((1 - run[1]) * own[1 : 1 + few]).tolist()
 
 
 @st.composite
@@ -99,55 +119,74 @@ def drafts(draw):
         )
 
     seed = draw(st.integers(0, 2**32 - 1))
-    reach = np.cumprod(np.random.default_rng(seed).uniform(0.3, 1, (KINDS, 1 + MOST)), axis=1)
-    reach[:, 0], reach[0, 1:] = 1, 0
-    tokens: Any = np.where(np.arange(most)[None] < each(0, most)[:, None], 1, NO_TOKEN).astype(
-        np.int32
-    )
+    reach = np.cumprod(np.random.default_rng(seed).uniform(0.3, 1, (2, KINDS, 1 + MOST)), axis=2)
+    reach[:, :, 0], reach[:, 0, 1:] = 1, 0
+
+    def one(token: int) -> Draft:
+        tokens: Any = np.where(np.arange(most)[None] < each(0, most)[:, None], token, NO_TOKEN)
+        return Draft(tokens.astype(np.int32), each(0, CONTEXT), each(0, 0))
+
     runs = Runs(each(0, KINDS - 1), each(0, MOST - most), each(0, CONTEXT))
     room = rows + draw(st.integers(0, 3 * rows))
-    return Drawn(Draft(tokens, each(0, CONTEXT), each(0, 0)), runs, each(0, 1) > 0, reach, room)
+    return Drawn(one(1), one(2), runs, each(0, 1) > 0, reach, room)
 
 
 @given(drafts())
 def test_the_room_goes_to_what_is_likeliest_right(drawn):
     """As much is expected to be right as in the best of all ways to give the room away."""
-    draft, runs, live, reach, room = drawn
-    given_to = drawn.lengths
-    has = (draft.tokens >= 0).sum(axis=1)
-
-    def worth(row: int, turn: int) -> float:
-        kind, place = runs.kind[row], runs.place[row]
-        return float(reach[kind, place + 1 + turn] / max(reach[kind, place], 1e-30))
-
-    turns = [(row, turn) for row in np.flatnonzero(live).tolist() for turn in range(has[row])]
-    values = [worth(*one) for one in turns if worth(*one) > 0]
-    left = room - int(live.sum())
-    assert (given_to <= has).all() and not given_to[~live].any()
-    assert given_to.sum() == min(left, len(values))
-    mine = sum(worth(row, turn) for row, turn in turns if turn < given_to[row])
+    given_to, most = drawn.lengths, drawn.draft.tokens.shape[1]
+    left, mine, values = drawn.room - int(drawn.live.sum()), 0.0, []
+    for row in range(len(drawn.live)):
+        both, lengths = drawn.worth(row), [int(x[row]) for x in given_to]
+        assert sum(lengths) <= most and (drawn.live[row] or not sum(lengths))
+        for worth, length in zip(both, lengths, strict=True):
+            assert length <= len(worth)
+            mine += sum(worth[:length])
+        if drawn.live[row]:
+            likeliest = sorted((x for worth in both for x in worth), reverse=True)
+            values += [x for x in likeliest[:most] if x > 0]
+    assert sum(x.sum() for x in given_to) == min(left, len(values))
     np.testing.assert_allclose(mine, sum(sorted(values, reverse=True)[:left]), rtol=1e-4)
 
 
-@given(drafts())
-def test_a_line_has_every_live_row_s_tokens_in_turn(drawn):
-    draft, _, live, _, room = drawn
-    count, turns = drawn.lengths, 1 + draft.tokens.shape[1]
-    start = jnp.arange(len(live), dtype=jnp.int32) * 10
-    line = line_of(jnp.asarray(count), jnp.asarray(live), start, room=room, turns=turns)
+@given(drafts(), st.booleans())
+def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
+    live, room, turns = drawn.live, drawn.room, 1 + drawn.draft.tokens.shape[1]
+    count, of_branch = drawn.lengths
+    of_branch = of_branch if branches else 0 * of_branch
+    start = np.arange(len(live), dtype=np.int32) * 10
+    line = line_of(
+        *map(jnp.asarray, (count, live, start)),
+        jnp.asarray(of_branch) if branches else None,
+        room=room,
+        turns=turns,
+    )
     expected = [
-        (row, turn)
-        for row in range(len(live))
-        for turn in range(1 + int(count[row]) if live[row] else 0)
+        (row, turn, turn if turn <= count[row] else turn - count[row])
+        for row in np.flatnonzero(live).tolist()
+        for turn in range(1 + int(count[row] + of_branch[row]))
     ]
     taken = np.asarray(line.is_taken)
-    pairs = zip(
-        np.asarray(line.row)[taken].tolist(), np.asarray(line.turn)[taken].tolist(), strict=True
-    )
-    assert list(pairs) == expected and taken.sum() == len(expected) <= room
-    for place, (row, turn) in enumerate(expected):
+    found = [np.asarray(x)[taken].tolist() for x in (line.row, line.turn, line.depth)]
+    assert list(zip(*found, strict=True)) == expected and taken.sum() == len(expected) <= room
+    is_branch, slots = np.asarray(line.is_branch), np.asarray(line.slots)
+    for place, (row, turn, _) in enumerate(expected):
         assert int(line.place[row, turn]) == place
-    assert np.asarray(line.positions)[:, 0].tolist() == np.asarray(start).tolist()
+        assert is_branch[place] == (turn > count[row]) and slots[place] == start[row] + turn
+
+
+@given(drafts())
+def test_a_branch_that_is_right_moves_to_the_front(drawn):
+    live, turns = jnp.asarray(drawn.live), 1 + drawn.draft.tokens.shape[1]
+    count, of_branch = drawn.lengths
+    start = jnp.zeros(len(live), jnp.int32)
+    line = line_of(jnp.asarray(count), live, start, jnp.asarray(of_branch), room=99, turns=turns)
+    for taken in (True, False):
+        order = np.asarray(line.moved(jnp.full(len(live), taken)))
+        assert (np.sort(order, axis=1) == np.arange(turns - 1)).all(), "no token is lost"
+        for row, first in enumerate(count.tolist()):
+            expected = first + np.arange(of_branch[row]) if taken else np.arange(turns - 1)
+            assert order[row, : len(expected)].tolist() == expected.tolist()
 
 
 def test_a_run_goes_on_while_its_match_grows():
@@ -160,7 +199,7 @@ def test_a_run_goes_on_while_its_match_grows():
     live = jnp.array([True])
     while at < 19:
         text[0, 40 : 41 + at] = said[: at + 1]
-        draft = find(jnp.asarray(text), jnp.array([40 + at]), most=longest)
+        draft, _ = find(jnp.asarray(text), jnp.array([40 + at]), most=longest)
         ahead = [int(t) for t in draft.tokens[0]]
         right = next((i for i, t in enumerate(ahead) if t != said[at + 1 + i]), longest)
         length = jnp.array([longest])
@@ -169,6 +208,7 @@ def test_a_run_goes_on_while_its_match_grows():
         at += right + 1
     # It began with two tokens matched; tokens 0 … 17 of it were right, and token 18 was not.
     begun, tried, right = (np.asarray(x)[0] for x in counts[:3])
+    tried, right = tried[DRAFTS], right[DRAFTS]
     kind = sum(edge <= 2 for edge in MATCHES)
     assert begun.tolist() == [int(k == kind) for k in range(KINDS)]
     assert tried[kind].tolist() == [1] * 19 + [0] * (MOST - 19)

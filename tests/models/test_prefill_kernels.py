@@ -35,10 +35,22 @@ def on_tpu(*arguments):
 class Blocks:
     """Random blocks of queries against a pool of refuse in which their sequences have their pages."""
 
-    def __init__(self, seed: int, starts: list[int | None], heads: int, group: int, dtype: str):
-        """Args: starts: of each block; None for one that is empty."""
+    def __init__(
+        self,
+        seed: int,
+        starts: list[int | None],
+        heads: int,
+        group: int,
+        dtype: str,
+        trunks: list[int] | None = None,
+    ):
+        """
+        Args:
+          starts: of each block; None for one that is empty.
+          trunks: of each block, which is then a line of tokens with a branch behind so many.
+        """
         rng = np.random.default_rng(seed)
-        self.starts = starts
+        self.starts, self.trunks = starts, trunks
 
         def normal(*shape: int) -> Any:
             return jnp.asarray(rng.normal(size=shape), dtype)
@@ -53,7 +65,17 @@ class Blocks:
 
     def arguments(self) -> tuple:
         start = np.array([start or 0 for start in self.starts], np.int32)
-        return (self.queries, self.keys, self.values, jnp.asarray(self.table), jnp.asarray(start))
+        trunks = [] if self.trunks is None else [jnp.asarray(self.trunks, jnp.int32)]
+        table = jnp.asarray(self.table)
+        return self.queries, self.keys, self.values, table, jnp.asarray(start), *trunks
+
+    def seen(self, row: int, i: int) -> list[int]:
+        """Places of the keys that a query sees."""
+        start = self.starts[row] or 0
+        trunk = PAGE_SIZE if self.trunks is None else self.trunks[row]
+        begun = i + 1 if i <= trunk else 1  # a branch begins behind the first
+        own = range(trunk + 1, i + 1)
+        return [*range(start + begun), *[start + j for j in own]]
 
     def expected(self, row: int) -> np.ndarray:
         """[length, kv_heads, queries_per_kv, head_dim]"""
@@ -64,7 +86,7 @@ class Blocks:
         )
         out = np.empty_like(queries)
         for i in range(PAGE_SIZE):
-            seen = slice((self.starts[row] or 0) + i + 1)
+            seen = self.seen(row, i)
             scores = np.einsum("kgd,skd->kgs", queries[i], keys[seen]) / np.sqrt(DIM)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
@@ -83,6 +105,7 @@ def check(kernel, blocks: Blocks, tolerance: float) -> None:
             )
 
 
+seeds = st.integers(0, 99)
 starts = st.lists(
     st.none() | st.integers(0, WIDTH - 1).map(lambda page: page * PAGE_SIZE), min_size=3, max_size=3
 )
@@ -103,6 +126,27 @@ def test_on_a_gpu_blocks_see_their_sequence_up_to_themselves(heads, group, dtype
 def test_on_a_tpu_blocks_see_their_sequence_up_to_themselves(heads, group, dtype, starts, seed):
     # Products are bfloat16 on a TPU, by default, and so are the interpreter's.
     check(on_tpu, Blocks(seed, starts, heads, group, dtype), TOLERANCE["bfloat16"])
+
+
+@pytest.mark.parametrize("kernel", [on_gpu, on_tpu])
+@pytest.mark.parametrize(("heads", "group"), [(2, 1), (2, 5)])
+@settings(max_examples=5)
+@given(
+    starts=starts, trunks=st.lists(st.integers(0, PAGE_SIZE), min_size=3, max_size=3), seed=seeds
+)
+def test_a_branch_does_not_see_the_trunk_beside_it(kernel, heads, group, starts, trunks, seed):
+    check(kernel, Blocks(seed, starts, heads, group, "float32", trunks), TOLERANCE["bfloat16"])
+
+
+@given(
+    starts=starts, trunks=st.lists(st.integers(0, PAGE_SIZE), min_size=3, max_size=3), seed=seeds
+)
+@settings(max_examples=5)
+def test_without_a_kernel_a_branch_does_not_see_it_either(starts, trunks, seed):
+    def gathered(queries, keys, values, table, start, trunk):
+        return PagedLayer(keys, values, table).read(queries, start, trunk)
+
+    check(gathered, Blocks(seed, starts, 2, 2, "float32", trunks), TOLERANCE["float32"])
 
 
 def lowered(

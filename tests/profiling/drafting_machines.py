@@ -14,12 +14,12 @@ DRAFTS = Drafts(budgets=(1, 3), longest=3, most_tokens=64)
 
 def acceptance_of(right: float, matched: float = 1.0) -> Acceptance:
     """Every token of a run is as likely `right`; runs begin with a match, of one kind, as often as that."""
-    tried = np.full((KINDS, MOST), 1e15)  # beside which nothing else counts
+    tried = np.full((2, KINDS, MOST), 1e15)  # beside which nothing else counts
     rates = np.full_like(tried, right)
-    rates[0] = 0.0
-    begun = np.zeros(KINDS)
-    begun[[0, 3]] = 1 - matched, matched
-    return Acceptance(1e15 * begun, tried, tried * rates)
+    rates[:, 0] = 0.0
+    begun, forks = np.zeros(KINDS), np.zeros((KINDS, KINDS))
+    begun[[0, 3]], forks[:, 0] = (1 - matched, matched), 1  # no branches
+    return Acceptance(1e15 * begun, tried, tried * rates, 1e15 * forks)
 
 
 ALL, HALF, NOTHING = acceptance_of(1.0), acceptance_of(0.5), acceptance_of(0.0)

@@ -1,7 +1,8 @@
 """One decode step of the rows of a device: a token each, or, with drafts, as many as are accepted.
 
 A draft is verified by drawing every position's token with its own number, as without a draft, and going on
-as long as the token drawn is the draft's. So what is said does not depend on what is drafted: a guess
+as long as the token drawn is the draft's; of two that begin otherwise, along the one that the first token
+drawn is of. So what is said does not depend on what is drafted: a guess
 only says which logits are worth computing ahead. For a guess that comes from texts this accepts as often
 as rejection sampling does (arXiv 2211.17192, with a draft distribution of one token).
 """
@@ -118,49 +119,74 @@ class DecodeStep:
           own: column of a text at which the row's own begins.
         """
         rows, seen, _, _, _, caches, output = moving
-        draft, turns = guess.draft, 1 + guess.draft.tokens.shape[1]
+        turns = 1 + guess.draft.tokens.shape[1]
         with jax.named_scope("draft"):
-            line = line_of(guess.length, rows.live, rows.position, room=room, turns=turns)
-            known = jnp.concatenate([rows.last_token[:, None], draft.tokens], axis=1)
-            known = jnp.where(line.is_taken, known[line.row, line.turn], 0)
-        position = line.start[line.row] + line.turn
-        logits, caches = self._logits(
-            params, known[None], position[None], views(caches, tables, rows, line, turns)
-        )
+            of_branch = None if guess.branch is None else guess.branch[1]
+            line = line_of(
+                guess.length, rows.live, rows.position, of_branch, room=room, turns=turns
+            )
+            path = _paths(guess, line)
+            before = jnp.maximum(line.depth - 1, 0)[:, None]
+            known = jnp.take_along_axis(path, before, axis=1)[:, 0]
+            known = jnp.where(line.depth > 0, known, rows.last_token[line.row])
+            known = jnp.where(line.is_taken, known, 0)
+        position = line.start[line.row] + line.depth
+        seen_by = views(caches, tables, rows, line, turns)
+        logits, caches = self._logits(params, known[None], position[None], seen_by)
         with jax.named_scope("sample"):
-            number = numbers[output.emitted[line.row] + line.turn, line.row]
+            number = numbers[output.emitted[line.row] + line.depth, line.row]
             sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
             endings = self.endings(rows)[line.row]
-            ahead = Ahead(line.row, _before_each(draft.tokens, line))
+            is_before = jnp.arange(path.shape[1])[None] < line.depth[:, None]
+            ahead = Ahead(line.row, jnp.where(is_before, path, NO_TOKEN))
             drawn = self._draw(logits[0], number, position, sampling, seen, endings, ahead)
             failed = jnp.isnan(drawn.logprobs)
             stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
         with jax.named_scope("accept"):
-            by_row = jax.tree.map(lambda x: x[line.place], (drawn, stopped, failed))
-            return self._accept(moving, guess, own, caches, *by_row)
+            taken = _is_branch_right(guess, drawn.tokens[line.place[:, 0]])
+            place = line.place
+            if guess.branch is not None:
+                caches = on_branches(caches, tables, rows, line, turns, taken)
+                behind = jnp.take_along_axis(place, 1 + line.moved(taken), axis=1)
+                place = jnp.concatenate([place[:, :1], behind], axis=1)
+            by_row = jax.tree.map(lambda x: x[place], (drawn, stopped, failed))
+            return self._accept(moving, guess, taken, own, caches, *by_row)
 
     @staticmethod
     def _accept(
         moving: Moving,
         guess: Guess,
+        taken: Bool[Array, " rows"],
         own: int,
         caches: tuple[Cache, ...],
         drawn: _Drawn,
         stopped: Bool[Array, "rows turns"],
         failed: Bool[Array, "rows turns"],
     ) -> Moving:
+        """
+        Args:
+          taken: rows whose branch is right.
+          drawn, stopped, failed: along each row's draft, or along its branch where that is taken.
+        """
         rows, seen, drafting, asking, counts, _, output = moving
-        draft, runs, length = guess
-        right = _agreeing(draft.tokens, drawn.tokens, length)
-        count = _said(rows, right, stopped)
+        draft, runs, length, branch = guess
+        right = jnp.where(taken, 0, _agreeing(draft.tokens, drawn.tokens, length))
+        on_branch = jnp.zeros_like(right)
+        if branch is not None:
+            on_branch = jnp.where(taken, _agreeing(branch[0].tokens, drawn.tokens, branch[1]), 0)
+        count = _said(rows, right + on_branch, stopped)
         after = _advance_by(rows, count, drawn.tokens, stopped, failed)
         is_said = jnp.arange(drawn.tokens.shape[1])[None] < count[:, None]
         seen = remember(seen, drawn.tokens, is_said)
         left = Runs(*jnp.zeros_like(jnp.stack(runs))) if drafting is None else drafting.runs
         counts = counts.with_step(left, draft, length, right, rows.live)
-        if drafting is not None:
-            source = source_of(draft, drafting.borders, own)
-            counts = counts.with_sources(source, length, jnp.maximum(count - 1, 0))
+        if drafting is not None and branch is not None:
+            first = drawn.tokens[:, 0]
+            counts = counts.with_branches(runs.kind, draft, *branch, on_branch, first, rows.live)
+            accepted = jnp.maximum(count - 1, 0)
+            for one, verified, is_right in ((draft, length, ~taken), (*branch, taken)):
+                source = source_of(one, drafting.borders, own)
+                counts = counts.with_sources(source, verified, jnp.where(is_right, accepted, 0))
             text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
             drafting = drafting._replace(text=text, runs=left_by(runs, length, right))
         if asking is not None:
@@ -254,10 +280,37 @@ def kept(cache: PagedLayer | BurstLayer | DraftPages | DraftRows) -> Cache:
     return cache
 
 
-def _before_each(guesses: Int[Array, "rows draft"], line: Line) -> Int[Array, "tokens draft"]:
-    """The guesses of a token's row before it, NO_TOKEN in place of the others."""
-    is_before = jnp.arange(guesses.shape[1])[None] < line.turn[:, None]
-    return jnp.where(is_before, guesses[line.row], NO_TOKEN)
+def on_branches(
+    caches: tuple[Cache, ...],
+    tables: Int[Array, "rows width"],
+    rows: RowState,
+    line: Line,
+    turns: int,
+    taken: Bool[Array, " rows"],
+) -> tuple[Cache, ...]:
+    """With the branches that are right in the places of what was drafted before them."""
+
+    def move(_: Array, caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
+        return tuple(kept(x.on_branch(taken)) for x in views(caches, tables, rows, line, turns))
+
+    # A loop of one turn or none: a condition would copy the caches that it hands through.
+    return jax.lax.fori_loop(0, jnp.any(taken).astype(jnp.int32), move, caches)
+
+
+def _paths(guess: Guess, line: Line) -> Int[Array, "tokens draft"]:
+    """The draft that each token is of."""
+    path = guess.draft.tokens[line.row]
+    if guess.branch is None:
+        return path
+    return jnp.where(line.is_branch[:, None], guess.branch[0].tokens[line.row], path)
+
+
+def _is_branch_right(guess: Guess, drawn: Int[Array, " rows"]) -> Bool[Array, " rows"]:
+    """Whether it was verified and begins with what was drawn."""
+    if guess.branch is None:
+        return jnp.zeros(drawn.shape, bool)
+    branch, length = guess.branch
+    return (length > 0) & (branch.tokens[:, 0] == drawn)
 
 
 def _agreeing(

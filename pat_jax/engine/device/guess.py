@@ -23,18 +23,20 @@ class Guess(NamedTuple):
     draft: Draft
     runs: Runs  # that the drafts are parts of
     length: Int[Array, " rows"]  # tokens of each row's draft that are verified
+    # Another draft of each row, which begins with another token, and how much of it is verified.
+    branch: tuple[Draft, Int[Array, " rows"]] | None = None
 
 
 def copied(
     rows: RowState,
     drafting: Drafting,
-    reach: Float[Array, "kinds places"],
+    reach: Float[Array, "2 kinds places"],
     *,
     own: int,
     longest: int,
     room: int,
 ) -> Guess:
-    """What followed the longest match of each row's last tokens.
+    """What followed the longest match of each row's last tokens, and what else followed them.
 
     Args:
       reach: see `lines.lengths`.
@@ -42,9 +44,10 @@ def copied(
       longest: tokens of a draft.
       room: tokens of a line.
     """
-    draft = find(drafting.text, own + rows.position, most=longest)
+    draft, branch = find(drafting.text, own + rows.position, most=longest)
     runs = met_by(draft, drafting.runs)
-    return Guess(draft, runs, lengths(draft, runs, rows.live, reach, room=room))
+    length, of_branch = lengths(draft, branch, runs, rows.live, reach, room=room)
+    return Guess(draft, runs, length, (branch, of_branch))
 
 
 # From the two newest tokens of each row, the position of the last, its turn and the guesses so far: the next

@@ -3,6 +3,8 @@
 A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long match
 eight tokens are likelier right than two behind a short one. So the room goes to the tokens that are
 likeliest right, whoever's they are; a token behind another of its draft never is likelier than that one.
+A row's branch, which begins with another token than its draft, has room where a token of it is likelier
+right than one far behind in a draft: the two are a tree, of which one path at most is right.
 
 How likely that is follows from the run that a draft is a part of (`planning/drafts.py`): the match with which
 it began, and how many of its tokens have been right.
@@ -17,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pat_jax.engine.device.suffix import CONTEXT, Draft
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.models.draft_layer import Line
-from pat_jax.planning.drafts import MATCHES, MOST, NONE_DRAFTED
+from pat_jax.planning.drafts import BRANCHES, DRAFTS, MATCHES, MOST, NONE_DRAFTED
 
 
 def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
@@ -28,9 +30,14 @@ def goes_on(left: Runs, draft: Draft) -> Bool[Array, " rows"]:
 def met_by(draft: Draft, left: Runs) -> Runs:
     """The runs that the drafts are parts of: those that go on, or new ones."""
     is_old, longest = goes_on(left, draft), draft.tokens.shape[1]
-    begun = jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
     place = jnp.minimum(left.place, MOST - longest)
-    return Runs(jnp.where(is_old, left.kind, begun), jnp.where(is_old, place, 0), draft.matched)
+    kind = jnp.where(is_old, left.kind, kind_of(draft))
+    return Runs(kind, jnp.where(is_old, place, 0), draft.matched)
+
+
+def kind_of(draft: Draft) -> Int[Array, " rows"]:
+    """By its match."""
+    return jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
 
 
 def left_by(runs: Runs, length: Int[Array, " rows"], right: Int[Array, " rows"]) -> Runs:
@@ -45,8 +52,9 @@ class Counts(NamedTuple):
     """Of runs, see `planning.drafts.Drafted`."""
 
     begun: Int[Array, "1 kinds"]
-    tried: Int[Array, "1 kinds places"]
-    right: Int[Array, "1 kinds places"]
+    tried: Int[Array, "1 2 kinds places"]
+    right: Int[Array, "1 2 kinds places"]
+    forks: Int[Array, "1 kinds kinds"]
     verified: Int[Array, " 1"]
     by_source: Int[Array, "1 sources 2"]
 
@@ -73,18 +81,50 @@ class Counts(NamedTuple):
         turn = jnp.arange(draft.tokens.shape[1])[None]
         came_to = live[:, None] & (turn < length[:, None]) & (turn <= right[:, None])
         is_right = came_to & (turn < right[:, None])
-        at = 0, met.kind[:, None], met.place[:, None] + turn
+        at = 0, DRAFTS, met.kind[:, None], met.place[:, None] + turn
 
         def more(x: Array, of_last: Array, of_draft: Array) -> Array:
-            x = x.at[0, left.kind, last].add(of_last.astype(x.dtype))
+            x = x.at[0, DRAFTS, left.kind, last].add(of_last.astype(x.dtype))
             return x.at[at].add(of_draft.astype(x.dtype))
 
-        return Counts(
-            self.begun.at[0, met.kind].add((live & ~is_old).astype(self.begun.dtype)),
-            more(self.tried, was_tried, came_to),
-            more(self.right, was_tried & is_old, is_right),
-            self.verified + jnp.sum(jnp.where(live, length, 0)),
-            self.by_source,
+        return self._replace(
+            begun=self.begun.at[0, met.kind].add((live & ~is_old).astype(self.begun.dtype)),
+            tried=more(self.tried, was_tried, came_to),
+            right=more(self.right, was_tried & is_old, is_right),
+            verified=self.verified + jnp.sum(jnp.where(live, length, 0)),
+        )
+
+    def with_branches(
+        self,
+        kind: Int[Array, " rows"],
+        draft: Draft,
+        branch: Draft,
+        length: Int[Array, " rows"],
+        right: Int[Array, " rows"],
+        drawn: Int[Array, " rows"],
+        live: Bool[Array, " rows"],
+    ) -> "Counts":
+        """
+        Args:
+          kind: of the run that each row's draft is a part of.
+          length, right: tokens of its branch that were verified, and that were right.
+          drawn: the first token that the row said: it tells of a branch's first token, verified or not,
+            whether it is right.
+        """
+        has_draft, own = live & (draft.matched > 0), kind_of(branch)
+        is_fork = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
+        turn = jnp.arange(branch.tokens.shape[1])[None]
+        is_first = (branch.tokens[:, 0] == drawn)[:, None] & (turn == 0)
+        came_to = is_fork[:, None] & (
+            (turn == 0) | ((turn < length[:, None]) & (turn <= right[:, None]))
+        )
+        is_right = came_to & (is_first | (turn < right[:, None]))
+        at = 0, BRANCHES, own[:, None], turn
+        return self._replace(
+            tried=self.tried.at[at].add(came_to.astype(self.tried.dtype)),
+            right=self.right.at[at].add(is_right.astype(self.right.dtype)),
+            forks=self.forks.at[0, kind, own].add(has_draft.astype(self.forks.dtype)),
+            verified=self.verified + jnp.sum(jnp.where(live, length, 0)),
         )
 
     def with_sources(
@@ -118,46 +158,65 @@ def source_of(
 
 def lengths(
     draft: Draft,
+    branch: Draft,
     runs: Runs,
     live: Bool[Array, " rows"],
-    reach: Float[Array, "kinds places"],
+    reach: Float[Array, "2 kinds places"],
     *,
     room: int,
-) -> Int[Array, " rows"]:
-    """How many tokens of each row's draft are verified.
+) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
+    """How many tokens of each row's draft and of its branch are verified: together no more than a draft has.
 
     Args:
       runs: that the drafts are parts of.
-      reach: how likely the first tokens of a run are right, of none first, by its kind.
+      reach: how likely the first tokens of a run are right, of none first, by its kind; and those of a branch
+        where the draft's first token is wrong.
       room: tokens of a line; at least one for each row.
     """
-    is_there = (draft.tokens >= 0) & live[:, None]
-    ahead = runs.place[:, None] + 1 + jnp.arange(draft.tokens.shape[1])[None]
-    before = reach[runs.kind, runs.place][:, None]
-    value = jnp.where(is_there, reach[runs.kind[:, None], ahead] / jnp.maximum(before, 1e-30), 0.0)
-    flat = jnp.ravel(value)
-    # Of equally likely ones the first: so a draft is never entered in its middle.
-    is_before = jnp.arange(len(flat))[None] < jnp.arange(len(flat))[:, None]
-    is_ahead = (flat[None] > flat[:, None]) | ((flat[None] == flat[:, None]) & is_before)
-    rank = jnp.reshape(jnp.sum(is_ahead, axis=1), value.shape)
-    left = room - jnp.sum(live)
-    return jnp.sum((rank < left) & (value > 0), axis=1, dtype=jnp.int32)
+    most = draft.tokens.shape[1]
+    turn = jnp.arange(most)[None]
+    ahead = runs.place[:, None] + 1 + turn
+    before = reach[DRAFTS, runs.kind, runs.place][:, None]
+    of_draft = reach[DRAFTS, runs.kind[:, None], ahead] / jnp.maximum(before, 1e-30)
+    of_branch = (1 - of_draft[:, :1]) * reach[BRANCHES, kind_of(branch)[:, None], 1 + turn]
+    is_there = jnp.concatenate([draft.tokens, branch.tokens], axis=1) >= 0
+    value = jnp.concatenate([of_draft, of_branch], axis=1)
+    value = jnp.where(is_there & live[:, None], value, 0.0)
+    value = jnp.where(_rank(value) < most, value, 0.0)
+    is_chosen = jnp.reshape(_rank(jnp.ravel(value)), value.shape) < room - jnp.sum(live)
+    chosen = (is_chosen & (value > 0)).astype(jnp.int32)
+    return jnp.sum(chosen[:, :most], axis=1), jnp.sum(chosen[:, most:], axis=1)
+
+
+def _rank(value: Float[Array, "*rest values"]) -> Int[Array, "*rest values"]:
+    """How many are larger. Of equal ones the first is: so a draft is never entered in its middle."""
+    place = jnp.arange(value.shape[-1])
+    is_before = jnp.broadcast_to(place[None] < place[:, None], (*value.shape, len(place)))
+    mine, other = value[..., :, None], value[..., None, :]
+    is_ahead = (other > mine) | ((other == mine) & is_before)
+    return jnp.sum(is_ahead, axis=-1, dtype=jnp.int32)
 
 
 def line_of(
     lengths: Int[Array, " rows"],
     live: Bool[Array, " rows"],
     start: Int[Array, " rows"],
+    branches: Int[Array, " rows"] | None = None,
     *,
     room: int,
     turns: int,
 ) -> Line:
-    """The line of the live rows' newest tokens and their drafts."""
-    count = jnp.where(live, 1 + lengths, 0)
+    """The line of the live rows' newest tokens, their drafts and, behind those, their branches.
+
+    Args:
+      lengths, branches: tokens of them.
+      turns: most tokens of a row.
+    """
+    count = jnp.where(live, 1 + lengths + (0 if branches is None else branches), 0)
     stop = jnp.cumsum(count)
     first, at = stop - count, jnp.arange(room)
     is_taken = at < stop[-1]
     row = jnp.minimum(jnp.sum(at[:, None] >= stop[None], axis=1), len(count) - 1)
     turn = jnp.where(is_taken, at - first[row], 0)
     place = jnp.minimum(first[:, None] + jnp.arange(turns)[None], room - 1)
-    return Line(row, is_taken, turn, place, start)
+    return Line(row, is_taken, turn, place, start, None if branches is None else lengths)

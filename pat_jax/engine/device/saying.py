@@ -87,7 +87,7 @@ def asking(
         model, partition = draft.policy.bind(draft.params), ManualPartition(draft.layout)
         hidden, written = model(
             jnp.reshape(tokens, (1, -1)),
-            jnp.reshape(line.positions, (1, -1)),
+            line.slots[None],
             views(caches, asked.tables, rows, line, 1 + count),
             partition=partition,
             dtype=step.dtype,

@@ -25,8 +25,11 @@ class Draft(NamedTuple):
     at: Int[Array, " rows"]  # the column of its last token; 0 of a draft that is not copied
 
 
-def find(text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int) -> Draft:
-    """What came after the longest match of the tokens up to column `newest`; of equal ones the last.
+def find(
+    text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most: int
+) -> tuple[Draft, Draft]:
+    """What came after the longest match of the tokens up to column `newest`; of equal ones the last. And
+    after the longest behind which another token came: a branch.
 
     Args:
       most: tokens of a draft.
@@ -40,15 +43,20 @@ def find(text: Int[Array, "rows columns"], newest: Int[Array, " rows"], *, most:
         token = recent[:, CONTEXT - 1 - back, None]
         goes_on = goes_on & (there == token) & (token >= 0)
         run = run + goes_on
-    has_more = jnp.pad(text[:, 1:], ((0, 0), (0, 1)), constant_values=NO_TOKEN) >= 0
+    following = jnp.pad(text[:, 1:], ((0, 0), (0, 1)), constant_values=NO_TOKEN)
     place = jnp.arange(columns, dtype=jnp.int32)[None]
-    # Of the length first, then of the place.
-    best = jnp.max(jnp.where(has_more, run * columns + place, 0), axis=1)
-    matched, at = best // columns, best % columns
     ahead = jnp.pad(text, ((0, 0), (0, most)), constant_values=NO_TOKEN)
-    tokens = _windows(ahead, at + 1, most)
-    is_text = jnp.cumprod(tokens >= 0, axis=1) * (matched > 0)[:, None] > 0
-    return Draft(jnp.where(is_text, tokens, NO_TOKEN), matched, at)
+
+    def longest(is_wanted: Array) -> Draft:
+        # Of the length first, then of the place.
+        best = jnp.max(jnp.where(is_wanted, run * columns + place, 0), axis=1)
+        matched, at = best // columns, best % columns
+        tokens = _windows(ahead, at + 1, most)
+        is_text = jnp.cumprod(tokens >= 0, axis=1) * (matched > 0)[:, None] > 0
+        return Draft(jnp.where(is_text, tokens, NO_TOKEN), matched, at)
+
+    draft = longest(following >= 0)
+    return draft, longest((following >= 0) & (following != draft.tokens[:, :1]))
 
 
 def append(

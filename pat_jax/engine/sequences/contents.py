@@ -40,6 +40,9 @@ class RowsOutput(Protocol):
     def right(self) -> np.ndarray: ...
 
     @property
+    def forks(self) -> np.ndarray: ...
+
+    @property
     def by_source(self) -> np.ndarray: ...  # int[groups, sources, 2]
 
     @property

@@ -117,7 +117,7 @@ class Until:
     steps: Int[Array | np.integer, ""]
     threshold: Int[Array | np.integer, ""]
     # How likely runs are right so far, see `Acceptance.reach`; None where nothing is drafted.
-    reach: Float[Array | np.ndarray, "kinds places"] | None = None
+    reach: Float[Array | np.ndarray, "2 kinds places"] | None = None
 
 
 @pytree_dataclass
@@ -138,8 +138,9 @@ class BurstOutput:
     live_steps: Int[Array | np.ndarray, " rows"]  # steps in which each row was live
     # Of drafts: see `planning.drafts.Drafted`.
     begun: Int[Array | np.ndarray, "groups kinds"]
-    tried: Int[Array | np.ndarray, "groups kinds places"]
-    right: Int[Array | np.ndarray, "groups kinds places"]
+    tried: Int[Array | np.ndarray, "groups 2 kinds places"]
+    right: Int[Array | np.ndarray, "groups 2 kinds places"]
+    forks: Int[Array | np.ndarray, "groups kinds kinds"]
     verified: Int[Array | np.ndarray, " groups"]
     by_source: Int[Array | np.ndarray, "groups sources 2"]
     runs: Runs  # of the rows that go on
@@ -178,7 +179,7 @@ def abstract_drafting(
 
 
 def abstract_reach(layout: Layout) -> Any:
-    return jax.ShapeDtypeStruct((KINDS, 1 + MOST), jnp.float32, sharding=layout.sharding())
+    return jax.ShapeDtypeStruct((2, KINDS, 1 + MOST), jnp.float32, sharding=layout.sharding())
 
 
 def seen_shape(config: ModelConfig, rows: int) -> tuple[int, int, int]:
