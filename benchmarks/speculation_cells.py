@@ -17,7 +17,7 @@ from pat_jax.engine.draft_choice import ON_ACCELERATORS
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.presets import preset
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts import KINDS, Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
 from pat_jax.profiling.predict.composer import Composer
@@ -47,14 +47,19 @@ def truth_of(tokens: float) -> Acceptance:
     low, high = 0.1, 4.0
     for _ in range(60):
         middle = (low + high) / 2
-        said = _scaled(middle).tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1)
+        said = of_chains(_scaled(middle)).tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1)
         low, high = (middle, high) if said < tokens else (low, middle)
     return _scaled(low)
 
 
+def of_chains(acceptance: Acceptance) -> Acceptance:
+    """With no branch beside any draft, as `COUNTED` has it."""
+    return replace(acceptance, forks=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
+
+
 def _scaled(factor: float) -> Acceptance:
     unseen = Acceptance.unseen()
-    before, after = unseen.reach[:, :-1], unseen.reach[:, 1:]
+    before, after = unseen.reach[..., :-1], unseen.reach[..., 1:]
     rate = np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
     tried = np.full_like(rate, SURE)
     return replace(unseen, tried=tried, right=tried * np.minimum(factor * rate, MOST_RIGHT))

@@ -20,6 +20,7 @@ DRAFT, CONTEXT, BURST = 3, 4, 2
 ROOM = 128  # columns for others: more than they fill
 FIND = jax.jit(find, static_argnames="most")
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+branches = st.sampled_from([0, 2])  # most tokens of one
 texts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=3)
 
 
@@ -40,24 +41,44 @@ def spots(text: list[int]) -> list[tuple[list[int], int]]:
     return [(text, place) for place in reversed(range(1, len(text)))]
 
 
-def searched(last: list[int], known: list[tuple[list[int], int]]) -> tuple[int, list[int]]:
-    """The length of the longest match that something follows, and the draft.
+Found = tuple[
+    int, list[int]
+]  # the length of the longest match that something follows, and the draft
+
+
+def searched(last: list[int], known: list[tuple[list[int], int]]) -> tuple[Found, Found]:
+    """A draft, and another that begins with another token.
 
     Args:
       known: texts with a place, the best to draft from first.
     """
-    best, guess = 0, []
-    for text, place in known:
-        if (length := match(last, text, place)) > best:
-            best, guess = length, text[place : place + DRAFT]
-    return best, guess
+
+    def longest(but: list[int]) -> Found:
+        best, guess = 0, []
+        for text, place in known:
+            if text[place] not in but and (length := match(last, text, place)) > best:
+                best, guess = length, text[place : place + DRAFT]
+        return best, guess
+
+    draft = longest([])
+    return draft, longest(draft[1][:1])
 
 
-def step_by_step(responses, search) -> list[tuple[int, int, int]]:
-    """The number of the lockstep, the match and the tokens accepted, of every step.
+def agreeing(guess: list[int], response: list[int]) -> int:
+    count = 0
+    for a, b in zip(guess, response, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def step_by_step(responses, search, branch: int = 0) -> list[tuple[int, ...]]:
+    """The number of the lockstep, the match and the tokens accepted, of every step and of its branch.
 
     Args:
-      search: a match and a draft, of the step, the row and what each has said so far.
+      search: a match and a draft, and those of the branch, of the step, the row and what each has said so far.
+      branch: most tokens of one that are accepted.
     """
     at, found, step = [0] * len(responses), [], 0
     while any(a < len(x) for a, x in zip(at, responses, strict=True)):
@@ -66,21 +87,18 @@ def step_by_step(responses, search) -> list[tuple[int, int, int]]:
         for row, response in enumerate(responses):
             if at[row] == len(response):
                 continue
-            matched, guess = search(step, row, said)
-            accepted = 0
-            for a, b in zip(guess, response[at[row] :], strict=False):
-                if a != b:
-                    break
-                accepted += 1
-            found.append((step, matched, accepted))
-            then[row] = min(at[row] + accepted + 1, len(response))
+            (matched, guess), (beside, other) = search(step, row, said)
+            accepted, branched = (agreeing(x, response[at[row] :]) for x in (guess, other))
+            found.append((step, matched, accepted, beside, branched))
+            then[row] += (accepted or min(branched, branch)) + 1
+            then[row] = min(then[row], len(response))
         at, step = then, step + 1
     return found
 
 
-def as_list(steps: Steps) -> list[tuple[int, int, int]]:
-    columns = (x.tolist() for x in (steps.step, steps.matched, steps.accepted))
-    return list(zip(*columns, strict=True))
+def as_list(steps: Steps) -> list[tuple[int, ...]]:
+    columns = steps.step, steps.matched, steps.accepted, steps.beside, steps.branched
+    return list(zip(*(x.tolist() for x in columns), strict=True))
 
 
 @given(prompts, texts, texts)
@@ -95,15 +113,16 @@ def test_more_sources_never_make_a_match_shorter_and_no_step_is_free(prompt, res
         assert steps >= -(-longest // (DRAFT + 1))
 
 
-@given(prompts, texts)
-def test_own_text_alone_is_what_a_search_finds(prompt, responses):
-    found = steps_of(prompt, responses, [], Rules(siblings=False, earlier=False, draft=DRAFT))
+@given(prompts, texts, branches)
+def test_own_text_alone_is_what_a_search_finds(prompt, responses, branch):
+    rules = Rules(siblings=False, earlier=False, draft=DRAFT, branch=branch)
+    found = steps_of(prompt, responses, [], rules)
 
     def search(step, row, said):
         text = [*prompt, *said[row]]
         return searched(text, spots(text))
 
-    assert as_list(found) == step_by_step(responses, search)
+    assert as_list(found) == step_by_step(responses, search, branch)
 
 
 @given(prompts, texts, texts)
@@ -118,10 +137,11 @@ def test_whole_earlier_responses_are_what_a_search_finds(prompt, responses, earl
     assert as_list(found) == step_by_step(responses, search)
 
 
-@given(prompts, texts)
-def test_siblings_are_what_a_search_finds(prompt, responses):
+@given(prompts, texts, branches)
+def test_siblings_are_what_a_search_finds(prompt, responses, branch):
     """Of equally long matches the one that was said last, of those of a step the last row's."""
-    found = steps_of(prompt, responses, [], Rules(siblings=True, earlier=False, draft=DRAFT))
+    rules = Rules(siblings=True, earlier=False, draft=DRAFT, branch=branch)
+    found = steps_of(prompt, responses, [], rules)
     told: list[tuple[int, int]] = []  # the row and the place of each token, as they came
 
     def search(step, row, said):
@@ -132,7 +152,7 @@ def test_siblings_are_what_a_search_finds(prompt, responses):
         newest = [([*prompt, *said[i]], len(prompt) + place) for i, place in reversed(told)]
         return searched(text, [*spots(text), *newest])
 
-    assert as_list(found) == step_by_step(responses, search)
+    assert as_list(found) == step_by_step(responses, search, branch)
 
 
 def laid_out(prompt, said, responses, earlier) -> np.ndarray:
@@ -160,7 +180,8 @@ def laid_out(prompt, said, responses, earlier) -> np.ndarray:
 @given(prompts, texts, st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=2))
 def test_texts_as_of_launch_are_what_the_engine_finds(prompt, responses, earlier):
     """With its own functions: how texts are laid out, and the search on the devices."""
-    rules = Rules(siblings=len(responses) > 1, earlier=True, draft=DRAFT, burst=BURST)
+    siblings = len(responses) > 1
+    rules = Rules(siblings, earlier=True, draft=DRAFT, branch=DRAFT, burst=BURST)
     found = steps_of(prompt, responses, earlier, rules, context=ENGINE_CONTEXT)
     launched = np.zeros(0)
 
@@ -170,11 +191,13 @@ def test_texts_as_of_launch_are_what_the_engine_finds(prompt, responses, earlier
             launched = laid_out(prompt, said, responses, earlier)
         text, last = launched[row : row + 1].copy(), ROOM + len(prompt) + len(said[row])
         text[0, ROOM:last] = [*prompt, *said[row]]
-        draft = FIND(text, np.array([last - 1], np.int32), most=DRAFT)
-        guess = np.asarray(draft.tokens[0])
-        return int(draft.matched[0]), guess[guess >= 0].tolist()
+        found = FIND(text, np.array([last - 1], np.int32), most=DRAFT)
+        tokens = [np.asarray(x.tokens[0]) for x in found]
+        return tuple(
+            (int(x.matched[0]), y[y >= 0].tolist()) for x, y in zip(found, tokens, strict=True)
+        )
 
-    assert as_list(found) == step_by_step(responses, search)
+    assert as_list(found) == step_by_step(responses, search, DRAFT)
 
 
 @settings(max_examples=300, deadline=None)
@@ -218,7 +241,7 @@ def test_siblings_that_have_ended_are_drafted_from_before_longer_ones():
     rules = Rules(siblings=True, earlier=False, draft=2, burst=1)
     found = as_list(steps_of([1], [ended, going_on, late], [], rules))
     # Behind its 2 both have said 3, and one of them 4.
-    assert [x for x in found if x[1]] == [(9, 1, 2)]
+    assert [x[:3] for x in found if x[1]] == [(9, 1, 2)]
 
 
 def test_prompts_and_their_rows_do_not_look_at_each_other():

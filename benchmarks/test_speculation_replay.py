@@ -12,20 +12,21 @@ from benchmarks.speculation_cells import (
     INFORMED,
     PLANNED,
     STATICS,
+    of_chains,
     truth_of,
 )
 from benchmarks.speculation_replay import summary
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts import KINDS, Acceptance
 
 
 @pytest.mark.parametrize("tokens", COUNTED.values())
 def test_a_truth_says_as_many_tokens_a_step_as_were_counted(tokens: float):
-    truth, unseen = truth_of(tokens), Acceptance.unseen()
-    assert truth.tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1) == pytest.approx(tokens, abs=1e-6)
+    truth, unseen, size = truth_of(tokens), Acceptance.unseen(), (COUNTED_DRAFT, COUNTED_DRAFT, 1)
+    assert of_chains(truth).tokens(*size) == pytest.approx(tokens, abs=1e-6)
     np.testing.assert_allclose(truth.share, unseen.share)
-    better = tokens > unseen.tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1)
-    for kind in range(1, len(truth.reach)):
-        assert (truth.reach[kind, 1] > unseen.reach[kind, 1]) == better
+    better = tokens > of_chains(unseen).tokens(*size)
+    for kind in range(1, KINDS):
+        assert ((truth.reach[:, kind, 1] > unseen.reach[:, kind, 1]) == better).all()
 
 
 def test_speed_ups_are_over_the_best_static_layout_of_each_replay():

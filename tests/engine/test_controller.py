@@ -36,6 +36,7 @@ class Said:
     begun: np.ndarray
     tried: np.ndarray
     right: np.ndarray
+    forks: np.ndarray
     verified: np.ndarray
     by_source: np.ndarray
 

@@ -1,6 +1,7 @@
 """What drafts are worth against runs of tokens that are drawn and walked through one by one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,15 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.drafts import (
     BEGUN_HALVE,
+    BRANCHES,
+    DRAFTS,
     KINDS,
     MOST,
     NONE_DRAFTED,
     PRIOR,
     PRIOR_BEGUN,
+    PRIOR_BRANCHES,
+    PRIOR_FORKS,
     Acceptance,
     Drafted,
 )
@@ -25,11 +30,13 @@ MANY = 1e9  # rows
 def drafted(draw) -> Drafted:
     """Of one burst; without a match nothing is right."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    tried = rng.integers(0, 400, (KINDS, MOST)) * (rng.random((KINDS, MOST)) < 0.7)
-    right = rng.binomial(tried, rng.random((KINDS, 1)))
-    right[0] = 0
-    begun = rng.integers(0, 400, KINDS) * (rng.random(KINDS) < 0.7)
-    return Drafted(begun, tried, right, int(tried.sum()))
+    tried = rng.integers(0, 400, (2, KINDS, MOST)) * (rng.random((2, KINDS, MOST)) < 0.7)
+    right = rng.binomial(tried, rng.random((2, KINDS, 1)))
+    right[:, 0] = 0
+    begun, forks = (
+        rng.integers(0, 400, (n, KINDS)) * (rng.random((n, KINDS)) < 0.7) for n in (1, 7)
+    )
+    return Drafted(begun[0], tried, right, forks, int(tried.sum()))
 
 
 bursts = st.lists(drafted(), max_size=4)
@@ -45,46 +52,89 @@ def seen(found: Sequence[Drafted], acceptance: Acceptance | None = None) -> Acce
 class Row:
     """Says what it has to, run after run; each token of a run is right with its kind's odds."""
 
-    def __init__(self, rng: np.random.Generator, begin: np.ndarray, right: np.ndarray):
-        self.rng, self.begin, self.right = rng, begin, right
-        self.counts = np.zeros((2, KINDS, MOST), int)
-        self.begun = np.zeros(KINDS, int)
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        begin: np.ndarray,
+        right: np.ndarray,
+        of_branches: np.ndarray | None = None,
+    ):
+        """
+        Args:
+          begin: odds of the kinds of runs, float[kinds].
+          right: odds of a token, by the kind.
+          of_branches: the same of branches, of which runs have one of any kind; None: there are none.
+        """
+        self.rng, self.begin, self.right, self.of_branches = rng, begin, right, of_branches
+        self.tried, self.good = np.zeros((2, 2, KINDS, MOST), int)
+        self.begun, self.forks = np.zeros(KINDS, int), np.zeros((KINDS, KINDS), int)
         self._begin()
 
     def _begin(self) -> None:
         self.kind, self.place = int(self.rng.choice(KINDS, p=self.begin)), 0
         self.begun[self.kind] += 1
+        self._look()
+
+    def _look(self) -> None:
+        """For a branch beside what comes next."""
+        has_any = self.of_branches is not None and self.kind > 0
+        self.beside = int(self.rng.integers(KINDS)) if has_any else 0
 
     def _is_right(self) -> bool:
         is_right = bool(self.rng.random() < self.right[self.kind])
         if self.place < MOST:
-            self.counts[:, self.kind, self.place] += 1, is_right
+            self.tried[DRAFTS, self.kind, self.place] += 1
+            self.good[DRAFTS, self.kind, self.place] += is_right
         self.place += is_right
         return is_right
 
-    def step(self, length: int) -> int:
-        """The tokens that it says with so many of a draft."""
+    def _on_branch(self, length: int) -> int:
+        """Tokens of the branch that are right. Of the first one that is known, verified or not."""
+        if not self.beside or self.of_branches is None:
+            return 0
+        for turn in range(max(length, 1)):
+            is_right = bool(self.rng.random() < self.of_branches[self.beside])
+            self.tried[BRANCHES, self.beside, turn] += 1
+            self.good[BRANCHES, self.beside, turn] += is_right
+            if not is_right:
+                return min(turn, length)
+        return length
+
+    def step(self, length: int, branch: int = 0) -> int:
+        """The tokens that it says with so many of a draft and of a branch."""
+        if self.kind:
+            self.forks[self.kind, self.beside] += 1
         for said in range(1, length + 1):
             if not self._is_right():
+                if said == 1:
+                    said += self._on_branch(branch)
                 self._begin()
                 return said
-        if not self._is_right():
-            self._begin()
-        return length + 1
+        if self._is_right():
+            self._look()
+            return length + 1
+        said = length + 1
+        if not length:  # the draft's first token is drawn, verified or not
+            said += self._on_branch(branch)
+        self._begin()
+        return said
 
     @property
     def drafted(self) -> Drafted:
-        tried, right = self.counts
-        return Drafted(self.begun, tried, right, 0)
+        return Drafted(self.begun, self.tried, self.good, self.forks, 0)
 
 
 def said(
-    rows: Sequence[Row], lengths: Callable[[Sequence[Row]], Sequence[int]], steps: int
+    rows: Sequence[Row], lengths: Callable[[Sequence[Row]], Sequence[Sequence[int]]], steps: int
 ) -> float:
-    """Tokens of a step of a row, on average."""
+    """Tokens of a step of a row, on average.
+
+    Args:
+      lengths: of each row's draft, and of its branch.
+    """
     total = 0
     for _ in range(steps):
-        total += sum(row.step(n) for row, n in zip(rows, lengths(rows), strict=True))
+        total += sum(row.step(*n) for row, n in zip(rows, lengths(rows), strict=True))
     return total / steps / len(rows)
 
 
@@ -114,18 +164,19 @@ def test_room_that_is_shared_is_worth_no_less(found):
 @given(bursts)
 def test_runs_that_did_not_happen_change_nothing(found):
     acceptance = seen(found)
-    begun, tried, right, *_ = (x[0] for x in NONE_DRAFTED)
-    after = acceptance.observed(Drafted(begun, tried, right, 0))
-    for name in ("begun", "tried", "right"):
+    after = acceptance.observed(Drafted(*(x[0] for x in NONE_DRAFTED)))
+    for name in ("begun", "tried", "right", "forks"):
         np.testing.assert_array_equal(getattr(after, name), getattr(acceptance, name))
 
 
 def test_before_anything_is_seen_it_is_what_was_counted():
     reach = Acceptance.unseen().reach
-    assert (reach[:, 0] == 1).all() and (reach[0, 1:] == 0).all()
-    for kind, rates in enumerate(PRIOR, start=1):
-        np.testing.assert_allclose(reach[kind, 1 : 1 + len(rates)], np.cumprod(rates))
-    assert sum(PRIOR_BEGUN) == pytest.approx(1.0, abs=0.01)
+    assert (reach[:, :, 0] == 1).all() and (reach[:, 0, 1:] == 0).all()
+    for mine, known in zip(reach, (PRIOR, PRIOR_BRANCHES), strict=True):
+        for kind, rates in enumerate(known, start=1):
+            np.testing.assert_allclose(mine[kind, 1 : 1 + len(rates)], np.cumprod(rates))
+    for shares in (PRIOR_BEGUN, *PRIOR_FORKS):
+        assert sum(shares) == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("learned_with", [3, 7])
@@ -136,42 +187,61 @@ def test_runs_drawn_from_known_odds_are_foretold_for_every_draft(seed, learned_w
     begin = rng.dirichlet(np.full(KINDS, 3.0))
     right = np.array([0.0, *np.sort(rng.uniform(0.2, 0.85, KINDS - 1))])
     learner = Row(rng, begin, right)
-    came = said([learner], lambda rows: [learned_with], 30_000)
+    came = said([learner], lambda rows: [[learned_with]], 30_000)
     acceptance = seen([learner.drafted])
     # Odds here do not rise along a run as those of texts do, and few come to its far end: there what was
     # expected before still counts.
+    acceptance = without_branches(acceptance)
     assert acceptance.tokens(learned_with, learned_with, 1) == pytest.approx(came, rel=0.03)
     for draft in (1, 2, 4, 8):
-        came = said([Row(rng, begin, right)], lambda rows, n=draft: [n], 20_000)
+        came = said([Row(rng, begin, right)], lambda rows, n=draft: [[n]], 20_000)
         assert acceptance.tokens(draft, draft, 1) == pytest.approx(came, rel=0.04)
 
 
 @pytest.mark.parametrize("budget", [1, 3])
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_rows_that_share_their_room_are_foretold(count, budget):
+@pytest.mark.parametrize("branches", [False, True])
+def test_rows_that_share_their_room_are_foretold(branches, count, budget):
     """The room of a step is given to the likeliest tokens of all rows, as `device/lines.py` does."""
     rng, draft = np.random.default_rng(0), 7
     begin = np.array([0.15, 0.25, 0.2, 0.15, 0.1, 0.1, 0.05])
     right = np.array([0.0, 0.3, 0.45, 0.55, 0.65, 0.8, 0.9])
-    learner = Row(rng, begin, right)
-    said([learner], lambda rows: [draft], 30_000)
+    of_branches = np.array([0.0, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8]) if branches else None
+    made_of = rng, begin, right, of_branches
+    learner = Row(*made_of)
+    said([learner], lambda rows: [[draft, draft]], 30_000)
     acceptance = seen([learner.drafted])
+    ahead = np.arange(1, draft + 1)
 
-    def shared(rows: Sequence[Row]) -> list[int]:
-        value = np.array([right[row.kind] ** np.arange(1, draft + 1) for row in rows])
-        order = np.argsort(-value, axis=None, kind="stable")[: budget * len(rows)]
-        lengths = np.bincount(order // draft, minlength=len(rows))
-        return [n if row.kind else 0 for n, row in zip(lengths.tolist(), rows, strict=True)]
+    def worth(row: Row) -> np.ndarray:
+        own = 0.0 if of_branches is None else of_branches[row.beside]
+        value = np.concatenate([right[row.kind] ** ahead, (1 - right[row.kind]) * own**ahead])
+        value[np.argsort(-value, kind="stable")[draft:]] = 0  # of a row no more than a draft's
+        return value
 
-    came = said([Row(rng, begin, right) for _ in range(count)], shared, 24_000 // count)
+    def shared(rows: Sequence[Row]) -> list[tuple[int, int]]:
+        value = np.concatenate([worth(row) for row in rows])
+        order = np.argsort(-value, kind="stable")[: budget * len(rows)]
+        chosen = np.bincount(order[value[order] > 0], minlength=len(value)) > 0
+        of_row = chosen.reshape(len(rows), 2, draft).sum(axis=2)
+        return [(a, b) for a, b in of_row.tolist()]
+
+    came = said([Row(*made_of) for _ in range(count)], shared, 24_000 // count)
     assert acceptance.tokens(budget, draft, count) == pytest.approx(came, rel=0.04)
+    if branches and budget > 1:
+        chains = without_branches(acceptance).tokens(budget, draft, count)
+        assert acceptance.tokens(budget, draft, count) > 1.02 * chains
+
+
+def without_branches(acceptance: Acceptance) -> Acceptance:
+    return replace(acceptance, forks=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
 
 
 def of_kind(kind: int, runs: int, right: int) -> Drafted:
     """Runs of which so many tokens were right, and the next was not."""
-    begun, (tried, good) = np.zeros(KINDS, int), np.zeros((2, KINDS, MOST), int)
-    begun[kind], tried[kind, : right + 1], good[kind, :right] = runs, runs, runs
-    return Drafted(begun, tried, good, 0)
+    begun, (tried, good) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MOST), int)
+    begun[kind], tried[0, kind, : right + 1], good[0, kind, :right] = runs, runs, runs
+    return Drafted(begun, tried, good, np.zeros((KINDS, KINDS), int), 0)
 
 
 def test_a_change_of_kinds_is_followed_within_their_half_life():
@@ -188,5 +258,5 @@ def test_a_change_of_kinds_is_followed_within_their_half_life():
 def test_a_change_of_policy_is_followed():
     good = seen([of_kind(3, 500, 5)] * 40)
     bad = seen([of_kind(3, 500, 0)] * 40, good)
-    assert good.reach[3, 4] > 0.9 and bad.reach[3, 1] < 0.1
+    assert good.reach[DRAFTS, 3, 4] > 0.9 and bad.reach[DRAFTS, 3, 1] < 0.1
     assert good.tokens(4, 4, 1) > 3 > bad.tokens(4, 4, 1)
