@@ -106,24 +106,12 @@ class DraftPages(NamedTuple):
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
         """With the branches that rows took where they are looked for."""
         order = self.line.moved(taken)
-        slot = self.line.start[:, None] + 1 + jnp.arange(order.shape[1])[None]
-        page = jnp.take_along_axis(
-            self.table, slot // self.keys.shape[2], axis=1, mode="fill", fill_value=NULL_PAGE
-        )
-        page = jnp.where(taken[:, None], page, NULL_PAGE)
-        source, offset = (
-            jnp.take_along_axis(x, order, axis=1).ravel() for x in (page, slot % self.keys.shape[2])
-        )
-        keys, values = (x[source, :, offset][:, None] for x in (self.keys, self.values))
-        each = PagedLayer(
-            self.keys, self.values, jnp.repeat(self._own(taken), order.shape[1], axis=0)
-        )
-        written = each.write(keys, values, slot.ravel())
+        own = jnp.repeat(jnp.where(taken[:, None], self.table, NULL_PAGE), order.shape[1], axis=0)
+        each, first = PagedLayer(self.keys, self.values, own), self.line.start[:, None] + 1
+        # Read before anything is written: XLA:GPU would do both in one kernel, and copy the whole pool for it.
+        token = jax.lax.optimization_barrier(each.token(jnp.ravel(first + order)))
+        written = each.write(*token, jnp.ravel(first + jnp.arange(order.shape[1])[None]))
         return DraftPages(written.keys, written.values, self.table, self.line)
-
-    def _own(self, of: Bool[Array, " rows"]) -> Int[Array, "rows width"]:
-        """The tables of these rows alone."""
-        return jnp.where(of[:, None], self.table, NULL_PAGE)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("keys", "values"), meta_fields=())

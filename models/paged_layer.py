@@ -111,11 +111,7 @@ class PagedLayer(NamedTuple):
         What lies behind the row's table, of rows that have ended, goes to NULL_PAGE as zeros: there
         a NaN would reach every row, which multiplies what it does not see by zero.
         """
-        index = (start // self.page_size)[:, None]
-        pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)[
-            :, 0
-        ]
-        offsets = start % self.page_size
+        pages, offsets = self._place(start)
         is_null = (pages == NULL_PAGE)[:, None, None, None]
 
         def put(pool: Array, chunk: Array) -> Array:
@@ -125,6 +121,20 @@ class PagedLayer(NamedTuple):
             )
 
         return PagedLayer(put(self.keys, keys), put(self.values, values), self.table)
+
+    def token(
+        self, position: Int[Array, " rows"]
+    ) -> tuple[Float[Array, "rows 1 kv_heads dim"], Array]:
+        """The keys and values of one token of each row, as `write` takes them."""
+        row = _matrix_rows(self.keys, *self._place(position), 1)[..., 0]
+        keys, values = (jnp.reshape(x, (-1, x.shape[3]))[row] for x in (self.keys, self.values))
+        return keys[:, None], values[:, None]
+
+    def _place(self, position: Int[Array, " rows"]) -> tuple[Int[Array, " rows"], Array]:
+        """The page of one token of each row and its place there; NULL_PAGE behind the row's table."""
+        index = (position // self.page_size)[:, None]
+        pages = jnp.take_along_axis(self.table, index, axis=1, mode="fill", fill_value=NULL_PAGE)
+        return pages[:, 0], position % self.page_size
 
 
 def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
@@ -138,15 +148,22 @@ def _write_in_turn(pool: Array, chunks: Array, pages: Array, offsets: Array) -> 
 
 
 def _write_at_once(pool: Array, chunks: Array, pages: Array, offsets: Array) -> Array:
-    _, heads, page_size, dim = pool.shape
-    count = chunks.shape[2]
-    if count == page_size:
+    dim, count = pool.shape[3], chunks.shape[2]
+    if count == pool.shape[2]:
         return pool.at[pages].set(chunks)
-    # As rows of one matrix: for a scatter along two dimensions XLA:TPU lays the whole pool out anew.
-    of_head = pages[:, None] * heads + jnp.arange(heads)[None]
-    row = (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]
+    row = _matrix_rows(pool, pages, offsets, count)
     flat = jnp.reshape(pool, (-1, dim)).at[jnp.ravel(row)].set(jnp.reshape(chunks, (-1, dim)))
     return jnp.reshape(flat, pool.shape)
+
+
+def _matrix_rows(
+    pool: Array, pages: Int[Array, " rows"], offsets: Int[Array, " rows"], count: int
+) -> Int[Array, "rows kv_heads count"]:
+    """Where `count` tokens of each row are in the pool as one matrix: for indices along two dimensions
+    XLA:TPU lays the whole pool out anew."""
+    _, heads, page_size, _ = pool.shape
+    of_head = pages[:, None] * heads + jnp.arange(heads)[None]
+    return (of_head * page_size + offsets[:, None])[..., None] + jnp.arange(count)[None, None]
 
 
 def _attend_to_one(
