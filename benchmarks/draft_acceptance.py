@@ -124,11 +124,13 @@ def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> M
     return found
 
 
-def foretold(groups: Sequence[Group], record: Record, rules: Rules) -> Counted:
-    """All steps with drafts of every length."""
+def foretold(groups: Sequence[Group], record: Record, rules: Rules, trees: bool) -> Counted:
+    """All steps with drafts of every length, and a branch of the same beside each in `trees`."""
     tokens = [sum(map(len, group.responses)) for group in groups]
-    steps = {n: verify(record, replace(rules, draft=n)) for n in range(1, MOST + 1)}
-    return Counted(np.array(tokens), steps)
+    steps = {
+        n: verify(record, replace(rules, draft=n, branch=n * trees)) for n in range(1, MOST + 1)
+    }
+    return Counted(np.array(tokens), steps, trees)
 
 
 def all_of(
@@ -141,12 +143,14 @@ def all_of(
         sets[name] = counted(groups, record, drafts)
         print(name, json.dumps(sets[name]), flush=True)
         for sources in [x for x in PREDICTED if x in rules_of(groups)]:
-            steps = foretold(groups, record, SOURCES[sources])
+            chains, trees = (foretold(groups, record, SOURCES[sources], x) for x in (False, True))
             if sources == "own, siblings" and not name.startswith(CONTROL):
-                priors.append(steps.counts(MOST))
+                priors.append(trees.counts(MOST))
             if len(groups) > 1:
-                expected[f"{name}: {sources}"] = errors(steps, MOST, splits)
-                print(sources, json.dumps(expected[f"{name}: {sources}"]), flush=True)
+                for kind, steps in (("chains", chains), ("trees", trees)):
+                    expected[f"{name}: {sources}, {kind}"] = errors(steps, MOST, splits)
+                    told = expected[f"{name}: {sources}, {kind}"]
+                    print(sources, kind, json.dumps(told), flush=True)
     prior = {name: x.tolist() for name, x in prior_of(priors).items()} if priors else {}
     print(json.dumps(prior))
     return {"tokens a step": sets, "errors of the planner, %": expected, "prior": prior}

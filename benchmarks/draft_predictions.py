@@ -1,4 +1,5 @@
-"""How well `planning.drafts.Acceptance` foretells what drafts of 1 to 8 tokens say, on prompts it has not seen.
+"""How well `planning.drafts.Acceptance` foretells what drafts of 1 to 8 tokens say, on prompts it has not seen:
+of chains alone, and of trees with a branch of as many tokens beside each.
 
 Half of a set's prompts are learned from, with drafts of one length; what it then expects of other lengths is
 compared with what came on the other half.
@@ -39,15 +40,20 @@ class Counted:
 
     tokens: np.ndarray  # of each group
     steps: Mapping[int, Steps]  # by the tokens of a draft
+    has_branches: bool = False  # of as many tokens
 
     def among(self, groups: np.ndarray) -> "Counted":
         """These groups alone."""
         steps = {n: x.of(np.isin(x.group, groups)) for n, x in self.steps.items()}
-        return Counted(self.tokens[groups], steps)
+        return replace(self, tokens=self.tokens[groups], steps=steps)
 
     def came(self, draft: int) -> float:
         """Tokens accepted a step, in the mean."""
         return self.tokens.sum() / len(self.steps[draft]) - 1
+
+    def expected(self, known: Acceptance, draft: int) -> float:
+        """The same as foretold."""
+        return known.always(draft, draft if self.has_branches else 0) - 1
 
     def counts(self, draft: int) -> Drafted:
         return counts_of(self.steps[draft], draft)
@@ -60,11 +66,6 @@ class Counted:
         return [(int(mask.sum()), known.counts(draft, mask)) for mask in masks]
 
 
-def accepted(known: Acceptance, draft: int) -> float:
-    """Tokens of a draft of so many that are expected to be right."""
-    return float(known.tokens(draft, draft, rows=1)) - 1
-
-
 def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted) -> dict:
     """Tokens accepted that are expected of a step, by what is known.
 
@@ -73,13 +74,13 @@ def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted
     """
     online, expected = learned, []
     for steps, counts in unseen.bursts(draft):  # each before it runs
-        expected.append(steps * accepted(online, draft))
+        expected.append(steps * unseen.expected(online, draft))
         online = online.observed(counts)
     of_these = replace(learned, begun=kinds.begun.astype(float))
     return {
-        "before anything was seen": accepted(Acceptance.unseen(), draft),
-        "kinds of the prompts learned from": accepted(learned, draft),
-        "kinds of the runs that came": accepted(of_these, draft),
+        "before anything was seen": unseen.expected(Acceptance.unseen(), draft),
+        "kinds of the prompts learned from": unseen.expected(learned, draft),
+        "kinds of the runs that came": unseen.expected(of_these, draft),
         "burst by burst": sum(expected) / len(unseen.steps[draft]),
     }
 
@@ -109,7 +110,7 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
 
 def _on_the_same(counted: Counted, learned_with: int) -> list[float]:
     learned = Acceptance.unseen().observed(counted.counts(learned_with))
-    expected = {n: accepted(learned, n) for n in counted.steps}
+    expected = {n: counted.expected(learned, n) for n in counted.steps}
     return [round(float(100 * (x / counted.came(n) - 1)), 1) for n, x in expected.items()]
 
 

@@ -79,6 +79,7 @@ def measure(source: str, seeds: int) -> Iterator[dict]:
                 "switches": len(report.switches),
                 "drafted": report.drafted,
                 "accepted": report.accepted,
+                "accepted on branches": sum(numbers[2] for numbers in report.by_source),
                 "tokens_per_row_step": round(report.tokens_per_row_step, 3),
                 "counts": sum(tally(subject, requests, static, [found]).values(), Tally()),
             }
@@ -108,7 +109,7 @@ def main() -> None:
         source: asdict(sum((r["counts"] for r in records if r["source"] == source), Tally()))
         | {
             key: sum(r[key] for r in records if r["source"] == source)
-            for key in ("drafted", "accepted")
+            for key in ("drafted", "accepted", "accepted on branches")
         }
         for source in args.sources
     }

@@ -32,9 +32,8 @@ class Line(NamedTuple):
     turn: Int[Array, " tokens"]  # among those of its row, from 0
     place: Int[Array, "rows turns"]  # in the line; of turns that a row does not have any place
     start: Int[Array, " rows"]  # position of each row's first token
-    trunk: Int[Array, " rows"] | None = (
-        None  # turns behind these are its branch; None: none has any
-    )
+    # A row's turns behind so many behind the first are of its branch; None: no row has any.
+    trunk: Int[Array, " rows"] | None = None
 
     def by_row(self, x: Float[Array, "1 tokens *rest"]) -> Float[Array, "rows turns *rest"]:
         return x[0, self.place]
@@ -44,6 +43,7 @@ class Line(NamedTuple):
 
     @property
     def turns(self) -> Int[Array, " turns"]:
+        """Those too that a row does not have: what they write, nothing sees."""
         return jnp.arange(self.place.shape[1])
 
     @property
@@ -51,16 +51,13 @@ class Line(NamedTuple):
         """Positions behind that of the row's first token."""
         if self.trunk is None:
             return self.turn
-        trunk = self.trunk[self.row]
-        return jnp.where(self.turn > trunk, self.turn - trunk, self.turn)
+        return jnp.where(self.is_branch, self.turn - self.trunk[self.row], self.turn)
 
     @property
     def is_branch(self) -> Bool[Array, " tokens"]:
-        return (
-            jnp.zeros_like(self.is_taken)
-            if self.trunk is None
-            else self.turn > self.trunk[self.row]
-        )
+        if self.trunk is None:
+            return jnp.zeros_like(self.is_taken)
+        return self.turn > self.trunk[self.row]
 
     @property
     def slots(self) -> Int[Array, " tokens"]:
@@ -68,8 +65,8 @@ class Line(NamedTuple):
         return self.start[self.row] + self.turn
 
     def moved(self, taken: Bool[Array, " rows"]) -> Int[Array, "rows draft"]:
-        """Which token behind a row's first is to be where, so that a branch that is taken is in front."""
-        assert self.trunk is not None
+        """Which token behind a row's first goes where, so that a branch that is taken is in front."""
+        assert self.trunk is not None, "a line with branches"
         draft = self.place.shape[1] - 1
         return (jnp.arange(draft)[None] + jnp.where(taken, self.trunk, 0)[:, None]) % draft
 
@@ -110,7 +107,7 @@ class DraftPages(NamedTuple):
         each, first = PagedLayer(self.keys, self.values, own), self.line.start[:, None] + 1
         # Read before anything is written: XLA:GPU would do both in one kernel, and copy the whole pool for it.
         token = jax.lax.optimization_barrier(each.token(jnp.ravel(first + order)))
-        written = each.write(*token, jnp.ravel(first + jnp.arange(order.shape[1])[None]))
+        written = each.write(token[0], token[1], jnp.ravel(first + self.line.turns[None, :-1]))
         return DraftPages(written.keys, written.values, self.table, self.line)
 
 
@@ -202,8 +199,8 @@ def _attend(
     scores = jnp.einsum("nqd,nds->nqs", flat, copy.keys, preferred_element_type=jnp.float32)
     scores = scores * dim**-0.5
     turn, column = jnp.repeat(line.turns, group), jnp.arange(copy.keys.shape[2])
-    start, trunk = (x if x is None else x[:, None, None] for x in (line.start, line.trunk))
-    is_visible = sees(turn[None, :, None], column[None, None], start, trunk)
+    trunk = None if line.trunk is None else line.trunk[:, None, None]
+    is_visible = sees(turn[None, :, None], column[None, None], line.start[:, None, None], trunk)
     scores = jnp.where(jnp.repeat(is_visible, heads, axis=0), scores, MASKED)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     total = jnp.sum(weights, axis=-1, keepdims=True)

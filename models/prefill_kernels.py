@@ -97,7 +97,7 @@ def _attend_on_gpu(
     head, nth, part = (pl.program_id(axis) for axis in (1, 2, 3))
     queries, page_size = queries_ref[...], keys_ref.shape[2]
     tile, dim = queries.shape
-    turn_of = ((nth * tile + jnp.arange(tile)) % length)[:, None]
+    query = ((nth * tile + jnp.arange(tile)) % length)[:, None]
     bounds = start_ref[0], trunk_ref[0] if branches else None
 
     def over_pages(turn, carry):
@@ -109,7 +109,7 @@ def _attend_on_gpu(
         )
         scores = triton.dot(queries, keys.T) * dim**-0.5
         column = turn * at_once * page_size + jnp.arange(at_once * page_size)[None]
-        scores = jnp.where(sees(turn_of, column, *bounds), scores, MASKED)
+        scores = jnp.where(sees(query, column, *bounds), scores, MASKED)
         new_largest = jnp.maximum(largest, jnp.max(scores, axis=1))
         weights = jnp.exp(scores - new_largest[:, None])
         kept = jnp.exp(largest - new_largest)
@@ -195,7 +195,7 @@ def _attend_on_tpu(
     start, trunk = start_ref[row], trunk_ref[row] if branches else None
     turns = pl.cdiv(start + length, at_once * page_size)
     square = count, at_once * page_size
-    turn_of = jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
+    query = jax.lax.broadcasted_iota(jnp.int32, square, 0) % length
     column = jax.lax.broadcasted_iota(jnp.int32, square, 1)
 
     def copies(turn, slot):
@@ -220,7 +220,7 @@ def _attend_on_tpu(
         pl.when(turn + 1 < turns)(lambda: fetch(turn + 1, 1 - slot))
         for copy in copies(turn, slot):
             copy.wait()
-        is_visible = sees(turn_of, turn * at_once * page_size + column, start, trunk)
+        is_visible = sees(query, turn * at_once * page_size + column, start, trunk)
         for head in range(heads):
             keys, values = (
                 jnp.reshape(fetched[slot, :, head], (at_once * page_size, dim))

@@ -48,7 +48,7 @@ class RolloutReport:
     busy_rows: int = 0  # rows x steps that sampled a token, or several
     drafted: int = 0  # tokens of drafts that were verified
     accepted: int = 0  # and of these, those that were said
-    # Both, of drafts that are copied, by what they are copied from.
+    # Both, and those said on a branch, of drafts that are copied, by what they are copied from.
     by_source: list[list[int]] = field(default_factory=NO_SOURCES.tolist)
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0

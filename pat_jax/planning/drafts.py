@@ -70,7 +70,7 @@ Numbers = float | np.ndarray
 
 # What a draft is copied from: a response's own text, others to its prompt, responses of earlier iterations.
 SOURCES = "own", "siblings", "earlier"
-NO_SOURCES = np.zeros((len(SOURCES), 2), np.int64)
+NO_SOURCES = np.zeros((len(SOURCES), 3), np.int64)
 
 
 class Drafted(NamedTuple):
@@ -82,7 +82,8 @@ class Drafted(NamedTuple):
     right: np.ndarray  # int[2, kinds, MOST], where it was right
     forks: np.ndarray  # int[kinds, kinds], steps by the kind of the run and of the branch
     verified: int  # tokens of drafts and branches
-    # int[sources, 2], of these, and of those that were said; none of drafts that are not copied.
+    # int[sources, 3], of these, of those that were said, and of those said on a branch; none of drafts that are
+    # not copied.
     by_source: np.ndarray = NO_SOURCES
 
 
@@ -197,6 +198,13 @@ class Acceptance:
         if draft not in self._known_ways:
             self._known_ways[draft] = self.ways(draft, self.reach)
         return self._known_ways[draft].tokens(budget, rows)
+
+    def always(self, draft: int, branch: int = 0) -> float:
+        """What a row says in a step that has so many tokens of its draft and of its branch, whatever they are
+        worth."""
+        longest = max(draft, branch, 1)
+        places = np.zeros((1, KINDS, 1 + MOST - longest, KINDS), np.int64)
+        return float(self._of_steps(places + draft, places + branch, longest)[1][0])
 
     @cached_property
     def _known_ways(self) -> "dict[int, Ways]":

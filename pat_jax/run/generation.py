@@ -239,6 +239,7 @@ def describe_rollouts(
         "rollout/tokens_per_row_step": report.tokens_per_row_step,
         "rollout/drafted": report.drafted,
         "rollout/accepted": report.accepted,
+        "rollout/accepted_branches": sum(numbers[2] for numbers in report.by_source),
         **_describe_sources(report.by_source),
         "rollout/draft_saved_seconds": report.drafts.saving_s,
         "rollout/predicted_draft_saving_s": report.drafts.predicted_saving_s,
@@ -262,7 +263,7 @@ def _describe_sources(by_source: Sequence[Sequence[int]]) -> dict[str, int]:
     return {
         f"{what}{name}": number
         for name, numbers in found
-        for what, number in zip(("rollout/drafted_", "rollout/accepted_"), numbers, strict=True)
+        for what, number in zip(("rollout/drafted_", "rollout/accepted_"), numbers[:2], strict=True)
     }
 
 

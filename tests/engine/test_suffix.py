@@ -155,12 +155,8 @@ def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
     count, of_branch = drawn.lengths
     of_branch = of_branch if branches else 0 * of_branch
     start = np.arange(len(live), dtype=np.int32) * 10
-    line = line_of(
-        *map(jnp.asarray, (count, live, start)),
-        jnp.asarray(of_branch) if branches else None,
-        room=room,
-        turns=turns,
-    )
+    trunk, is_live, at, beside = map(jnp.asarray, (count, live, start, of_branch))
+    line = line_of(trunk, is_live, at, beside if branches else None, room=room, turns=turns)
     expected = [
         (row, turn, turn if turn <= count[row] else turn - count[row])
         for row in np.flatnonzero(live).tolist()

@@ -233,6 +233,17 @@ def test_rows_that_share_their_room_are_foretold(branches, count, budget):
         assert acceptance.tokens(budget, draft, count) > 1.02 * chains
 
 
+@pytest.mark.parametrize("draft, branch", [(1, 1), (3, 2), (2, 6), (7, 7)])
+def test_steps_of_always_the_same_tree_are_foretold(draft, branch):
+    rng = np.random.default_rng(1)
+    begin, right = rng.dirichlet(np.full(KINDS, 3.0)), np.linspace(0.0, 0.8, KINDS)
+    made_of = rng, begin, right, right[::-1] * np.arange(KINDS) / KINDS
+    learner = Row(*made_of)
+    said([learner], lambda rows: [[5, 5]], 30_000)
+    came = said([Row(*made_of)], lambda rows: [[draft, branch]], 20_000)
+    assert seen([learner.drafted]).always(draft, branch) == pytest.approx(came, rel=0.03)
+
+
 def without_branches(acceptance: Acceptance) -> Acceptance:
     return replace(acceptance, forks=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
 

@@ -21,6 +21,7 @@ from pat_jax.engine.device.lines import Counts
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
 from pat_jax.engine.device.sampling import uniform
 from pat_jax.engine.device.saying import Asked, asking, exiting
+from pat_jax.engine.device.verify_step import verify
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts, Pace
 from pat_jax.engine.layout.layout import Layout, ManualPartition, whole_on_each
 from pat_jax.engine.sequences.page_allocator import num_pages_for
@@ -228,7 +229,7 @@ class DecodeFunctions:
         def verifying(numbers: Array, tables: Array, moving: Moving) -> Moving:
             with jax.named_scope("draft"):
                 guess, moving = guessed(numbers, tables, moving)
-            return step.verifying(params, numbers, tables, guess, moving, room=room, own=own)
+            return verify(step, params, numbers, tables, guess, moving, room=room, own=own)
 
         return verifying
 

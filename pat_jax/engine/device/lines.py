@@ -56,7 +56,7 @@ class Counts(NamedTuple):
     right: Int[Array, "1 2 kinds places"]
     forks: Int[Array, "1 kinds kinds"]
     verified: Int[Array, " 1"]
-    by_source: Int[Array, "1 sources 2"]
+    by_source: Int[Array, "1 sources 3"]
 
     @classmethod
     def none(cls) -> "Counts":
@@ -132,14 +132,16 @@ class Counts(NamedTuple):
         source: Int[Array, " rows"],
         length: Int[Array, " rows"],
         accepted: Int[Array, " rows"],
+        *,
+        is_branch: bool,
     ) -> "Counts":
         """
         Args:
-          source: of each row's draft, see `planning.drafts.SOURCES`.
+          source: of each row's draft or branch, see `planning.drafts.SOURCES`.
           length: tokens of it that were verified.
           accepted: and of these, those that were said.
         """
-        more = jnp.stack([length, accepted], axis=1)
+        more = jnp.stack([length, accepted, accepted * is_branch], axis=1)
         return self._replace(by_source=self.by_source.at[0, source].add(more))
 
 

@@ -43,7 +43,7 @@ class RowsOutput(Protocol):
     def forks(self) -> np.ndarray: ...
 
     @property
-    def by_source(self) -> np.ndarray: ...  # int[groups, sources, 2]
+    def by_source(self) -> np.ndarray: ...  # int[groups, sources, 3]
 
     @property
     def verified(self) -> np.ndarray: ...

@@ -142,7 +142,7 @@ class BurstOutput:
     right: Int[Array | np.ndarray, "groups 2 kinds places"]
     forks: Int[Array | np.ndarray, "groups kinds kinds"]
     verified: Int[Array | np.ndarray, " groups"]
-    by_source: Int[Array | np.ndarray, "groups sources 2"]
+    by_source: Int[Array | np.ndarray, "groups sources 3"]
     runs: Runs  # of the rows that go on
 
 
