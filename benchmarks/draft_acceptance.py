@@ -130,7 +130,7 @@ def foretold(groups: Sequence[Group], record: Record, rules: Rules, trees: bool)
     steps = {
         n: verify(record, replace(rules, draft=n, branch=n * trees)) for n in range(1, MOST + 1)
     }
-    return Counted(np.array(tokens), steps, trees)
+    return Counted.of(np.array(tokens), steps, trees)
 
 
 def all_of(

@@ -12,7 +12,7 @@ import numpy as np
 
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Acceptance, Drafted
 from pat_jax.profiling.simulate.draft_counting import Steps
-from pat_jax.profiling.simulate.draft_runs import InRuns, counts_of
+from pat_jax.profiling.simulate.draft_runs import InRuns
 
 BURST = 32  # steps
 SHORT = 3  # tokens of a draft: from it too longer ones are foretold
@@ -36,34 +36,53 @@ def prior_of(counts: Sequence[Drafted]) -> Mapping[str, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """The steps of a set, with drafts of each length."""
+    """What came of a set, with drafts of each length."""
 
     tokens: np.ndarray  # of each group
-    steps: Mapping[int, Steps]  # by the tokens of a draft
+    steps: Mapping[int, np.ndarray]  # int[bursts, groups], by the tokens of a draft
+    # As `Drafted` has it but for sources, arrays with these two axes in front.
+    drafted: Mapping[int, Sequence[np.ndarray]]
     has_branches: bool = False  # of as many tokens
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, found: Mapping[int, Steps], has_branches: bool) -> "Counted":
+        """
+        Args:
+          tokens: of each group.
+          found: by the tokens of a draft.
+        """
+        steps, drafted, groups = {}, {}, len(tokens)
+        for draft, one in found.items():
+            known = InRuns.of(one, draft)
+            shape = 1 + int(known.step.max()) // BURST, groups
+            part = known.step // BURST * groups + known.group
+            counts = known.counts(draft, part, shape[0] * groups)
+            drafted[draft] = [x.reshape(*shape, *x.shape[1:]) for x in counts]
+            steps[draft] = np.bincount(part, minlength=shape[0] * groups).reshape(shape)
+        return cls(tokens, steps, drafted, has_branches)
 
     def among(self, groups: np.ndarray) -> "Counted":
         """These groups alone."""
-        steps = {n: x.of(np.isin(x.group, groups)) for n, x in self.steps.items()}
-        return replace(self, tokens=self.tokens[groups], steps=steps)
+        steps = {n: x[:, groups] for n, x in self.steps.items()}
+        drafted = {n: [y[:, groups] for y in x] for n, x in self.drafted.items()}
+        return Counted(self.tokens[groups], steps, drafted, self.has_branches)
 
     def came(self, draft: int) -> float:
         """Tokens accepted a step, in the mean."""
-        return self.tokens.sum() / len(self.steps[draft]) - 1
+        return self.tokens.sum() / self.steps[draft].sum() - 1
 
     def expected(self, known: Acceptance, draft: int) -> float:
         """The same as foretold."""
         return known.always(draft, draft if self.has_branches else 0) - 1
 
     def counts(self, draft: int) -> Drafted:
-        return counts_of(self.steps[draft], draft)
+        return Drafted(*(x.sum(axis=(0, 1)) for x in self.drafted[draft]))
 
     def bursts(self, draft: int) -> list[tuple[int, Drafted]]:
         """Steps of each burst and `counts`, in the order in which they run."""
-        known = InRuns.of(self.steps[draft], draft)
-        burst = known.step // BURST
-        masks = [burst == number for number in range(burst.max() + 1)]
-        return [(int(mask.sum()), known.counts(draft, mask)) for mask in masks]
+        by_burst = [x.sum(axis=1) for x in self.drafted[draft]]
+        steps = self.steps[draft].sum(axis=1).tolist()
+        return [(n, Drafted(*of)) for n, *of in zip(steps, *by_burst, strict=True) if n]
 
 
 def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted) -> dict:
@@ -81,7 +100,7 @@ def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted
         "before anything was seen": unseen.expected(Acceptance.unseen(), draft),
         "kinds of the prompts learned from": unseen.expected(learned, draft),
         "kinds of the runs that came": unseen.expected(of_these, draft),
-        "burst by burst": sum(expected) / len(unseen.steps[draft]),
+        "burst by burst": sum(expected) / unseen.steps[draft].sum(),
     }
 
 

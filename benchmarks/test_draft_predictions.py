@@ -64,13 +64,14 @@ def counted(num_groups: int) -> Counted:
     drafts = {
         n: verify(record, Rules(siblings=False, earlier=False, draft=n)) for n in (1, 2, SHORT, 8)
     }
-    return Counted(np.full(num_groups, len(response)), drafts)
+    return Counted.of(np.full(num_groups, len(response)), drafts, has_branches=False)
 
 
 def test_bursts_are_all_steps_in_their_order():
     whole = counted(3)
     bursts = whole.bursts(2)
-    assert sum(steps for steps, _ in bursts) == len(whole.steps[2])
+    assert sum(steps for steps, _ in bursts) == whole.steps[2].sum()
+    assert sum(counts.begun.sum() for _, counts in bursts) == whole.counts(2).begun.sum()
     assert [steps for steps, _ in bursts[:-1]] == [3 * BURST] * (len(bursts) - 1)
     assert bursts[0][1].begun[0] > bursts[-1][1].begun[0]  # at first nothing is found
 
@@ -79,7 +80,7 @@ def test_groups_are_counted_alone():
     whole = counted(4)
     half = whole.among(np.array([0, 3]))
     assert half.came(8) == whole.came(8)
-    for one, other in zip(half.counts(8), whole.counts(8), strict=True):
+    for one, other in zip(half.counts(8)[:5], whole.counts(8)[:5], strict=True):
         np.testing.assert_array_equal(2 * np.array(one), other)
 
 

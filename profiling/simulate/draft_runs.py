@@ -12,6 +12,7 @@ from pat_jax.profiling.simulate.draft_counting import Steps
 class InRuns(NamedTuple):
     """What the engine knows of each step (`engine/device/lines.py`), in the order of rows and their steps."""
 
+    group: np.ndarray
     step: np.ndarray  # of the lockstep
     accepted: np.ndarray
     begun: np.ndarray  # the kind of match with which its run began
@@ -36,29 +37,36 @@ class InRuns(NamedTuple):
         last = np.where(needed > 0, np.minimum(np.roll(place, 1) + draft + 1, MOST) - 1, -1)
         beside = np.searchsorted(MATCHES, steps.beside, side="right")
         branches = beside, steps.branched, steps.matched > 0
-        return cls(steps.step, steps.accepted, begun, place, goes_on, last, *branches)
+        return cls(steps.group, steps.step, steps.accepted, begun, place, goes_on, last, *branches)
 
-    def counts(self, draft: int, chosen: np.ndarray) -> Drafted:
-        """Of the steps that a mask chooses."""
-        tried, right = np.zeros((2, 2, KINDS, MOST), np.int64)
-        begun, place, accepted = (x[chosen] for x in (self.begun, self.place, self.accepted))
-        drafted = chosen & self.is_drafted
-        is_fork = drafted & (self.beside > 0) & (self.accepted == 0)
-        beside, branched = self.beside[is_fork], self.branched[is_fork]
+    def counts(self, draft: int, part: np.ndarray, parts: int) -> tuple[np.ndarray, ...]:
+        """Of parts of the steps: what `Drafted` has but for sources, with an axis for the parts in front.
+
+        Args:
+          part: int[steps], from 0.
+        """
+        tried, right = np.zeros((2, parts, 2, KINDS, MOST), np.int32)
+        (fork,) = np.nonzero(self.is_drafted & (self.beside > 0) & (self.accepted == 0))
         for turn in range(draft):
-            np.add.at(tried[DRAFTS], (begun, place + turn), accepted >= turn)
-            np.add.at(right[DRAFTS], (begun, place + turn), accepted > turn)
-            np.add.at(tried[BRANCHES, :, turn], beside, branched >= turn)
-            np.add.at(right[BRANCHES, :, turn], beside, branched > turn)
+            at = part, DRAFTS, self.begun, self.place + turn
+            np.add.at(tried, at, self.accepted >= turn)
+            np.add.at(right, at, self.accepted > turn)
+            at = part[fork], BRANCHES, self.beside[fork], turn
+            np.add.at(tried, at, self.branched[fork] >= turn)
+            np.add.at(right, at, self.branched[fork] > turn)
         # The token behind a draft that was right: of the run of the step before.
-        (at,) = np.nonzero(chosen & (self.last >= 0))
-        np.add.at(tried[DRAFTS], (self.begun[at - 1], self.last[at]), 1)
-        np.add.at(right[DRAFTS], (self.begun[at - 1], self.last[at]), self.goes_on[at])
-        runs = np.bincount(self.begun[chosen & ~self.goes_on], minlength=KINDS)
-        forks = np.zeros((KINDS, KINDS), np.int64)
-        np.add.at(forks, (self.begun[drafted], self.beside[drafted]), 1)
-        return Drafted(runs, tried, right, forks, draft * int(chosen.sum()))
+        (behind,) = np.nonzero(self.last >= 0)
+        at = part[behind], DRAFTS, self.begun[behind - 1], self.last[behind]
+        np.add.at(tried, at, 1)
+        np.add.at(right, at, self.goes_on[behind])
+        begun = np.zeros((parts, KINDS), np.int32)
+        np.add.at(begun, (part, self.begun), ~self.goes_on)
+        forks = np.zeros((parts, KINDS, KINDS), np.int32)
+        np.add.at(forks, (part, self.begun, self.beside), self.is_drafted)
+        return begun, tried, right, forks, draft * np.bincount(part, minlength=parts)
 
 
 def counts_of(steps: Steps, draft: int) -> Drafted:
-    return InRuns.of(steps, draft).counts(draft, np.ones(len(steps), bool))
+    """Of all of them."""
+    of_one = InRuns.of(steps, draft).counts(draft, np.zeros(len(steps), int), 1)
+    return Drafted(*(x[0] for x in of_one))
