@@ -13,7 +13,7 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
+from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.drafts import Acceptance
@@ -29,6 +29,9 @@ from pat_jax.profiling.simulate.machine import Machine
 KIND = "all-reduce"
 
 
+NO_SPECULATION = SpeculationConfig("none")
+
+
 @dataclass(frozen=True)
 class WhatIf:
     """What is other than in the profile."""
@@ -41,7 +44,8 @@ class WhatIf:
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
     check_every: int = 16
-    drafts: Drafts = NO_DRAFTS
+    speculation: SpeculationConfig = NO_SPECULATION  # drafts whose steps were measured
+    draft_model: ModelConfig | None = None  # that says them, where one does
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
@@ -56,12 +60,13 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
     """The profile's machine, changed.
 
     Args:
-      acceptance: what drafts are worth there; None: what is built in.
+      acceptance: what drafts are worth there; None: what is believed before any was seen.
 
     Raises:
       UserError: the profile lacks what the change needs, or no layout has room.
     """
     latency, splits = profile.latency, splits_of(profile.latency)
+    drafts = drafts_of(what_if.speculation, profile.subject.backend)
     if what_if.link_slowdown != 1:
         latency = with_slower_links(profile, what_if.link_slowdown)
     config = _config(profile, what_if)
@@ -87,8 +92,8 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
         runs_ahead=profile.subject.backend != "cpu",
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
-        drafts=what_if.drafts,
-        acceptance=(acceptance or Acceptance.unseen()) if what_if.drafts.budgets else None,
+        drafts=drafts,
+        acceptance=acceptance or Acceptance.unseen(is_said=drafts.is_said),
     )
 
 
@@ -227,19 +232,12 @@ def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
     chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
     count = subject.num_devices
     target = Target(subject.device_kind, chip, (1, count), count, 1)
+    most = drafts_of(what_if.speculation, subject.backend).most_tokens
     run = RunConfig(
         compute_dtype="float32" if subject.dtype == "float32" else "bfloat16",
         train=False,
         rollout=config,
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
-        speculation=_speculation(what_if.drafts),
+        speculation=replace(what_if.speculation, most_tokens=most),
     )
-    return by_arithmetic(Order.of(target, run, model_of(profile), (0,)))
-
-
-def _speculation(drafts: Drafts) -> SpeculationConfig:
-    if not drafts.budgets:
-        return SpeculationConfig("none")
-    return SpeculationConfig(
-        "suffix", drafts.longest, drafts.budgets, drafts.texts, drafts.most_tokens
-    )
+    return by_arithmetic(Order.of(target, run, model_of(profile), (0,), what_if.draft_model))

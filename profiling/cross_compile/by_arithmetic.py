@@ -109,7 +109,8 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
         without = replace(order, config=replace(config, train=False))
         yield [("--train false (the rollout alone, trained elsewhere)", without)]
     for machines in (roomier(target), larger(target)):
-        yield ((str(x), Order.of(x, config, order.model, order.depths)) for x in machines)
+        models = order.model, order.depths, order.draft_model
+        yield ((str(x), Order.of(x, config, *models)) for x in machines)
 
 
 def _longest_response(order: Order) -> int:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.latency.model import TEXTS
 from pat_jax.planning.types import Split
 
 
@@ -55,9 +57,28 @@ class Drafts:
         return self.longest if budget and not self.is_said else budget
 
     @property
+    def most(self) -> int:
+        """Tokens of the longest draft."""
+        return self.draft(self.budgets[-1]) if self.budgets else 0
+
+    @property
     def is_said(self) -> bool:
         """By a model, token by token: every row's draft is as long as the budget."""
         return self.exit_layer > 0 or self.has_model
+
+    def come_from(self, model: ModelConfig | None) -> str:
+        """What finds or says them, for people; equal where they take the same time.
+
+        Args:
+          model: a draft model's configuration, where one says them.
+        """
+        if self.exit_layer:
+            return f"the first {self.exit_layer} layers"
+        if model is None:
+            return TEXTS
+        heads = f"{model.num_heads} and {model.num_kv_heads} heads of {model.head_dim}"
+        sizes = f"{model.embed_dim} and {model.mlp_dim} wide, {heads}"
+        return f"a model of {model.num_layers} layers, {sizes}"
 
     def text_room(self, length: int, longest: int) -> int:
         """Columns of others' texts that a row of `length` tokens drafts from.
