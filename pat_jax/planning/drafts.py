@@ -144,6 +144,10 @@ class Acceptance:
     def reach(self) -> np.ndarray:
         """P(the first tokens of a run are right), float[kinds, 1 + MOST], of none first."""
         rate = (self.right + PRIOR_RUNS * _prior_right(self.is_said)) / (self.tried + PRIOR_RUNS)
+        if self.is_said:  # a model is taken to be as good at a token as at the one before it
+            for i in range(1, MOST):
+                right, tried = self.right[SAID, i], self.tried[SAID, i]
+                rate[SAID, i] = (right + PRIOR_RUNS * rate[SAID, i - 1]) / (tried + PRIOR_RUNS)
         return np.cumprod(np.pad(rate, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
 
     @property

@@ -14,6 +14,8 @@ from pat_jax.planning.drafts import (
     NONE_DRAFTED,
     PRIOR,
     PRIOR_BEGUN,
+    PRIOR_SAID,
+    SAID,
     Acceptance,
     Drafted,
 )
@@ -190,3 +192,19 @@ def test_a_change_of_policy_is_followed():
     bad = seen([of_kind(3, 500, 0)] * 40, good)
     assert good.reach[3, 4] > 0.9 and bad.reach[3, 1] < 0.1
     assert good.tokens(4, 4, 1) > 3 > bad.tokens(4, 4, 1)
+
+
+def test_a_model_is_taken_to_be_as_good_at_a_token_as_at_the_one_before_it():
+    """Where short drafts have been verified alone, longer ones are believed in no less."""
+    acceptance, before = Acceptance.unseen(is_said=True), PRIOR_SAID
+    np.testing.assert_allclose(acceptance.reach[SAID, :4], before ** np.arange(4))
+    begun, (tried, right) = np.zeros(KINDS, int), np.zeros((2, KINDS, MOST), int)
+    begun[SAID] = tried[SAID, 0] = 10_000
+    right[SAID, 0] = 9_000
+    first = acceptance.observed(Drafted(begun, tried, right, 10_000))
+    np.testing.assert_allclose(first.reach[SAID, :4], 0.9 ** np.arange(4), rtol=1e-3)
+    # And what is seen of the second one wins.
+    tried[SAID, 1], right[SAID, 1] = 9_000, 1_800
+    both = first.observed(Drafted(begun, tried, right, 19_000))
+    assert both.reach[SAID, 2] / both.reach[SAID, 1] == pytest.approx(0.2, rel=0.01)
+    assert first.tokens(3, 3, 1) > 3.4 > 2.3 > both.tokens(3, 3, 1)

@@ -90,3 +90,15 @@ def test_of_long_records_some_prompts_are_counted(monkeypatch):
     found = counted(*(Group("", [i], responses(i, 1), []) for i in range(5)))
     assert "2 responses to 2 prompts, 400 tokens (drawn from 5 prompts)" in found.origin
     assert found.origin == counted(*(Group("", [i], responses(i, 1), []) for i in range(5))).origin
+
+
+def test_of_drafts_that_a_model_says_the_acceptance_is_assumed_and_said():
+    found = DraftSources.said("early_exit:9", 0.7)
+    (source,) = found.known
+    assert found.of_every_rollout is source and source.acceptance.is_said
+    # 1 + p + p² …
+    assert source.alone(3) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    told = " ".join(found.words(7))
+    assert "as assumed: each token with a probability of 0.7" in told
+    assert "(--draft_acceptance)" in told and "from early_exit:9" in told
+    assert "--responses_file" not in told

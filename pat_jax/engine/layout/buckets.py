@@ -48,9 +48,11 @@ class Drafts:
     has_model: bool = False
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Budgets that bursts of so many rows of a group may have: the two largest for which there is
-        room. Fewer rows verify more for each, and what is compiled stays little."""
-        return tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)[-2:]
+        """Budgets that bursts of so many rows of a group may have, so few that little is compiled: the two
+        largest for which there is room, for fewer rows verify more for each; of drafts that a model
+        says the two smallest, for each token costs a pass, and the first are right most often."""
+        fitting = tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)
+        return fitting[:2] if self.is_said else fitting[-2:]
 
     def draft(self, budget: int) -> int:
         """Most tokens of a row's draft. Copied ones share the room of a step by what they are worth."""
