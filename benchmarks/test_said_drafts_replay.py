@@ -29,10 +29,15 @@ def test_a_draft_model_catches_up_once_behind_bursts_without_drafts_and_switches
     draft_model = Composer(kernels_for(Target.parse("h100:8")), preset("qwen3-0.6b"))
     call_s = draft_model.prefill_call(ALONE, 4096)  # of 2048 tokens
     plain, drafting = ran(NARROW, 0), ran(NARROW, 3)
-    known = ((), 0), ([plain], 0), ([drafting], 2), ([drafting, drafting], 2)
+    known: tuple[tuple[list[Ran], int], ...] = (
+        ([], 0),
+        ([plain], 0),
+        ([drafting], 2),
+        ([drafting, drafting], 2),
+    )
     # 800 tokens behind; 3200, of which there are 3000; another layout's cache is empty.
     known += ([drafting, plain, drafting], 3), ([drafting, *[plain] * 4, drafting], 4)
-    known += ([drafting, ran(WIDE, 3, held=9000.0)], 2 + 5)
+    known += (([drafting, ran(WIDE, 3, held=9000.0)], 2 + 5),)
     for bursts, calls in known:
         assert catching_up_s(bursts, draft_model) == pytest.approx(calls * call_s)
 

@@ -68,7 +68,7 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
     latency, splits = profile.latency, splits_of(profile.latency)
     drafts = drafts_of(what_if.speculation, profile.subject.backend)
     if what_if.link_slowdown != 1:
-        latency = with_slower_links(profile, what_if.link_slowdown)
+        latency = with_slower_links(profile, what_if.link_slowdown, drafts.exit_layer)
     config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
@@ -125,20 +125,28 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
     return "; ".join(words)
 
 
-def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
+def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
     """Every sum over TP devices, and every move of pages or weights, takes `factor` times as long.
 
     A layer sums twice over the devices of a group, the embedding once, rows x embed_dim numbers each;
     what one such sum takes was measured, and what it takes more is added to each step.
 
+    Args:
+      exit_layer: layers that say drafts in steps that verify some, token by token; 0: others do.
+
     Raises:
       UserError: the profile has no sums of a layout.
     """
     latency, sums = profile.latency, sums_of(profile)
+    of_drafts = sums_of(profile, exit_layer) if exit_layer else lambda split, rows: 0.0
     tokens = latency.prefill_blocks * latency.page_size
 
     def more(split: Split, tokens: int) -> float:
         return (factor - 1) * sums(split, tokens)
+
+    def more_of_drafts(split: Split, rows: int, budget: int) -> float:
+        said = (factor - 1) * budget * of_drafts(split, rows)
+        return more(split, rows * (1 + budget)) + said
 
     return replace(
         latency,
@@ -146,7 +154,7 @@ def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
             key: seconds + more(key[0], key[1]) for key, seconds in latency.decode_table.items()
         },
         verify_table={
-            key: seconds + more(key[0], key[1] * (1 + key[3]))
+            key: seconds + more_of_drafts(key[0], key[1], key[3])
             for key, seconds in latency.verify_table.items()
         },
         prefill_table={
@@ -165,11 +173,15 @@ def _times(table: Mapping, factor: float) -> dict:
     return {key: factor * seconds for key, seconds in table.items()}
 
 
-def sums_of(profile: Profile) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by tokens of a group: its rows, without drafts."""
+def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
+    """Seconds of all sums over devices in a decode step, by tokens of a group: its rows, without drafts.
+
+    Args:
+      layers: that it goes through; 0: all.
+    """
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
-    sums = 2 * model.num_layers + 1
+    sums = 2 * (layers or model.num_layers) + 1
     return lambda split, tokens: sums * curves[split](tokens * model.embed_dim * itemsize)
 
 

@@ -146,7 +146,7 @@ class TestSimulate:
             lengths=(64, 128, 256),
         )
         verify = {(*key, 3): 1.2 * seconds for key, seconds in latency.decode_table.items()}
-        latency = replace(latency, verify_table=verify, drafts_from="the first 1 layers")
+        latency = replace(latency, verify_table=verify, drafts_from="the first layer")
         path = tmp_path_factory.mktemp("profile") / "made-up.json"
         Profile(Subject("gpu", "made up", 8, asdict(TINY), "bfloat16", "0"), latency).save(path)
         return path
@@ -194,4 +194,4 @@ class TestSimulate:
         monkeypatch.setattr(sys, "argv", self.asked(profile))
         run_command(simulate.main)
         printed = capsys.readouterr().out
-        assert "drafts are from the first 1 layers, not from texts: none are made" in printed
+        assert "drafts are from the first layer, not from texts: none are made" in printed

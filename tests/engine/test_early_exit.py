@@ -97,11 +97,11 @@ def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
     split = next(iter(whole().engine.layouts))
     known = made_up_latency({split: 1.0}, {split: 0.1}, reslice=0.0, migrate_per_token=0.0)
     known = replace(known, verify_table={(split, 16, 64, 3): 2.0})
-    for source, is_kept in (("texts", False), ("the first 1 layers", True)):
+    for source, is_kept in (("texts", False), ("the first layer", True)):
         warmup = Warmup(whole().engine, known=replace(known, drafts_from=source))
         assert warmup.measured.decode_table == known.decode_table
         assert warmup.measured.verify_table == (known.verify_table if is_kept else {})
-        assert warmup.measured.drafts_from == "the first 1 layers"
+        assert warmup.measured.drafts_from == "the first layer"
 
 
 @cache

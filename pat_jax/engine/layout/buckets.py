@@ -75,7 +75,9 @@ class Drafts:
           model: a draft model's configuration, where one says them.
         """
         if self.exit_layer:
-            return f"the first {self.exit_layer} layers"
+            return (
+                f"the first {self.exit_layer} layers" if self.exit_layer > 1 else "the first layer"
+            )
         if model is None:
             return TEXTS
         heads = f"{model.num_heads} and {model.num_kv_heads} heads of {model.head_dim}"
