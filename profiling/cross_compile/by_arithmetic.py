@@ -102,15 +102,12 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     def of_rollout(**options: Any) -> Order:
         return replace(order, config=replace(config, rollout=replace(config.rollout, **options)))
 
+    def drafting(most_tokens: int) -> Order:
+        speculation = replace(config.speculation, most_tokens=most_tokens)
+        return replace(order, config=replace(config, speculation=speculation))
+
     if order.draft_model:
-        fewer = [(n, replace(config.speculation, most_tokens=n)) for n in MOST_TOKENS]
-        yield (
-            (
-                f"--speculation.most_tokens {n}",
-                replace(order, config=replace(config, speculation=x)),
-            )
-            for n, x in fewer
-        )
+        yield ((f"--speculation.most_tokens {n}", drafting(n)) for n in MOST_TOKENS)
     if config.rollout.weights == "auto":
         yield [("--weights int8", of_rollout(weights="int8"))]
     if (longest := _longest_response(order)) > 0:

@@ -198,13 +198,19 @@ class TestSaid:
 
     @pytest.mark.parametrize("dearer", [1.05, 1.3, 3.0])
     def test_a_clairvoyant_takes_the_cheapest_budget(self, dearer):
-        truth = said(0.6)
+        """Twelve rows in a bucket of sixteen: the room of the others is no use."""
+        truth, alike = said(0.6), Workload(np.full(12, 10), np.full(12, 120), CAP)
         machine = replace(TestClairvoyant.alone(drafting(truth, dearer)), check_every=8)
         step_s = machine.truth.decode_table[TP8, 16, 192]
         each = [step_s * dearer**n / sum(0.6**i for i in range(1 + n)) for n in (1, 3)]
-        prefill = replay(ALIKE, FixedLayout(TP8), machine).spent("prefill")
-        found = clairvoyant(ALIKE, machine).total_s
+        prefill = replay(alike, FixedLayout(TP8), machine).spent("prefill")
+        found = clairvoyant(alike, machine).total_s
         assert found == pytest.approx(prefill + 120 * min(step_s, *each))
+
+    def test_bursts_go_as_far_as_the_controller_has_pages_for(self):
+        for machine in (drafting(HALF), drafting(said(0.5))):
+            for budget in (0, *DRAFTS.budgets):
+                assert machine.pace(budget) == machine.shapes(CAP).pace(budget)
 
 
 class TestPlanner:
