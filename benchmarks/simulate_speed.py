@@ -40,9 +40,13 @@ TARGET, MODEL = "h100:8", "llama-3.1-8b"
 
 def machine_of(sequences: int, cap: int) -> Machine:
     target = Target.parse(TARGET)
-    asked = {"responses": sequences, "max_completion_length": cap}
-    without = SpeculationConfig("none")
-    config = PlanConfig(model=MODEL, target=TARGET, **asked, speculation=without)
+    config = PlanConfig(
+        model=MODEL,
+        target=TARGET,
+        responses=sequences,
+        max_completion_length=cap,
+        speculation=SpeculationConfig("none"),
+    )
     run: RunConfig = config.run(target)
     plant = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
     costs = costs_of(plant, None, Path("no tables"), "one-shot")

@@ -152,12 +152,11 @@ def _drafts(
     """
     asked, backend = config.speculation, profile.subject.backend
     wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
-    come_from = wanted.come_from
-    drafts, told = measured_drafts(wanted.drafts, come_from, profile.latency)
+    drafts, told = measured_drafts(wanted, profile.latency)
     if asked.source not in ("auto", "none") and not drafts.budgets:
         raise UserError(
             f"option --speculation.source is {asked.source!r}: the profile {config.profile} has no steps that "
-            f"verify drafts of --speculation.budgets ({' '.join(map(str, asked.budgets))}) from {come_from}; "
+            f"verify drafts of --speculation.budgets ({' '.join(map(str, asked.budgets))}) from {wanted.come_from}; "
             f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
             "option out."
         )

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
-from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.types import Split
@@ -16,6 +16,8 @@ from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
 from pat_jax.profiling.predict.kernels import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, error_of, kernels_for
+
+NOBODY = Drafter()  # drafts
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
     """
     order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
     if profile:
-        return profiled(profile, order, buckets, plant.drafter.drafts)
+        return profiled(profile, order, buckets, plant.drafter)
     kernels = kernels_for(
         order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
     )
@@ -60,7 +62,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         kernels.source,
         EXPLAINED[kernels.source],
         lambda split, tokens: composer.decode_links_s(tokens, split.tp),
-        (*_assumed(composer, plant, sums), *_drafts_assumed(drafts, draft)),
+        (*_assumed(composer, plant, sums), *_drafts_assumed(plant.drafter)),
         error_of(order.target.chip, kernels.source),
         drafts,
     )
@@ -92,18 +94,18 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
         )
 
 
-def _drafts_assumed(drafts: Drafts, draft_model: ModelConfig | None) -> Iterator[str]:
-    if not drafts.budgets:
+def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
+    if not drafter.drafts.budgets:
         return
     said = ""
-    if drafts.is_said:
-        said = f", and for each of its tokens of drafts a pass of {drafts.come_from(draft_model)}"
+    if drafter.drafts.is_said:
+        said = f", and for each of its tokens of drafts a pass of {drafter.come_from}"
     yield (
         "A step that verifies drafts is composed as one of as many tokens as it has room for, each "
         f"sequence's KV cache read once, and {1e6 * DRAFTING_S:.3g} us for finding drafts and taking them "
         f"over (assumed){said}. None was measured."
     )
-    if draft_model:
+    if drafter.policy:
         yield (
             "What the draft model computes to catch up with its policy, behind a stretch without drafts or "
             "a switch, is not in it."
@@ -111,7 +113,7 @@ def _drafts_assumed(drafts: Drafts, draft_model: ModelConfig | None) -> Iterator
 
 
 def profiled(
-    path: Path, order: Order, buckets: Buckets, drafts: Drafts = NO_DRAFTS
+    path: Path, order: Order, buckets: Buckets, drafter: Drafter = NOBODY
 ) -> SourcedLatency:
     """From a profile of the user's own; without drafts where it has no steps with them.
 
@@ -125,8 +127,7 @@ def profiled(
     notes = (f"Layouts that {path} has no times of are not planned.",) * (
         len(rows) < len(buckets.rows)
     )
-    wanted = drafts.come_from(order.draft_model)
-    drafts, told = measured_drafts(drafts, wanted, profile.latency)
+    drafts, told = measured_drafts(drafter, profile.latency)
     return SourcedLatency(
         profile.latency.on(rows, buckets.lengths),
         "profile",
@@ -138,14 +139,9 @@ def profiled(
     )
 
 
-def measured_drafts(
-    drafts: Drafts, come_from: str, latency: LatencyModel
-) -> tuple[Drafts, tuple[str, ...]]:
-    """Of those that are asked for, the ones whose steps were measured; and what is to be said of it.
-
-    Args:
-      come_from: see `Drafts.come_from`.
-    """
+def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
+    """Of those that are asked for, the ones whose steps were measured; and what is to be said of it."""
+    drafts, come_from = drafter.drafts, drafter.come_from
     if not drafts.budgets:
         return NO_DRAFTS, ()
     if latency.budgets and latency.drafts_from != come_from:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.latency.model import TEXTS
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import TEXTS, Split
 
 
 def ladder(smallest: int, largest: int) -> tuple[int, ...]:

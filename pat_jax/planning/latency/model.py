@@ -14,7 +14,7 @@ import numpy as np
 
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.step_model import Surface
-from pat_jax.planning.types import Ran, Reads, Split
+from pat_jax.planning.types import TEXTS, Ran, Reads, Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
@@ -22,7 +22,6 @@ TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table", "ve
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
 READS = "reads"  # and what of the KV cache its steps read
 DRAFTS_FROM = "drafts_from"  # and where the drafts are from that they verify
-TEXTS = "texts"  # that drafts are copied from
 
 
 def migration(

@@ -20,10 +20,9 @@ from pat_jax.planning.latency.model import (
     ROUNDS,
     SHAPE,
     TABLES,
-    TEXTS,
     LatencyModel,
 )
-from pat_jax.planning.types import Reads, Split
+from pat_jax.planning.types import TEXTS, Reads, Split
 
 VERSION = 3
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
