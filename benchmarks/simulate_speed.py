@@ -21,6 +21,7 @@ from statistics import median
 
 from pat_jax.common.devices import configure
 from pat_jax.config.run import RunConfig
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.presets import preset
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -39,7 +40,13 @@ TARGET, MODEL = "h100:8", "llama-3.1-8b"
 
 def machine_of(sequences: int, cap: int) -> Machine:
     target = Target.parse(TARGET)
-    config = PlanConfig(model=MODEL, target=TARGET, responses=sequences, max_completion_length=cap)
+    config = PlanConfig(
+        model=MODEL,
+        target=TARGET,
+        responses=sequences,
+        max_completion_length=cap,
+        speculation=SpeculationConfig("none"),
+    )
     run: RunConfig = config.run(target)
     plant = by_arithmetic(Order.of(target, run, preset(MODEL), (2, 4)))
     costs = costs_of(plant, None, Path("no tables"), "one-shot")

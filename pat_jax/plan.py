@@ -22,7 +22,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
 from pat_jax.config.command_line import dump, in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
-from pat_jax.engine.draft_choice import drafts_of
+from pat_jax.engine.draft_choice import drafter_of, shape_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.presets import preset
@@ -129,12 +129,14 @@ def question_of(config: PlanConfig, command: str) -> Question:
     check_context(lengths_asked, model.max_position, config.model)
     recorded = find_responses(config, model.vocab_size, encode_of(config.model))
     lengths = lengths_of(config, recorded)
-    order = Order.of(target, config.run(target), model, DEPTHS)
+    longest = config.max_prompt_length + config.max_completion_length
+    drafter = drafter_of(config.speculation, model, target.chip.platform, longest, shape_of)
+    draft_model = drafter.policy and drafter.policy.config
+    order = Order.of(target, config.run(target), model, DEPTHS, draft_model)
     check_room(order, config.model)
     plant = by_arithmetic(order)
     profile = Path(config.profile) if config.profile else None
-    drafts = drafts_of(config.speculation, target.chip.platform)
-    costs = costs_of(plant, profile, Path(config.data), config.sums, drafts)
+    costs = costs_of(plant, profile, Path(config.data), config.sums)
     return Question(
         command,
         config.model,
@@ -191,7 +193,12 @@ def compiled(config: PlanConfig, question: Question) -> Compilation:
             bar.update(done - bar.n)
 
         return compile_for(
-            order.target, question.run, order.model, layers=config.layers, progress=show
+            order.target,
+            question.run,
+            order.model,
+            draft_model=order.draft_model,
+            layers=config.layers,
+            progress=show,
         )
 
 

@@ -10,7 +10,7 @@ device. Options that take several values, separated by commas, are combined in e
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -24,8 +24,8 @@ from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import Cell, percent, text_table
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
-from pat_jax.engine.draft_choice import drafts_of
-from pat_jax.engine.layout.buckets import Drafts
+from pat_jax.engine.draft_choice import drafter_of, shape_of
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.planning.latency.profile import Profile, read_profile
 from pat_jax.profiling.capacity.costs import measured_drafts
 from pat_jax.profiling.capacity.recorded_responses import (
@@ -37,6 +37,7 @@ from pat_jax.profiling.capacity.recorded_responses import (
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
 from pat_jax.profiling.capacity.tables import SOURCE_HEADER, source_rows
 from pat_jax.profiling.capacity.what_if import (
+    NO_SPECULATION,
     WhatIf,
     machine_of,
     model_of,
@@ -44,8 +45,8 @@ from pat_jax.profiling.capacity.what_if import (
     unmeasured,
 )
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
-from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.run.plot import draw_rollout
 
 # Beside every layout: without drafts.
@@ -120,45 +121,57 @@ def simulate(config: Config = None, **options: Any) -> Simulated:
 
 def _simulated(config: SimulateConfig) -> Simulated:
     profile = read_profile(Path(config.profile))
-    recorded = find_responses(config, model_of(profile).vocab_size)
+    model = model_of(profile)
+    recorded = find_responses(config, model.vocab_size)
     lengths = lengths_of(config, recorded)
     for _, cap, *_ in config.cases():
         asked = {
             "prompt_tokens": longest_prompt(config, lengths),
             "max_completion_length": cap,
         }
-        check_context(asked, model_of(profile).max_position, config.profile)
+        check_context(asked, model.max_position, config.profile)
     configure(0)
-    drafts, sources, told = _drafts(config, profile, recorded)
-    answers = [answer(config, profile, lengths, drafts, sources, *case) for case in config.cases()]
+    longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
+    drafter, sources, told = _drafts(config, profile, recorded, longest)
+    answers = [answer(config, profile, lengths, drafter, sources, *case) for case in config.cases()]
     if config.out:
         write(Path(config.out), content(config, profile, lengths, answers) | {"drafts": told})
     return Simulated(config, profile, lengths, answers, told)
 
 
 def _drafts(
-    config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None
-) -> tuple[Drafts, TextSources | None, tuple[str, ...]]:
-    """Those that were measured of the ones asked for, their sources, and what is to be said of it."""
-    wanted = drafts_of(config.speculation, profile.subject.backend)
+    config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
+) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
+    """Those that were measured of the ones asked for, their sources, and what is to be said of it.
+
+    Args:
+      longest: tokens of the longest prompt and response.
+
+    Raises:
+      UserError: none of those that are insisted on were measured, or nobody can say them.
+    """
+    asked, backend = config.speculation, profile.subject.backend
+    wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
     drafts, told = measured_drafts(wanted, profile.latency)
-    if config.speculation.source == "suffix" and not drafts.budgets:
+    if asked.source not in ("auto", "none") and not drafts.budgets:
         raise UserError(
-            f"option --speculation.source is 'suffix': the profile {config.profile} has no steps that "
-            f"verify drafts of --speculation.budgets ({' '.join(map(str, wanted.budgets))}); measure them "
-            "with python -m pat_jax.profile --speculation.source suffix, or leave the option out."
+            f"option --speculation.source is {asked.source!r}: the profile {config.profile} has no steps that "
+            f"verify drafts of --speculation.budgets ({' '.join(map(str, asked.budgets))}) from {wanted.come_from}; "
+            f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
+            "option out."
         )
     least = min(length for _, _, length in profile.latency.decode_table)
     sources = sources_of(config, recorded, drafts, least)
-    return drafts, sources, (*told, *(sources.words(drafts.longest) if sources else ()))
+    told = (*told, *(sources.words(drafts.most) if sources else ()))
+    return Drafter(drafts, wanted.policy), sources, told
 
 
 def answer(
     config: SimulateConfig,
     profile: Profile,
     lengths: ResponseLengths,
-    drafts: Drafts,
-    sources: TextSources | None,
+    drafter: Drafter,
+    sources: DraftSources | None,
     responses: int,
     cap: int,
     link_slowdown: float,
@@ -174,6 +187,7 @@ def answer(
         config.seed,
     )
     series = Series(draw, config.rollouts, config.growth)
+    budgets = drafter.drafts.budgets
     what_if = WhatIf(
         responses,
         cap,
@@ -183,7 +197,8 @@ def answer(
         config.device_memory_gib,
         config.burst_steps,
         config.check_every,
-        drafts,
+        replace(config.speculation, budgets=budgets) if budgets else NO_SPECULATION,
+        drafter.policy and drafter.policy.config,
     )
     machine = machine_of(profile, what_if, sources and sources.of_every_rollout.acceptance)
     known = sources.known if sources else ()
@@ -240,7 +255,7 @@ def _gains(answers: Sequence[Answer]) -> str:
 
 
 def _by_source(answers: Sequence[Answer]) -> Iterator[str]:
-    """What drafts give, by what they are copied from; nothing where none are made."""
+    """What drafts give, by where they are from; nothing where none are made."""
     rows = [[str(one.what_if), *row] for one in answers for row in source_rows(one.comparison)]
     if rows:
         yield text_table(["what if", *SOURCE_HEADER], rows)

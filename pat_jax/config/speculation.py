@@ -56,6 +56,11 @@ class SpeculationConfig:
         )
 
     @property
+    def is_said(self) -> bool:
+        """By a model, token by token."""
+        return self.exit_layer > 0 or self.draft_model != ""
+
+    @property
     def exit_layer(self) -> int:
         """Layers of the policy that draft; 0 where they do not."""
         return int(self.source.removeprefix(EXIT)) if self.source.startswith(EXIT) else 0

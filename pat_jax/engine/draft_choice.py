@@ -4,18 +4,21 @@ Knows sizes. Does not know when drafts are made: that is the planner's.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from pat_jax.common.rules import require
-from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.config.speculation import MODEL, SpeculationConfig
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.policy import Policy
+from pat_jax.models.presets import PRESETS, preset
 
 # A step with so many tokens takes about as long to compute as to read the weights: bfloat16 on an H100,
 # 990 TFLOP/s over 3.35 TB/s, and on a TPU v5e, 197 over 0.82, are some 300 and 240 tokens.
@@ -39,10 +42,44 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     if config.source == "none":
         return NO_DRAFTS
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
-    is_said = config.exit_layer > 0 or config.draft_model != ""
-    texts = 0 if is_said else config.texts
+    texts = 0 if config.is_said else config.texts
     has_model = config.draft_model != ""
     return Drafts(config.budgets, config.longest, most, texts, config.exit_layer, has_model)
+
+
+def drafter_of(
+    config: SpeculationConfig,
+    model: ModelConfig,
+    platform: str,
+    max_length: int,
+    configuration: Callable[[str], ModelConfig] = check_checkpoint,
+) -> Drafter:
+    """The drafts that are asked for and who says them, whether they pay or not.
+
+    Args:
+      model: the policy's.
+      platform: as `jax.Device.platform` has it.
+      max_length: tokens of the longest prompt and response.
+      configuration: of the draft model that is named.
+
+    Raises:
+      UserError: a layer is to draft that the policy has not, or its last one; or a model of another
+        vocabulary or for shorter texts.
+    """
+    drafts = drafts_of(config, platform)
+    if drafts.exit_layer:
+        require(
+            drafts.exit_layer < model.num_layers,
+            "speculation.source",
+            config.source,
+            f"a layer from 1 to {model.num_layers - 1} behind early_exit:, for a model of "
+            f"{model.num_layers} layers",
+        )
+    if not drafts.has_model:
+        return Drafter(drafts)
+    own = configuration(config.draft_model)
+    _check_draft_model(config, own, model, max_length)
+    return Drafter(drafts, Policy.from_config(own))
 
 
 def wanted_drafts(
@@ -59,7 +96,6 @@ def wanted_drafts(
     """
     if config.source == "none":
         return DraftChoice(NO_DRAFTS, "speculation: none asked for")
-    drafts, layers = drafts_of(config, platform), policy.config.num_layers
     parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(policy.abstract(jnp.float32)))
     if config.source == "auto" and platform == "cpu" and parameters < SMALL_ON_CPU:
         return DraftChoice(
@@ -67,36 +103,42 @@ def wanted_drafts(
             f"speculation: none for {parameters / 1e6:.1f} M parameters on a CPU, where a step takes "
             "longer the more tokens it verifies (--speculation.source suffix makes drafts)",
         )
+    drafter = drafter_of(config, policy.config, platform, max_length)
+    words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"
+    return DraftChoice(drafter.drafts, f"{words}, where they are predicted to pay", drafter.policy)
+
+
+def _source_words(config: SpeculationConfig, drafter: Drafter, model: ModelConfig) -> str:
+    drafts, own = drafter.drafts, drafter.policy
     if drafts.exit_layer:
-        require(
-            drafts.exit_layer < layers,
-            "speculation.source",
-            config.source,
-            f"a layer from 1 to {layers - 1} behind early_exit:, for a model of {layers} layers",
-        )
-        reason = (
-            f"speculation: drafts of up to {drafts.budgets[-1]} tokens, said by the first "
-            f"{drafts.exit_layer} of {layers} layers, where they are predicted to pay"
-        )
-        return DraftChoice(drafts, reason)
-    if drafts.has_model:
-        own = _draft_model(config, policy, max_length)
-        reason = (
-            f"speculation: drafts of up to {drafts.budgets[-1]} tokens, said by {config.draft_model} "
-            f"({own.num_layers} layers), where they are predicted to pay"
-        )
-        return DraftChoice(drafts, reason, Policy.from_config(own))
-    return DraftChoice(
-        drafts,
-        f"speculation: drafts of up to {drafts.longest} tokens from a response's own text"
-        + " and others to its prompt" * (drafts.texts > 0)
-        + ", where they are predicted to pay",
+        said_by = f"the first {drafts.exit_layer} of {model.num_layers} layers"
+        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+    if own is not None:
+        said_by = f"{config.draft_model} ({own.config.num_layers} layers)"
+        return f"{drafts.budgets[-1]} tokens, said by {said_by}"
+    others = " and others to its prompt" * (drafts.texts > 0)
+    return f"{drafts.longest} tokens from a response's own text{others}"
+
+
+def shape_of(draft_model: str) -> ModelConfig:
+    """Of a checkpoint's folder or a built-in shape's name: enough where nothing is computed.
+
+    Raises:
+      UserError: it is neither.
+    """
+    if Path(draft_model).is_dir():
+        return check_checkpoint(draft_model)
+    expected = (
+        f"the folder of a checkpoint or a built-in shape behind {MODEL}: {', '.join(PRESETS)}"
     )
+    require(draft_model in PRESETS, "speculation.source", MODEL + draft_model, expected)
+    return preset(draft_model)
 
 
-def _draft_model(config: SpeculationConfig, policy: Policy, max_length: int) -> ModelConfig:
-    own = check_checkpoint(config.draft_model)
-    vocabulary, asked = policy.config.vocab_size, "speculation.source"
+def _check_draft_model(
+    config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int
+) -> None:
+    vocabulary, asked = policy.vocab_size, "speculation.source"
     require(
         own.vocab_size == vocabulary,
         asked,
@@ -111,4 +153,3 @@ def _draft_model(config: SpeculationConfig, policy: Policy, max_length: int) -> 
         f"a model for texts of {max_length} tokens, the longest prompt and response, and this one is for "
         f"{own.max_position}; take another, or allow shorter ones",
     )
-    return own

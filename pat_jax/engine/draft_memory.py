@@ -47,6 +47,10 @@ class Drafter:
     drafts: Drafts = NO_DRAFTS
     policy: Policy | None = None
 
+    @property
+    def come_from(self) -> str:
+        return self.drafts.come_from(self.policy and self.policy.config)
+
 
 def draft_bytes(
     model: ModelConfig,

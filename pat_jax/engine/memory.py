@@ -251,11 +251,17 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
     kept = [split for split in fitting if begin[split] <= memory.usable] or fitting
     return {
         split: f"its weights take {gib(memory.weights[split])} of a device, "
-        f"{gib(max(need, memory.held(split)))} with the training state and the smallest KV cache; "
-        f"{gib(memory.usable)} can be used"
+        f"{gib(max(need, memory.held(split)))} with the training state{_drafts_words(memory, split)} and the "
+        f"smallest KV cache; {gib(memory.usable)} can be used"
         for split, need in begin.items()
         if split not in kept
     }
+
+
+def _drafts_words(memory: MemoryModel, split: Split) -> str:
+    if not (drafted := memory.drafted(split)):
+        return ""
+    return f", drafts ({gib(drafted)}, less with a smaller --speculation.most_tokens)"
 
 
 def peak_bytes(devices: Iterable[Device]) -> int | None:

@@ -179,6 +179,11 @@ class Acceptance:
         """P(the first tokens of a run are right), of none first; and those of a branch, where the draft
         beside it is wrong from its first token on: float[2, kinds, 1 + MOST]."""
         rate = (self.right + PRIOR_RUNS * _prior_right(self.is_said)) / (self.tried + PRIOR_RUNS)
+        if self.is_said:  # a model is taken to be as good at a token as at the one before it
+            for i in range(1, MOST):
+                right, tried = (x[DRAFTS, SAID, i] for x in (self.right, self.tried))
+                before = rate[DRAFTS, SAID, i - 1]
+                rate[DRAFTS, SAID, i] = (right + PRIOR_RUNS * before) / (tried + PRIOR_RUNS)
         return np.cumprod(np.pad(rate, ((0, 0), (0, 0), (1, 0)), constant_values=1.0), axis=2)
 
     @property

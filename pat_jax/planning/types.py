@@ -12,6 +12,7 @@ OneWay = Literal["migrate", "recompute"]
 # What a decode step reads of the KV cache: as many tokens for every row as its length bucket has room
 # for, or those that each row holds.
 Reads = Literal["bucket", "held"]
+TEXTS = "texts"  # where drafts are from that no model says
 MIGRATE_ALL, RECOMPUTE_ALL = 0, 2**31 - 1  # see Plan.recompute_below
 WAYS: dict[int, Carry] = {MIGRATE_ALL: "migrate", RECOMPUTE_ALL: "recompute"}
 

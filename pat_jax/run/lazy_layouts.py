@@ -128,8 +128,9 @@ class LazyLayouts:
 
 
 def _filled(latency: LatencyModel, engine: RolloutEngine) -> LatencyModel:
-    buckets = engine.specs.buckets
-    return optimistic(latency.on(buckets.rows, buckets.lengths), buckets.rows, buckets.lengths)
+    rows, lengths = engine.specs.buckets.rows, engine.specs.buckets.lengths
+    known = latency.of_drafts_from(engine.specs.drafts_from)
+    return optimistic(known.on(rows, lengths), rows, lengths)
 
 
 def _compile_s(

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pat_jax.common.errors import UserError
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
@@ -15,6 +16,8 @@ from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
 from pat_jax.profiling.predict.kernels import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
 from pat_jax.profiling.predict.sources import EXPLAINED, error_of, kernels_for
+
+NOBODY = Drafter()  # drafts
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,7 @@ class SourcedLatency:
     drafts: Drafts = NO_DRAFTS  # those whose steps are known
 
 
-def costs_of(
-    plant: Plant, profile: Path | None, data: Path, sums: Sums, drafts: Drafts = NO_DRAFTS
-) -> SourcedLatency:
+def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> SourcedLatency:
     """What every load that the run of a plant may come to takes.
 
     Args:
@@ -40,11 +41,10 @@ def costs_of(
       data: a folder with `calibration/`, the kernel tables; where it is not there coefficients that
         ship stand for them.
       sums: how GPUs sum over NVLink.
-      drafts: that are asked for.
     """
     order, rollout, buckets = plant.order, plant.order.config.rollout, plant.buckets
     if profile:
-        return profiled(profile, order, buckets, drafts)
+        return profiled(profile, order, buckets, plant.drafter)
     kernels = kernels_for(
         order.target, data, weight_bytes=BYTES if rollout.weights == "auto" else 1, sums=sums
     )
@@ -54,12 +54,15 @@ def costs_of(
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
     )
+    drafts, draft = plant.drafter.drafts, order.draft_model
+    # Its weights are never quantized.
+    draft_model = draft and Composer(kernels_for(order.target, data, sums=sums), draft)
     return SourcedLatency(
-        composer.latency_model(buckets, drafts),
+        composer.latency_model(buckets, drafts, draft_model),
         kernels.source,
         EXPLAINED[kernels.source],
         lambda split, tokens: composer.decode_links_s(tokens, split.tp),
-        (*_assumed(composer, plant, sums), *_drafts_assumed(drafts)),
+        (*_assumed(composer, plant, sums), *_drafts_assumed(plant.drafter)),
         error_of(order.target.chip, kernels.source),
         drafts,
     )
@@ -91,17 +94,26 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
         )
 
 
-def _drafts_assumed(drafts: Drafts) -> Iterator[str]:
-    if drafts.budgets:
+def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
+    if not drafter.drafts.budgets:
+        return
+    said = ""
+    if drafter.drafts.is_said:
+        said = f", and for each of its tokens of drafts a pass of {drafter.come_from}"
+    yield (
+        "A step that verifies drafts is composed as one of as many tokens as it has room for, each "
+        f"sequence's KV cache read once, and {1e6 * DRAFTING_S:.3g} us for finding drafts and taking them "
+        f"over (assumed){said}. None was measured."
+    )
+    if drafter.policy:
         yield (
-            "A step that verifies drafts is composed as one of as many tokens as it has room for, each "
-            f"sequence's KV cache read once, and {1e6 * DRAFTING_S:.3g} us for finding drafts (assumed). "
-            "None was measured."
+            "What the draft model computes to catch up with its policy, behind a stretch without drafts or "
+            "a switch, is not in it."
         )
 
 
 def profiled(
-    path: Path, order: Order, buckets: Buckets, drafts: Drafts = NO_DRAFTS
+    path: Path, order: Order, buckets: Buckets, drafter: Drafter = NOBODY
 ) -> SourcedLatency:
     """From a profile of the user's own; without drafts where it has no steps with them.
 
@@ -115,7 +127,7 @@ def profiled(
     notes = (f"Layouts that {path} has no times of are not planned.",) * (
         len(rows) < len(buckets.rows)
     )
-    drafts, told = measured_drafts(drafts, profile.latency)
+    drafts, told = measured_drafts(drafter, profile.latency)
     return SourcedLatency(
         profile.latency.on(rows, buckets.lengths),
         "profile",
@@ -127,10 +139,14 @@ def profiled(
     )
 
 
-def measured_drafts(drafts: Drafts, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
+def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tuple[str, ...]]:
     """Of those that are asked for, the ones whose steps were measured; and what is to be said of it."""
+    drafts, come_from = drafter.drafts, drafter.come_from
     if not drafts.budgets:
         return NO_DRAFTS, ()
+    if latency.budgets and latency.drafts_from != come_from:
+        told = f"The profile's drafts are from {latency.drafts_from}, not from {come_from}: none are made."
+        return NO_DRAFTS, (told,)
     budgets = tuple(n for n in drafts.budgets if n in latency.budgets)
     if not budgets:
         return NO_DRAFTS, ("The profile has no steps that verify drafts: none are made.",)

@@ -133,7 +133,7 @@ def _sections(report: PlanReport) -> Iterator[str]:
         yield _section(
             "What drafts give",
             html_table(table),
-            source="By what they are copied from. None of these rollouts ran; what is taken for true of drafts "
+            source="By where they are from. None of these rollouts ran; what is taken for true of drafts "
             "stands at the end.",
         )
     switches = html_table(switch_table(report)) if report.comparison.traces[0].switches else ""

@@ -22,9 +22,10 @@ from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import MOST_RANK, LoraConfig
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.planning.drafts import PRIOR_SAID
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.draft_sources import check_draft_acceptance
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
-from pat_jax.profiling.simulate.text_sources import COPIED
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ class PlanConfig:
     responses_file: str = ""
     """Recorded responses, several to a prompt, a .jsonl, .json or .parquet file such as python -m
     pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
+    draft_acceptance: float = PRIOR_SAID
+    """How likely a token of a draft is right where those before it are, of drafts that a model says
+    (--speculation.source model:DIR or early_exit:LAYER); those that are copied are counted."""
     length_scale: float = 1.0
     """Times that responses are longer than the file or the distribution says."""
     num_generations: int = 8
@@ -141,7 +145,7 @@ class PlanConfig:
         check(self, "length_scale", positive(1000))
         check(self, "device_memory_gib", MEMORY_GIB)
         check(self, "seed", SEED)
-        check(self.speculation, "source", COPIED, "speculation.")
+        check_draft_acceptance(self.draft_acceptance, self.speculation)
         require(
             self.responses % self.num_generations == 0,
             "responses",

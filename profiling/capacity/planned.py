@@ -29,9 +29,9 @@ from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.cross_compile.plant import Plant
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.training.update_memory import UpdateOptions
 
 PROBABILITIES = (0.0, 0.01, 0.05, *(k / 10 for k in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999)
@@ -50,7 +50,7 @@ class Question:
     costs: SourcedLatency
     data: Path  # a folder that may hold kernel tables
     options: UpdateOptions
-    sources: TextSources | None = None  # what drafts are copied from; None: none are made
+    sources: DraftSources | None = None  # where drafts are from; None: none are made
 
     @property
     def run(self) -> RunConfig:
@@ -106,12 +106,23 @@ def planned(question: Question, compilation: Compilation | None) -> PlanReport:
         limits(comparison, machine),
         (
             *costs.notes,
-            *(sources.words(costs.drafts.longest) if sources else ()),
+            *(sources.words(costs.drafts.most) if sources else ()),
             *(updating.notes if updating else ()),
             *_notes(question),
+            *_shallow_drafts(question, compilation),
         ),
         tuple(_warnings(question, update)),
     )
+
+
+def _shallow_drafts(question: Question, compilation: Compilation | None) -> Iterator[str]:
+    programs = compilation.programs if compilation else ()
+    depths = [one.compiled_layers[0] for one in programs if one.budget and one.is_extrapolated]
+    if depths and question.costs.drafts.exit_layer >= depths[0]:
+        yield (
+            f"In compiled programs {depths[0] - 1} of the first {question.costs.drafts.exit_layer} layers say "
+            "drafts: what they send and compute lacks the others (--layers all has them)."
+        )
 
 
 def _learned(question: Question, comparison: Comparison) -> tuple[list[Workload], Split]:

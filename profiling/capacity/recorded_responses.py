@@ -14,11 +14,12 @@ from typing import Protocol
 import numpy as np
 
 from pat_jax.common.errors import UserError, shown
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.layout.buckets import Drafts, Pace
 from pat_jax.profiling.simulate.draft_counting import Group, Tokens
+from pat_jax.profiling.simulate.draft_sources import DraftSources
 from pat_jax.profiling.simulate.length_files import find_lengths
 from pat_jax.profiling.simulate.response_lengths import ResponseLengths
-from pat_jax.profiling.simulate.text_sources import TextSources
 from pat_jax.rl.row_files import Record, listed, read_records
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -66,6 +67,12 @@ class Asked(Protocol):
     def num_generations(self) -> int: ...
 
     @property
+    def draft_acceptance(self) -> float: ...
+
+    @property
+    def speculation(self) -> SpeculationConfig: ...
+
+    @property
     def check_every(self) -> int: ...
 
     @property
@@ -89,18 +96,20 @@ def lengths_of(config: Asked, recorded: RecordedResponses | None) -> ResponseLen
 
 def sources_of(
     config: Asked, recorded: RecordedResponses | None, drafts: Drafts, least: int
-) -> TextSources | None:
-    """What drafts are copied from in rollouts that are asked for; None: they have none.
+) -> DraftSources | None:
+    """Where drafts are from in rollouts that are asked for; None: they have none.
 
     Args:
       least: tokens of the shortest bucket of contexts.
     """
     if not drafts.budgets:
         return None
-    found = TextSources.built_in()
+    if drafts.is_said:
+        return DraftSources.said(config.speculation.source, config.draft_acceptance)
+    found = DraftSources.built_in()
     if recorded:
         steps = Pace.of(config.check_every, config.burst_steps, drafts.longest).burst_steps
-        found = TextSources.counted(recorded.name, recorded.groups, drafts, steps, least)
+        found = DraftSources.counted(recorded.name, recorded.groups, drafts, steps, least)
     return found.within(drafts, config.num_generations)
 
 

@@ -20,8 +20,9 @@ from pat_jax.common.rules import (
     require,
 )
 from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.planning.drafts import PRIOR_SAID
+from pat_jax.profiling.simulate.draft_sources import check_draft_acceptance
 from pat_jax.profiling.simulate.response_lengths import CORRELATION
-from pat_jax.profiling.simulate.text_sources import COPIED
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
 WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"
@@ -53,6 +54,9 @@ class SimulateConfig:
     responses_file: str = ""
     """Recorded responses as token ids, several to a prompt, a .jsonl, .json or .parquet file such as python -m
     pat_jax.generate writes: what drafts are worth is counted in them; empty takes what is built in."""
+    draft_acceptance: float = PRIOR_SAID
+    """How likely a token of a draft is right where those before it are, of drafts that a model says
+    (--speculation.source model:DIR or early_exit:LAYER); those that are copied are counted."""
     responses: str = "1024"
     """Responses of one rollout; several, separated by commas, are each replayed."""
     max_completion_length: str = "24576"
@@ -103,7 +107,7 @@ class SimulateConfig:
         check(self, "length_scale", positive(1000))
         check(self, "device_memory_gib", MEMORY_GIB)
         check(self, "seed", SEED)
-        check(self.speculation, "source", COPIED, "speculation.")
+        check_draft_acceptance(self.draft_acceptance, self.speculation)
 
     def cases(self) -> Iterator[tuple[int, int, float, float]]:
         """(responses, cap, link slowdown, host microseconds) of each question."""

@@ -131,7 +131,7 @@ def _gains(report: PlanReport) -> str:
 
 def _sources(report: PlanReport) -> Iterator[str]:
     if (table := source_table(report)) is not None:
-        yield "What drafts give, by what they are copied from\n" + text_table(*table)
+        yield "What drafts give, by where they are from\n" + text_table(*table)
 
 
 def _switches(report: PlanReport) -> Iterator[str]:

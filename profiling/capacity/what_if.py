@@ -13,7 +13,7 @@ import numpy as np
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
+from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.drafts import Acceptance
@@ -29,6 +29,9 @@ from pat_jax.profiling.simulate.machine import Machine
 KIND = "all-reduce"
 
 
+NO_SPECULATION = SpeculationConfig("none")
+
+
 @dataclass(frozen=True)
 class WhatIf:
     """What is other than in the profile."""
@@ -41,7 +44,8 @@ class WhatIf:
     device_memory_gib: float = 0.0  # 0: every sequence finds pages
     burst_steps: int = 256
     check_every: int = 16
-    drafts: Drafts = NO_DRAFTS
+    speculation: SpeculationConfig = NO_SPECULATION  # drafts whose steps were measured
+    draft_model: ModelConfig | None = None  # that says them, where one does
 
     def __str__(self) -> str:
         words = [f"{self.responses:,} responses, cap {self.cap:,}"]
@@ -56,14 +60,15 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
     """The profile's machine, changed.
 
     Args:
-      acceptance: what drafts are worth there; None: what is built in.
+      acceptance: what drafts are worth there; None: what is believed before any was seen.
 
     Raises:
       UserError: the profile lacks what the change needs, or no layout has room.
     """
     latency, splits = profile.latency, splits_of(profile.latency)
+    drafts = drafts_of(what_if.speculation, profile.subject.backend)
     if what_if.link_slowdown != 1:
-        latency = with_slower_links(profile, what_if.link_slowdown)
+        latency = with_slower_links(profile, what_if.link_slowdown, drafts.exit_layer)
     config = _config(profile, what_if)
     memory = None
     if what_if.device_memory_gib:
@@ -87,8 +92,8 @@ def machine_of(profile: Profile, what_if: WhatIf, acceptance: Acceptance | None 
         runs_ahead=profile.subject.backend != "cpu",
         has_pools=memory is not None,
         host_s_per_sequence=1e-6 * what_if.host_us,
-        drafts=what_if.drafts,
-        acceptance=(acceptance or Acceptance.unseen()) if what_if.drafts.budgets else None,
+        drafts=drafts,
+        acceptance=acceptance or Acceptance.unseen(is_said=drafts.is_said),
     )
 
 
@@ -120,20 +125,28 @@ def unmeasured(profile: Profile, machine: Machine) -> str:
     return "; ".join(words)
 
 
-def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
+def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> LatencyModel:
     """Every sum over TP devices, and every move of pages or weights, takes `factor` times as long.
 
     A layer sums twice over the devices of a group, the embedding once, rows x embed_dim numbers each;
     what one such sum takes was measured, and what it takes more is added to each step.
 
+    Args:
+      exit_layer: layers that say drafts in steps that verify some, token by token; 0: others do.
+
     Raises:
       UserError: the profile has no sums of a layout.
     """
     latency, sums = profile.latency, sums_of(profile)
+    of_drafts = sums_of(profile, exit_layer) if exit_layer else lambda split, rows: 0.0
     tokens = latency.prefill_blocks * latency.page_size
 
     def more(split: Split, tokens: int) -> float:
         return (factor - 1) * sums(split, tokens)
+
+    def more_of_drafts(split: Split, rows: int, budget: int) -> float:
+        said = (factor - 1) * budget * of_drafts(split, rows)
+        return more(split, rows * (1 + budget)) + said
 
     return replace(
         latency,
@@ -141,7 +154,7 @@ def with_slower_links(profile: Profile, factor: float) -> LatencyModel:
             key: seconds + more(key[0], key[1]) for key, seconds in latency.decode_table.items()
         },
         verify_table={
-            key: seconds + more(key[0], key[1] * (1 + key[3]))
+            key: seconds + more_of_drafts(key[0], key[1], key[3])
             for key, seconds in latency.verify_table.items()
         },
         prefill_table={
@@ -160,11 +173,15 @@ def _times(table: Mapping, factor: float) -> dict:
     return {key: factor * seconds for key, seconds in table.items()}
 
 
-def sums_of(profile: Profile) -> Callable[[Split, int], float]:
-    """Seconds of all sums over devices in a decode step, by tokens of a group: its rows, without drafts."""
+def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:
+    """Seconds of all sums over devices in a decode step, by tokens of a group: its rows, without drafts.
+
+    Args:
+      layers: that it goes through; 0: all.
+    """
     model, itemsize = model_of(profile), jnp.dtype(profile.subject.dtype).itemsize
     curves = {split: _sum_seconds(profile, split) for split in splits_of(profile.latency)}
-    sums = 2 * model.num_layers + 1
+    sums = 2 * (layers or model.num_layers) + 1
     return lambda split, tokens: sums * curves[split](tokens * model.embed_dim * itemsize)
 
 
@@ -227,19 +244,12 @@ def _plant(profile: Profile, config: RolloutConfig, what_if: WhatIf) -> Plant:
     chip = Chip(subject.device_kind, "cuda", limit, link="", links=0, **unknown)
     count = subject.num_devices
     target = Target(subject.device_kind, chip, (1, count), count, 1)
+    most = drafts_of(what_if.speculation, subject.backend).most_tokens
     run = RunConfig(
         compute_dtype="float32" if subject.dtype == "float32" else "bfloat16",
         train=False,
         rollout=config,
         algorithm=AlgorithmConfig(mini_batch_size=config.prompts_per_step),
-        speculation=_speculation(what_if.drafts),
+        speculation=replace(what_if.speculation, most_tokens=most),
     )
-    return by_arithmetic(Order.of(target, run, model_of(profile), (0,)))
-
-
-def _speculation(drafts: Drafts) -> SpeculationConfig:
-    if not drafts.budgets:
-        return SpeculationConfig("none")
-    return SpeculationConfig(
-        "suffix", drafts.longest, drafts.budgets, drafts.texts, drafts.most_tokens
-    )
+    return by_arithmetic(Order.of(target, run, model_of(profile), (0,), what_if.draft_model))

@@ -17,6 +17,7 @@ from pat_jax.profiling.predict.targets import Target, chips, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
 MOST_DEVICES = 256  # looked at for what would hold a model
+MOST_TOKENS = (128, 64, 32, 16, 8)  # looked at for what a draft model has pages for
 
 
 def by_arithmetic(order: Order) -> Plant:
@@ -64,10 +65,11 @@ def check_room(order: Order, name: str) -> None:
         return
     lacking = (needs.held(best) - needs.usable) / GIB
     training = f", training {needs.resident / GIB:.3g}" if order.config.train else ""
+    drafts = f", draft model {needs.drafted(best) / GIB:.3g}" if order.draft_model else ""
     raise UserError(
         f"option --model is {name!r}: no layout fits {order.target}; {best}, the smallest, needs "
         f"{needs.held(best) / GIB:.3g} GiB of a device (weights {needs.weights[best] / GIB:.3g}"
-        f"{training}, KV cache {needs.pool(best) / GIB:.3g} for one response of full length), "
+        f"{training}, KV cache {needs.pool(best) / GIB:.3g} for one response of full length{drafts}), "
         f"{lacking:.3g} GiB more than the {needs.usable / GIB:.3g} that can be used; "
         f"{_advice(list(what_fits(order)))}."
     )
@@ -100,6 +102,12 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     def of_rollout(**options: Any) -> Order:
         return replace(order, config=replace(config, rollout=replace(config.rollout, **options)))
 
+    def drafting(most_tokens: int) -> Order:
+        speculation = replace(config.speculation, most_tokens=most_tokens)
+        return replace(order, config=replace(config, speculation=speculation))
+
+    if order.draft_model:
+        yield ((f"--speculation.most_tokens {n}", drafting(n)) for n in MOST_TOKENS)
     if config.rollout.weights == "auto":
         yield [("--weights int8", of_rollout(weights="int8"))]
     if (longest := _longest_response(order)) > 0:
@@ -109,7 +117,8 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
         without = replace(order, config=replace(config, train=False))
         yield [("--train false (the rollout alone, trained elsewhere)", without)]
     for machines in (roomier(target), larger(target)):
-        yield ((str(x), Order.of(x, config, order.model, order.depths)) for x in machines)
+        models = order.model, order.depths, order.draft_model
+        yield ((str(x), Order.of(x, config, *models)) for x in machines)
 
 
 def _longest_response(order: Order) -> int:

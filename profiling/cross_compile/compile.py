@@ -72,6 +72,7 @@ def compile_for(
     config: RunConfig,
     model: ModelConfig,
     *,
+    draft_model: ModelConfig | None = None,
     layers: Literal["few", "all"] = "few",
     progress: Progress | None = None,
     folder: Path = PLAN_DIR,
@@ -81,6 +82,7 @@ def compile_for(
 
     Args:
       config: what of a run decides programs: lengths, sequences, pages, dtype, training.
+      draft_model: that says drafts, where one does.
       layers: "few" compiles models of two and of four layers and takes every number to be affine in
         the layers; "all" compiles the whole model.
       progress: told after each program.
@@ -91,7 +93,8 @@ def compile_for(
       UserError: the compiler is not installed, refuses the target, or died; or no layout divides
         the model.
     """
-    order = Order.of(target, config, model, DEPTHS if layers == "few" else (0,))
+    depths = DEPTHS if layers == "few" else (0,)
+    order = Order.of(target, config, model, depths, draft_model)
     versions = installed(target)
     content = {"order": order.to_json(), "versions": versions}
     name = hashlib.sha256(json.dumps([content, _sources()], sort_keys=True).encode()).hexdigest()

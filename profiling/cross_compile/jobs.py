@@ -10,6 +10,7 @@ from itertools import pairwise
 import jax
 
 from pat_jax.engine.device.programs import Key, ProgramTable
+from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import Split
@@ -38,7 +39,8 @@ def jobs_of(plant: Plant) -> list[CompileJob]:
 
 def _rollout_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
     """The largest bucket of each program; switches between neighbours, which stand for all."""
-    functions = replace(plant.specs.functions, policy=plant.policy_of(model))
+    drafts = _within(plant.drafter.drafts, plant.order.depths)
+    functions = replace(plant.specs.functions, policy=plant.policy_of(model), drafts=drafts)
     specs, table = replace(plant.specs, functions=functions), ProgramTable()
     specs.declare(table)
     layouts, buckets = plant.layouts, plant.buckets
@@ -63,9 +65,17 @@ def _rollout_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
     return [_job(table, keys, model.num_layers) for keys in found if keys]
 
 
+def _within(drafts: Drafts, depths: Sequence[int]) -> Drafts:
+    """Layers that say drafts have to be fewer than the shallowest model has; as many at every depth, so that
+    numbers are affine in the layers."""
+    return replace(drafts, exit_layer=min(drafts.exit_layer, max(1, depths[0] - 1)))
+
+
 def _verifying(plant: Plant, split: Split, length: int) -> list[Key]:
     """Of the bursts with drafts that which verifies most tokens, of most rows; it stands for all."""
-    shapes = [(n, budget) for n in plant.buckets.rows[split] for budget in plant.drafts.of(n)]
+    shapes = [
+        (n, budget) for n in plant.buckets.rows[split] for budget in plant.drafter.drafts.of(n)
+    ]
     if not shapes:
         return []
     rows, budget = max(shapes, key=lambda shape: (shape[0] * (1 + shape[1]), shape[0]))

@@ -6,7 +6,7 @@ Knows how the parts of a run are put together. Does not know what of it is compi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,10 +15,11 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.decode import DecodeFunctions
+from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_per_group
 from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.draft_memory import Drafter
-from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.memory import (
     kv_bytes,
@@ -45,10 +46,16 @@ class Order:
     config: RunConfig
     model: ModelConfig
     depths: tuple[int, ...]  # layers of the models that are compiled
+    draft_model: ModelConfig | None = None  # whole at every depth
 
     @classmethod
     def of(
-        cls, target: Target, config: RunConfig, model: ModelConfig, depths: Sequence[int]
+        cls,
+        target: Target,
+        config: RunConfig,
+        model: ModelConfig,
+        depths: Sequence[int],
+        draft_model: ModelConfig | None = None,
     ) -> "Order":
         """Only what a program depends on; `depths` of 0 is the whole model."""
         kept = {
@@ -62,7 +69,7 @@ class Order:
         multiple = math.lcm(model.vocab_multiple, target.num_devices)
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         model = replace(model, vocab_multiple=multiple)
-        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)))
+        return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -70,18 +77,28 @@ class Order:
             "config": asdict(self.config),
             "model": asdict(self.model),
             "depths": list(self.depths),
+            "draft_model": self.draft_model and asdict(self.draft_model),
         }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Order":
-        config, model = _with_tuples(content["config"]), dict(content["model"])
+        config, draft = _with_tuples(content["config"]), content["draft_model"]
         for field in fields(RunConfig):
             if isinstance(section := config[field.name], Mapping):
                 config[field.name] = type(getattr(RunConfig(), field.name))(**_with_tuples(section))
-        if model["rope_scaling"]:
-            model["rope_scaling"] = RopeScaling(**model["rope_scaling"])
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
-        return cls(target, RunConfig(**config), ModelConfig(**model), depths)
+        models = _model(content["model"]), draft and _model(draft)
+        return cls(target, RunConfig(**config), models[0], depths, models[1])
+
+
+def _model(fields: Mapping[str, Any]) -> ModelConfig:
+    scaling = fields["rope_scaling"]
+    return ModelConfig(**{**fields, "rope_scaling": scaling and RopeScaling(**scaling)})
+
+
+@cache  # a plan looks at several plants with the same one
+def _draft_policy(model: ModelConfig) -> Policy:
+    return Policy.from_config(model)
 
 
 def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,10 +155,12 @@ class Plant:
         """The shapes that a run's programs are compiled for."""
         return Buckets.of(tuple(self.layouts), self.capacity, self.order.config.rollout)
 
-    @property
-    def drafts(self) -> Drafts:
-        """That bursts may verify there."""
-        return drafts_of(self.order.config.speculation, self.order.target.chip.platform)
+    @cached_property
+    def drafter(self) -> Drafter:
+        """Of the drafts that bursts may verify there."""
+        order = self.order
+        drafts = drafts_of(order.config.speculation, order.target.chip.platform)
+        return Drafter(drafts, order.draft_model and _draft_policy(order.draft_model))
 
     @cached_property
     def whole_trainer(self) -> Trainer:
@@ -169,7 +188,7 @@ class Plant:
             self.dtype,
             limit=self.limit,
             resident=self.resident,
-            drafter=Drafter(self.drafts),
+            drafter=self.drafter,
         )
 
     @cached_property
@@ -180,7 +199,7 @@ class Plant:
 
     @cached_property
     def specs(self) -> ProgramSpecs:
-        config, policy = self.order.config.rollout, self.policy
+        config, policy, drafter = self.order.config.rollout, self.policy, self.drafter
         without_memory = layouts_without_memory(self.alone, config)
         kept = {split: x for split, x in self.layouts.items() if split not in without_memory}
         pages = dict(self.alone.pages)
@@ -192,7 +211,7 @@ class Plant:
                 self.dtype,
                 limit=self.limit,
                 resident=self.resident,
-                drafter=Drafter(self.drafts),
+                drafter=self.drafter,
             )
             most = room // page_bytes(policy.config, config.page_size, self.dtype)
             pages |= pages_per_group(
@@ -205,7 +224,8 @@ class Plant:
             config.check_every,
             config.burst_steps,
             config.max_logprobs,
-            self.drafts,
+            drafter.drafts,
+            drafter.policy,
         )
         return ProgramSpecs(
             functions,
@@ -214,6 +234,15 @@ class Plant:
             config.page_size,
             pages,
             config.prefill_blocks,
+            draft_specs=drafter.policy
+            and DraftSpecs(
+                drafter.policy,
+                self.dtype,
+                self.buckets,
+                drafter.drafts,
+                config.page_size,
+                config.prefill_blocks,
+            ),
         )
 
 

@@ -72,8 +72,11 @@ class Warmup:
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
         self.runs, self.progress, self.recheck = runs, progress, recheck
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
+        self.drafts_from = self.specs.drafts_from
+        if known and not self.specs.drafts.budgets:
+            self.drafts_from = known.drafts_from  # what is known of others' drafts is kept
         if known:
-            self.known |= self._usable(known)
+            self.known |= self._usable(known.of_drafts_from(self.drafts_from))
         self.done = 0
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
@@ -110,6 +113,7 @@ class Warmup:
             page_size=self.specs.page_size,
             round_tokens=self._round_tokens,
             reads=self.specs.reads,
+            drafts_from=self.drafts_from,
         )
 
     def measure(

@@ -12,10 +12,13 @@ The KV cache is taken to fit.
 A step that verifies drafts is one of as many tokens as it has room for, whose attention reads the cache of each
 row once; what the further queries of a row compute comes on top, at the rate of a prefill's. `DRAFTING_S` is
 assumed for what finds drafts, ranks them and takes over what was right: many kernels with little to do, since a
-text has four bytes where the cache has some hundred thousand. A decode step has none of these.
+text has four bytes where the cache has some hundred thousand. A decode step has none of these. Where a model
+says drafts, the step begins with a pass for each token of the budget, every row live: of the policy's first layers,
+as a decode step of so many, with the matrix of the exit head; or of a draft model, whole on each device, which takes
+two tokens of a row and draws one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -40,6 +43,8 @@ PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens
 PAGE_SIZE = RolloutConfig().page_size
 ROUND_TOKENS = SIZES[0] * PAGE_SIZE
+
+StepSeconds = Callable[[Split, int, int], float]  # of a step, by rows of a group and length
 
 
 @dataclass(frozen=True)
@@ -109,14 +114,18 @@ class Composer:
         waiting_ms = 1e3 * waiting_s(self.kernels.chip, tp)
         return self.kernels.all_reduce(tp, tokens * self.model.embed_dim) + waiting_ms
 
-    def decode_links_s(self, tokens: int, tp: int) -> float:
-        """What its links add to a step: two sums a layer, one embedding, the logits."""
+    def decode_links_s(self, tokens: int, tp: int, layers: int | None = None) -> float:
+        """What its links add to a step: two sums a layer, one embedding, the logits.
+
+        Args:
+          layers: that it goes through; all where not given.
+        """
         if tp == 1:
             return 0.0
         one, logits = self._sum_ms(tokens, tp), tokens * self.model.padded_vocab_size
         layer = added(self.kernels.chip, 2 * one, self.products_ms(tokens, tp))
         gather = self.kernels.all_gather(tp, logits * LOGIT_BYTES // BYTES)
-        return (self.model.num_layers * layer + one + gather) / 1e3
+        return ((layers or self.model.num_layers) * layer + one + gather) / 1e3
 
     def prefill_links_s(self, tp: int) -> float:
         """Seconds of the sums of a prefill call. Its products do not wait for memory, so they come on top."""
@@ -131,16 +140,38 @@ class Composer:
         return self.verify_step(split, rows, length, 0)
 
     def verify_step(self, split: Split, rows: int, length: int, budget: int) -> float:
-        """A step with room for `budget` tokens of drafts for each row, all of it used."""
-        model, tp, tokens = self.model, split.tp, rows * (1 + budget)
-        layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, budget, tp)
+        """A step with room for `budget` tokens of drafts for each row, all of it used; who says the
+        drafts is not in it."""
+        each = 1 + budget
+        seconds = self._pass_s(split.tp, rows, length, each=each, drawn=each)
+        return seconds + DRAFTING_S * (budget > 0)
+
+    def _pass_s(
+        self, tp: int, rows: int, length: int, *, each: int, drawn: int, layers: int | None = None
+    ) -> float:
+        """Through the first `layers`, or all where not given, and the head.
+
+        Args:
+          each: tokens of each row.
+          drawn: of these, the ones whose next is drawn.
+        """
+        model, tokens = self.model, rows * each
+        layers = layers or model.num_layers
+        layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, each - 1, tp)
         layer += 1e3 * self.unlisted.layer
         vocab = model.padded_vocab_size
-        head = self.kernels.gemm(tokens, vocab // tp, model.embed_dim)
-        on_device = (model.num_layers * layer + head) / 1e3 + self.sampling_s(tokens, vocab)
-        if budget:
-            on_device += DRAFTING_S
-        return on_device + self.decode_links_s(tokens, tp) + self.unlisted.row * tokens
+        head = self.kernels.gemm(rows * drawn, vocab // tp, model.embed_dim)
+        on_device = (layers * layer + head) / 1e3 + self.sampling_s(rows * drawn, vocab)
+        return on_device + self.decode_links_s(tokens, tp, layers) + self.unlisted.row * tokens
+
+    def early_exit(self, split: Split, rows: int, length: int, layers: int) -> float:
+        """A pass that says one token of each row's draft, through the first `layers` and the exit head."""
+        seconds = self._pass_s(split.tp, rows, length, each=1, drawn=1, layers=layers)
+        return seconds + self.kernels.gemm(rows, self.model.embed_dim, self.model.embed_dim) / 1e3
+
+    def asked(self, rows: int, length: int) -> float:
+        """A pass of this model that says one token of each row's draft of another one."""
+        return self._pass_s(1, rows, length, each=2, drawn=1)
 
     def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
         """One layer's attention of a step on one device."""
@@ -190,10 +221,10 @@ class Composer:
         return sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
 
     def _steps(
-        self, split: Split, rows: Sequence[int], lengths: Sequence[int], budget: int
+        self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds
     ) -> dict[tuple[Split, int, int], float]:
         """Times at every bucket; a larger one never costs less than a smaller one."""
-        step = np.array([[self.verify_step(split, n, m, budget) for m in lengths] for n in rows])
+        step = np.array([[seconds(split, n, m) for m in lengths] for n in rows])
         step = np.maximum.accumulate(np.maximum.accumulate(step, axis=0), axis=1)
         return {
             (split, n, m): float(step[i, j])
@@ -201,14 +232,40 @@ class Composer:
             for j, m in enumerate(lengths)
         }
 
-    def latency_model(self, buckets: Buckets, drafts: Drafts = NO_DRAFTS) -> LatencyModel:
+    def _drafted_step(
+        self, drafts: Drafts, draft_model: "Composer | None", budget: int
+    ) -> StepSeconds:
+        """A step that verifies drafts, with what it takes to say them."""
+
+        def seconds(split: Split, rows: int, length: int) -> float:
+            said = 0.0
+            if drafts.exit_layer:
+                said = self.early_exit(split, rows, length, drafts.exit_layer)
+            elif draft_model:
+                said = draft_model.asked(rows, length)
+            return self.verify_step(split, rows, length, budget) + budget * said
+
+        return seconds
+
+    def latency_model(
+        self,
+        buckets: Buckets,
+        drafts: Drafts = NO_DRAFTS,
+        draft_model: "Composer | None" = None,
+    ) -> LatencyModel:
+        """
+        Args:
+          draft_model: on the same chips; where one says drafts.
+        """
+        assert drafts.has_model == (draft_model is not None), "who says drafts"
         splits, lengths = tuple(buckets.rows), buckets.lengths
         decode, verify = {}, {}
         for split, rows in buckets.rows.items():
-            decode |= self._steps(split, rows, lengths, 0)
+            decode |= self._steps(split, rows, lengths, self.decode_step)
             for budget in drafts.budgets:
                 verifying = [n for n in rows if budget in drafts.of(n)]
-                steps = self._steps(split, verifying, lengths, budget) if verifying else {}
+                drafted = self._drafted_step(drafts, draft_model, budget)
+                steps = self._steps(split, verifying, lengths, drafted) if verifying else {}
                 verify |= {(*at, budget): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
         rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
@@ -225,6 +282,7 @@ class Composer:
             round_tokens=self.round_tokens,
             reads=self.reads,
             verify_table=verify,
+            drafts_from=drafts.come_from(draft_model and draft_model.model),
         )
 
 

@@ -18,10 +18,10 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Ran, Split
+from pat_jax.profiling.simulate.draft_sources import DraftSource
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
-from pat_jax.profiling.simulate.text_sources import TextSource
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"
 SumSeconds = Callable[
@@ -162,7 +162,7 @@ def compare(
     lengths: ResponseLengths,
     series: Series,
     sum_seconds: SumSeconds | None = None,
-    sources: Sequence[TextSource] = (),
+    sources: Sequence[DraftSource] = (),
 ) -> Comparison:
     """Replays every rollout of a series.
 
@@ -205,7 +205,8 @@ def _drafting(
     machine: Machine,
     sum_seconds: SumSeconds | None,
 ) -> System:
-    one = replace(planner, acceptance=Acceptance.unseen(), draft=machine.drafts.longest)
+    believed = Acceptance.unseen(is_said=machine.drafts.is_said)
+    one = replace(planner, acceptance=believed, draft=machine.drafts.longest)
     return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
 
 

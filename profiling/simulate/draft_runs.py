@@ -46,19 +46,20 @@ class InRuns(NamedTuple):
           part: int[steps], from 0.
         """
         tried, right = np.zeros((2, parts, 2, KINDS, MOST), np.int32)
+        of_drafts, of_branches = ([x[:, one] for x in (tried, right)] for one in (DRAFTS, BRANCHES))
         (fork,) = np.nonzero(self.is_drafted & (self.beside > 0) & (self.accepted == 0))
         for turn in range(draft):
-            at = part, DRAFTS, self.begun, self.place + turn
-            np.add.at(tried, at, self.accepted >= turn)
-            np.add.at(right, at, self.accepted > turn)
-            at = part[fork], BRANCHES, self.beside[fork], turn
-            np.add.at(tried, at, self.branched[fork] >= turn)
-            np.add.at(right, at, self.branched[fork] > turn)
+            at = part, self.begun, self.place + turn
+            np.add.at(of_drafts[0], at, self.accepted >= turn)
+            np.add.at(of_drafts[1], at, self.accepted > turn)
+            at = part[fork], self.beside[fork], np.full_like(fork, turn)
+            np.add.at(of_branches[0], at, self.branched[fork] >= turn)
+            np.add.at(of_branches[1], at, self.branched[fork] > turn)
         # The token behind a draft that was right: of the run of the step before.
         (behind,) = np.nonzero(self.last >= 0)
-        at = part[behind], DRAFTS, self.begun[behind - 1], self.last[behind]
-        np.add.at(tried, at, 1)
-        np.add.at(right, at, self.goes_on[behind])
+        at = part[behind], self.begun[behind - 1], self.last[behind]
+        np.add.at(of_drafts[0], at, 1)
+        np.add.at(of_drafts[1], at, self.goes_on[behind])
         begun = np.zeros((parts, KINDS), np.int32)
         np.add.at(begun, (part, self.begun), ~self.goes_on)
         forks = np.zeros((parts, KINDS, KINDS), np.int32)

@@ -1,9 +1,11 @@
 """What the rows of a burst with drafts do: how many tokens they say, in how many steps, of which runs.
 
-On average: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
+On average, and of drafts that are copied: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
 divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
 of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
 than another, and how many are live is looked at once in `check_every` steps.
+
+A draft that a model says is as long as the budget in every row, and a run of its own.
 
 Tokens are whole. Of what a row is owed in a burst, parts of a token are kept for its next ones; each
 begins with another part, so that those of a group do not say their extra tokens in the same step. So a
@@ -17,7 +19,7 @@ import numpy as np
 
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.planning.drafts import DRAFTS, NO_SOURCES, Acceptance, Ways
+from pat_jax.planning.drafts import DRAFTS, KINDS, MOST, NO_SOURCES, SAID, Acceptance, Ways
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -69,14 +71,16 @@ class DraftedRows:
         counts = expected.counted(float(said.sum()), drafted)
         return Went(steps, said, live_steps, pages, self._whole(counts))
 
-    def _expected(self, burst: Burst) -> "_Expected":
+    def _expected(self, burst: Burst) -> "_Copied | _Said":
         acceptance = self.machine.acceptance
         assert acceptance is not None and burst.reach is not None, "a burst with drafts"
         _, rows, _, budget = burst.shape
+        if acceptance.is_said:
+            return _Said(acceptance.reach[DRAFTS, SAID, : 1 + budget])
         if self._ways is None or self._ways[0] is not burst.reach:
             ways = acceptance.ways(self.machine.drafts.longest, burst.reach)
             self._ways = burst.reach, ways
-        return _Expected(acceptance, self._ways[1], rows * (1 + budget))
+        return _Copied(acceptance, self._ways[1], rows * (1 + budget))
 
     def _lacking(
         self, said: np.ndarray, pages: np.ndarray, is_live: np.ndarray, ahead: int
@@ -111,7 +115,7 @@ class DraftedRows:
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _Copied:
     """What groups do in a step on average, by how many of their rows are live."""
 
     acceptance: Acceptance
@@ -142,3 +146,25 @@ class _Expected:
         tried = came * reach[..., :-1]
         tried[:, 0] = 0.0  # without a match nothing is there to be right
         return [begun, tried, came * reach[..., 1:], beside, np.array(drafted), NO_SOURCES]
+
+
+@dataclass(frozen=True)
+class _Said:
+    """The same of drafts that a model says, all of them as long."""
+
+    reach: np.ndarray  # float[1 + budget], P(the first tokens of a draft are right), of none first
+
+    def tokens(self, live: np.ndarray) -> np.ndarray:
+        return np.full(len(live), self.reach.sum())
+
+    def drafted(self, live: np.ndarray) -> np.ndarray:
+        return np.full(len(live), len(self.reach) - 1.0)
+
+    def counted(self, said: float, drafted: float) -> list[np.ndarray]:
+        budget = len(self.reach) - 1
+        runs = drafted / budget
+        begun, (tried, right) = np.zeros(KINDS), np.zeros((2, 2, KINDS, MOST))
+        begun[SAID] = runs
+        tried[DRAFTS, SAID, :budget] = runs * self.reach[:-1]
+        right[DRAFTS, SAID, :budget] = runs * self.reach[1:]
+        return [begun, tried, right, np.zeros((KINDS, KINDS)), np.array(drafted), NO_SOURCES]

@@ -188,7 +188,7 @@ class _World:
         live = np.maximum(1.0, self.live / split.dp)
         room = rows * (1 + budget) / live - 1
         has_program = [n for n in np.unique(rows).tolist() if budget in drafts.of(n)]
-        said = acceptance.tokens(room, drafts.longest, live)
+        said = acceptance.tokens(room, drafts.draft(budget), live)
         return np.where(np.isin(rows, has_program), said, 0.0)
 
     def ways(self, source: _State, target: _State, fullest: np.ndarray) -> Iterator[np.ndarray]:

@@ -67,6 +67,8 @@ class Machine:
     def __post_init__(self):
         if self.drafts.budgets and self.acceptance is None:
             raise ValueError("where drafts have programs, it has to be said what they are worth.")
+        if self.acceptance and self.acceptance.is_said != self.drafts.is_said:
+            raise ValueError("copied drafts and those that a model says are not worth the same.")
 
     @classmethod
     def of(
@@ -96,8 +98,7 @@ class Machine:
         return bool(self.memory.has_room(self.splits)[self.splits.index(split)])
 
     def pace(self, budget: int) -> Pace:
-        draft = self.drafts.longest if budget else 0
-        return Pace.of(self.check_every, self.burst_steps, draft)
+        return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
 
     def shapes(self, longest: int) -> Shapes:
         """What the programs of a rollout are compiled for whose longest sequence has so many tokens."""

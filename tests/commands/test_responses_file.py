@@ -83,12 +83,6 @@ def test_what_is_wrong_is_said_before_anything_is_replayed(tmp_path: Path):
         report_of("--responses_file", str(path))
 
 
-@pytest.mark.parametrize("source", ["early_exit:1", "model:somewhere"])
-def test_drafts_that_a_model_says_are_refused_in_one_sentence(source: str):
-    with pytest.raises(UserError, match="expected auto, none or suffix: what drafts that a model"):
-        report_of("--speculation.source", source)
-
-
 def test_simulate_counts_them_too(tmp_path: Path, monkeypatch, capsys):
     latency = made_up_latency(
         dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),

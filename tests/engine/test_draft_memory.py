@@ -5,6 +5,8 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runs import TINY
 
 from pat_jax.common.errors import UserError
@@ -131,3 +133,16 @@ def test_where_it_does_not_fit_the_sentence_says_how_to_do_without():
     memory = memory_alone(policy, layouts, config, DTYPE, limit=1e5, resident=(), drafter=DRAFTER)
     with pytest.raises(UserError, match=r"drafts .* GiB\), but .*--speculation.source none"):
         check_memory(memory, list(layouts), "option --layout is 'auto'")
+
+
+@given(st.integers(1, 300), st.sampled_from([(3,), (1, 3), (1, 3, 7), (1, 2, 4, 8)]))
+def test_of_the_budgets_with_room_few_have_programs(rows: int, budgets: tuple[int, ...]):
+    """The largest of drafts that are copied; the smallest of those that cost a pass for each token."""
+    copied = Drafts(budgets, longest=8, most_tokens=256, texts=4)
+    said = replace(copied, texts=0, exit_layer=1)
+    fitting = [n for n in budgets if rows * (1 + n) <= 256]
+    for drafts in (copied, said):
+        assert set(drafts.of(rows)) <= set(fitting)
+        assert len(drafts.of(rows)) == min(2, len(fitting))
+    if fitting:
+        assert (copied.of(rows)[-1], said.of(rows)[0]) == (fitting[-1], fitting[0])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fakes import made_up_latency
 from said_drafts import accepted, requests, with_share_of_the_last
 from two_devices import DP2, engine, generate, look_at_pages
 
@@ -22,6 +23,7 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import TrainBatch, to_supervised_batch
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import PolicyUpdate
@@ -88,6 +90,18 @@ def test_switches_change_no_token_either():
     found, report = one.run(requests(), planner)
     check(one, found, expected)
     assert len(report.switches) == 2 and accepted(report) > 0.3
+
+
+def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():
+    """What says the drafts is in their times."""
+    split = next(iter(whole().engine.layouts))
+    known = made_up_latency({split: 1.0}, {split: 0.1}, reslice=0.0, migrate_per_token=0.0)
+    known = replace(known, verify_table={(split, 16, 64, 3): 2.0})
+    for source, is_kept in (("texts", False), ("the first layer", True)):
+        warmup = Warmup(whole().engine, known=replace(known, drafts_from=source))
+        assert warmup.measured.decode_table == known.decode_table
+        assert warmup.measured.verify_table == (known.verify_table if is_kept else {})
+        assert warmup.measured.drafts_from == "the first layer"
 
 
 @cache

@@ -31,12 +31,10 @@ class Trees:
         self.keys, self.values = (normal(ROWS * WIDTH + 1, HEADS, PAGE_SIZE, DIM) for _ in range(2))
         table = (rng.permutation(ROWS * WIDTH) + 1).reshape(ROWS, WIDTH)
         self.layer = PagedLayer(self.keys, self.values, jnp.asarray(table, jnp.int32))
-        self.line = line_of(
-            *(jnp.asarray(x, jnp.int32) for x in ([a for a, _ in lengths], [1] * ROWS, starts)),
-            jnp.asarray([b for _, b in lengths], jnp.int32),
-            room=ROWS * (1 + DRAFT),
-            turns=1 + DRAFT,
-        )
+        trunk, branch = (jnp.asarray(x, jnp.int32) for x in zip(*lengths, strict=True))
+        live, start = jnp.ones(ROWS, bool), jnp.asarray(starts, jnp.int32)
+        room = ROWS * (1 + DRAFT)
+        self.line = line_of(trunk, live, start, branch, room=room, turns=1 + DRAFT)
         tokens = len(self.line.row)
         self.new = normal(1, tokens, HEADS, DIM), normal(1, tokens, HEADS, DIM)
         self.queries = normal(1, tokens, HEADS, GROUP, DIM)

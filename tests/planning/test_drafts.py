@@ -19,6 +19,8 @@ from pat_jax.planning.drafts import (
     PRIOR_BEGUN,
     PRIOR_BRANCHES,
     PRIOR_FORKS,
+    PRIOR_SAID,
+    SAID,
     Acceptance,
     Drafted,
 )
@@ -271,3 +273,21 @@ def test_a_change_of_policy_is_followed():
     bad = seen([of_kind(3, 500, 0)] * 40, good)
     assert good.reach[DRAFTS, 3, 4] > 0.9 and bad.reach[DRAFTS, 3, 1] < 0.1
     assert good.tokens(4, 4, 1) > 3 > bad.tokens(4, 4, 1)
+
+
+def test_a_model_is_taken_to_be_as_good_at_a_token_as_at_the_one_before_it():
+    """Where short drafts have been verified alone, longer ones are believed in no less."""
+    acceptance, before = Acceptance.unseen(is_said=True), PRIOR_SAID
+    np.testing.assert_allclose(acceptance.reach[DRAFTS, SAID, :4], before ** np.arange(4))
+    begun, (tried, right) = np.zeros(KINDS, int), np.zeros((2, 2, KINDS, MOST), int)
+    forks = np.zeros((KINDS, KINDS), int)
+    begun[SAID] = tried[DRAFTS, SAID, 0] = 10_000
+    right[DRAFTS, SAID, 0] = 9_000
+    first = acceptance.observed(Drafted(begun, tried, right, forks, 10_000))
+    np.testing.assert_allclose(first.reach[DRAFTS, SAID, :4], 0.9 ** np.arange(4), rtol=1e-3)
+    # And what is seen of the second one wins.
+    tried[DRAFTS, SAID, 1], right[DRAFTS, SAID, 1] = 9_000, 1_800
+    both = first.observed(Drafted(begun, tried, right, forks, 19_000))
+    _, one, two = both.reach[DRAFTS, SAID, :3]
+    assert two / one == pytest.approx(0.2, rel=0.01)
+    assert first.tokens(3, 3, 1) > 3.4 > 2.3 > both.tokens(3, 3, 1)

@@ -199,3 +199,16 @@ def test_a_model_comes_back_from_json():
         migrate_per_token=0.7,
     )
     assert through_json(random) == random
+
+
+def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_ones_own():
+    """What finds or says the drafts is in their times."""
+    copied = replace(MODEL, verify_table={(DP2, 4, 64, 3): 1.5})
+    said = replace(copied, drafts_from="the first 2 layers")
+    assert through_json(said) == said != copied
+    assert copied.of_drafts_from("texts") is copied
+    other = said.of_drafts_from("texts")
+    assert (other.budgets, other.drafts_from) == ((), "texts")
+    assert other.decode_table == said.decode_table
+    assert said.covers(said) and not copied.covers(said) and not said.covers(copied)
+    assert said.covers(MODEL)  # which has none

@@ -80,6 +80,13 @@ def test_what_steps_read_is_one_of_two_things(path: Path):
     assert "field reads is 'pages', expected one of bucket, held" in message
 
 
+def test_drafts_of_a_profile_from_before_a_model_said_some_are_copied(path: Path):
+    older = edited(path, lambda content: content["latency"].pop("drafts_from"))
+    assert read_profile(older).latency == PROFILE.latency
+    wrong = edited(path, lambda content: content["latency"].update(drafts_from=3))
+    assert "field drafts_from is 3, expected a text" in refusal(wrong)
+
+
 def test_whoever_asks_for_no_subject_gets_any(path: Path):
     assert read_profile(path).latency == PROFILE.latency
     damaged = edited(path, lambda content: content["latency"]["decode_table"][0].__setitem__(1, -1))

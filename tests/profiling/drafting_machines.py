@@ -28,7 +28,7 @@ ALL, HALF, NOTHING = acceptance_of(1.0), acceptance_of(0.5), acceptance_of(0.0)
 def drafting(
     acceptance: Acceptance | None, dearer: float = 1.1, machine: Machine = MACHINE
 ) -> Machine:
-    """A step takes `dearer` times as long for each token of the budget."""
+    """A step takes `dearer` times as long for each token of the budget, whoever says the drafts."""
     truth = machine.truth
     verify = {
         (split, rows, length, budget): seconds * dearer**budget
@@ -36,4 +36,6 @@ def drafting(
         for budget in DRAFTS.of(rows)
     }
     truth = replace(truth, verify_table=verify)
-    return replace(machine, truth=truth, drafts=DRAFTS, acceptance=acceptance)
+    is_said = acceptance is not None and acceptance.is_said
+    drafts = replace(DRAFTS, exit_layer=int(is_said))
+    return replace(machine, truth=truth, drafts=drafts, acceptance=acceptance)

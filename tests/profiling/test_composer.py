@@ -149,3 +149,45 @@ def test_a_latency_model_has_steps_of_every_budget_that_has_a_program():
     assert (plain.decode_table, plain.budgets) == (model.decode_table, ())
     for (split, rows, length, _), seconds in model.verify_table.items():
         assert seconds > model.decode_table[split, rows, length]
+
+
+class TestSaidDrafts:
+    """A step that verifies them begins with a pass of whoever says them for each token of the budget."""
+
+    composer = Composer(kernels_for(Target.parse("h100:8")), LLAMA)
+    small = Composer(composer.kernels, replace(LLAMA, num_layers=4, embed_dim=1024, mlp_dim=3072))
+    splits = (Split(8, 1), Split(1, 8))
+    buckets = Buckets.build(splits, capacity=64, min_rows=1, min_length=512, max_length=1024)
+
+    @pytest.mark.parametrize("split", splits, ids=str)
+    def test_all_layers_that_exit_are_a_decode_step_and_the_head(self, split: Split):
+        head = self.composer.kernels.gemm(4, LLAMA.embed_dim, LLAMA.embed_dim) / 1e3
+        step = self.composer.decode_step(split, 4, 1024)
+        assert self.composer.early_exit(split, 4, 1024, 32) == pytest.approx(step + head)
+        few = [self.composer.early_exit(split, 4, 1024, layers) for layers in (8, 16, 24)]
+        assert few[2] - few[1] == pytest.approx(few[1] - few[0])  # a quarter of the layers
+        assert few[0] > 0.2 * step
+
+    @pytest.mark.parametrize("budget", [1, 3])
+    def test_a_draft_model_takes_as_long_in_every_layout(self, budget: int):
+        """Whole on each device, two tokens of each row, one of them drawn."""
+        drafts = Drafts(budgets=(budget,), longest=7, most_tokens=256, has_model=True)
+        model = self.composer.latency_model(self.buckets, drafts, self.small)
+        at = (4, 1024)
+        for split in self.splits:
+            verified = self.composer.verify_step(split, *at, budget)
+            said = (model.verify_table[split, *at, budget] - verified) / budget
+            assert said == pytest.approx(self.small.asked(*at))
+        one, two = (self.small.decode_step(Split(1, 1), rows, 1024) for rows in (4, 8))
+        assert one < self.small.asked(*at) < two
+        assert model.drafts_from == "a model of 4 layers, 1024 and 3072 wide, 32 and 8 heads of 128"
+
+    def test_steps_without_drafts_and_of_copied_ones_are_as_they_were(self):
+        copied = self.composer.latency_model(self.buckets, DRAFTS)
+        said = self.composer.latency_model(self.buckets, replace(DRAFTS, exit_layer=8))
+        assert said.decode_table == copied.decode_table
+        assert (copied.drafts_from, said.drafts_from) == ("texts", "the first 8 layers")
+        for (split, rows, length, budget), seconds in said.verify_table.items():
+            passes = budget * self.composer.early_exit(split, rows, length, 8)
+            known = copied.verify_table[split, rows, length, budget]
+            assert seconds == pytest.approx(known + passes)

@@ -63,6 +63,8 @@ def weight_bytes(model: ModelConfig, tp: int) -> int:
 def test_an_order_is_the_same_in_another_process(name):
     order = Order.of(Target.parse("v5p:2x2x2"), CONFIG, preset(name), (2, 4))
     assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
+    drafting = replace(order, draft_model=preset(name))
+    assert Order.from_json(json.loads(json.dumps(drafting.to_json()))) == drafting
 
 
 def test_an_order_holds_only_what_programs_depend_on():
@@ -126,12 +128,40 @@ def test_bursts_with_drafts_are_compiled_of_most_tokens_and_those_without_stand_
     assert [job.record.split for job in drafting] == [first, last]
     for job in drafting:
         split, rows, budget = job.record.split, job.record.rows, job.record.budget
-        known = [(n, m) for n in here.buckets.rows[split] for m in here.drafts.of(n)]
+        known = [(n, m) for n in here.buckets.rows[split] for m in here.drafter.drafts.of(n)]
         assert (rows, budget) in known
-        assert rows * (1 + budget) == max(n * (1 + m) for n, m in known) <= here.drafts.most_tokens
+        assert (
+            rows * (1 + budget)
+            == max(n * (1 + m) for n, m in known)
+            <= here.drafter.drafts.most_tokens
+        )
     assert drafting[-1].parts[0]()
     none = replace(CONFIG, speculation=SpeculationConfig("none"))
     assert not any(job.record.budget for job in jobs_of(plant(none)))
+
+
+@pytest.mark.parametrize("source", ["early_exit:3", "model:small"])
+def test_bursts_whose_drafts_a_model_says_are_built(source: str):
+    """At a depth of two layers the first says them; a draft model is whole."""
+    config = replace(CONFIG, speculation=SpeculationConfig(source))
+    draft = replace(TINY, num_layers=1) if source == "model:small" else None
+    order = Order.of(TARGET, config, replace(TINY, num_layers=4), (2, 4), draft)
+    here = Plant(order, jax.devices("cpu")[:8])
+    drafting = [job for job in jobs_of(here) if job.record.budget]
+    assert [job.record.layers for job in drafting] == [2, 2, 4, 4]
+    lowered = drafting[1].parts[0]().as_text()
+    if draft is None:
+        one = replace(order, config=replace(config, speculation=SpeculationConfig("early_exit:1")))
+        by_one = [x for x in jobs_of(Plant(one, here.devices)) if x.record.budget]
+        assert lowered == by_one[1].parts[0]().as_text()
+    for split, taken in here.alone.draft_sources.items():
+        if draft is None:
+            assert taken == 2 * TINY.embed_dim**2  # the exit head
+        else:
+            # All of its weights, and a page for nothing besides those of every row at full length.
+            tokens = 16 + here.buckets.rows[split][-1] * (32 + 96)
+            cache = 2 * 2 * tokens * draft.num_kv_heads * draft.head_dim
+            assert taken == weight_bytes(draft, 1) + cache
 
 
 def test_a_program_is_described_as_it_was_built_and_kept_by_its_text(tmp_path: Path):

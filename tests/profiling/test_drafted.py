@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from replays import CAP, MACHINE, grouped, make_workload, queued, with_pools
 
 from pat_jax.planning.drafts import DRAFTS as OF_RUNS
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts import SAID, Acceptance
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import Split
+from pat_jax.profiling.simulate.draft_sources import said
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -41,6 +42,8 @@ def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlann
 def test_a_machine_with_drafts_says_what_they_are_worth():
     with pytest.raises(ValueError, match="it has to be said what they are worth"):
         drafting(None)
+    with pytest.raises(ValueError, match="are not worth the same"):
+        replace(drafting(HALF), acceptance=said(0.5))
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
@@ -138,6 +141,80 @@ def test_everything_ends_in_pools_of_any_size(workload, pages, runs_ahead):
     machine = replace(with_pools(drafting(HALF), pages), runs_ahead=runs_ahead)
     for planner in (fixed(TP8, 3), fixed(DP8, 1), planner_of(machine, Acceptance.unseen())):
         assert replay(workload, planner, machine).tokens == workload.responses.sum()
+
+
+class TestSaid:
+    """Drafts that a model says: every row's is as long as the budget, and a run of its own."""
+
+    @pytest.mark.parametrize("budget", DRAFTS.budgets)
+    @pytest.mark.parametrize("right", [0.1, 0.5, 0.8])
+    def test_a_row_says_what_of_its_draft_is_right_and_one_token_more(self, right, budget):
+        """By hand, whatever is live: 1 + p + p² …, of 120 tokens each in steps until the last of them."""
+        rate = sum(right**n for n in range(1 + budget))
+        seen = []
+
+        class Watching(FixedLayout):
+            def observe(self, outcome):
+                seen.append(outcome)
+
+        truth = said(right)
+        done = replay(ALIKE, Watching(TP8, budget=budget, reach=truth.reach), drafting(truth))
+        steps = done.busy_rows / 16
+        assert 119 <= rate * steps <= 121 + rate and done.tokens == 16 * 120
+        assert done.drafted == pytest.approx(budget * done.busy_rows, abs=1)
+        begun, tried, right_, *_ = (np.sum(x, axis=0) for x in zip(*seen[1::2], strict=True))
+        assert begun[SAID] == pytest.approx(done.busy_rows, abs=1) and begun.sum() == begun[SAID]
+        expected = done.busy_rows * right ** np.arange(1 + budget)
+        np.testing.assert_allclose(tried[SAID, :budget], expected[:-1], atol=1)
+        np.testing.assert_allclose(right_[SAID, :budget], expected[1:], atol=1)
+        assert not tried[SAID, budget:].any() and not np.delete(tried, SAID, axis=0).any()
+
+    @given(queued, st.sampled_from(SPLITS), st.sampled_from(DRAFTS.budgets), st.floats(0.01, 0.99))
+    def test_every_sequence_says_all_of_its_tokens(self, workload, split, budget, right):
+        done = replay(workload, fixed(split, budget), drafting(said(right)))
+        assert done.tokens == workload.responses.sum()
+        assert done.busy_rows <= done.tokens <= (1 + budget) * done.busy_rows
+
+    @pytest.mark.parametrize("right", [0.5, 0.8])
+    def test_planners_come_to_the_truth_and_foretell_what_is_said(self, right):
+        machine = drafting(said(right), dearer=1.02)
+        planner = planner_of(machine, Acceptance.unseen(is_said=True))
+        for seed in range(5):
+            replay(make_workload(seed), planner, machine)
+        done = replay(make_workload(5), planner, machine)
+        assert done.drafts.steps > 0.9 * done.decode_steps
+        assert done.drafts.tokens == pytest.approx(done.drafts.expected_tokens, rel=0.02)
+        learned = planner.acceptance
+        assert learned is not None
+        np.testing.assert_allclose(
+            learned.reach[OF_RUNS, SAID, 1:4], right ** np.arange(1, 4), rtol=0.03
+        )
+
+    def test_nothing_is_drafted_where_it_does_not_pay(self):
+        machine = drafting(said(0.1), dearer=1.15)
+        planner = planner_of(machine, said(0.1))
+        done = replay(make_workload(5), planner, machine)
+        assert {burst.budget for burst in done.bursts} == {0} and done.drafted == 0
+        # It learns so in the first rollout where it believed otherwise.
+        planner = planner_of(machine, Acceptance.unseen(is_said=True))
+        first, later = (replay(make_workload(seed), planner, machine) for seed in (4, 5))
+        assert first.drafted > 0 and later.total_s < 1.02 * done.total_s
+
+    @pytest.mark.parametrize("dearer", [1.05, 1.3, 3.0])
+    def test_a_clairvoyant_takes_the_cheapest_budget(self, dearer):
+        """Twelve rows in a bucket of sixteen: the room of the others is no use."""
+        truth, alike = said(0.6), Workload(np.full(12, 10), np.full(12, 120), CAP)
+        machine = replace(TestClairvoyant.alone(drafting(truth, dearer)), check_every=8)
+        step_s = machine.truth.decode_table[TP8, 16, 192]
+        each = [step_s * dearer**n / sum(0.6**i for i in range(1 + n)) for n in (1, 3)]
+        prefill = replay(alike, FixedLayout(TP8), machine).spent("prefill")
+        found = clairvoyant(alike, machine).total_s
+        assert found == pytest.approx(prefill + 120 * min(step_s, *each))
+
+    def test_bursts_go_as_far_as_the_controller_has_pages_for(self):
+        for machine in (drafting(HALF), drafting(said(0.5))):
+            for budget in (0, *DRAFTS.budgets):
+                assert machine.pace(budget) == machine.shapes(CAP).pace(budget)
 
 
 class TestPlanner:

@@ -56,6 +56,10 @@ def test_slower_links_cost_what_their_sums_cost():
     verifying = replace(LATENCY, verify_table={at: 0.5})
     slower = with_slower_links(replace(PROFILE, latency=verifying), 3)
     assert slower.verify_table[at] - 0.5 == pytest.approx(2 * 65 * 64 * 2 * SUM_S)
+    # Three passes of 16 tokens through eight layers besides.
+    slower = with_slower_links(replace(PROFILE, latency=verifying), 3, exit_layer=8)
+    said = 3 * 17 * 16
+    assert slower.verify_table[at] - 0.5 == pytest.approx(2 * (65 * 64 + said) * 2 * SUM_S)
     assert with_slower_links(PROFILE, 1).decode_table == pytest.approx(LATENCY.decode_table)
 
 

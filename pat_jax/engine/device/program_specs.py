@@ -72,6 +72,11 @@ class ProgramSpecs:
         return self.functions.drafts
 
     @property
+    def drafts_from(self) -> str:
+        draft = self.functions.draft_policy
+        return self.drafts.come_from(draft and draft.config)
+
+    @property
     def shapes(self) -> Shapes:
         functions = self.functions
         steps = functions.burst_steps, functions.check_every

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pat_jax.planning.types import Split
+from pat_jax.models.config import ModelConfig
+from pat_jax.planning.types import TEXTS, Split
 
 
 def ladder(smallest: int, largest: int) -> tuple[int, ...]:
@@ -46,18 +47,41 @@ class Drafts:
     has_model: bool = False
 
     def of(self, rows: int) -> tuple[int, ...]:
-        """Budgets that bursts of so many rows of a group may have: the two largest for which there is
-        room. Fewer rows verify more for each, and what is compiled stays little."""
-        return tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)[-2:]
+        """Budgets that bursts of so many rows of a group may have, so few that little is compiled: the two
+        largest for which there is room, for fewer rows verify more for each; of drafts that a model
+        says the two smallest, for each token costs a pass, and the first are right most often."""
+        fitting = tuple(n for n in self.budgets if rows * (1 + n) <= self.most_tokens)
+        return fitting[:2] if self.is_said else fitting[-2:]
 
     def draft(self, budget: int) -> int:
         """Most tokens of a row's draft. Copied ones share the room of a step by what they are worth."""
         return self.longest if budget and not self.is_said else budget
 
     @property
+    def most(self) -> int:
+        """Tokens of the longest draft."""
+        return self.draft(self.budgets[-1]) if self.budgets else 0
+
+    @property
     def is_said(self) -> bool:
         """By a model, token by token: every row's draft is as long as the budget."""
         return self.exit_layer > 0 or self.has_model
+
+    def come_from(self, model: ModelConfig | None) -> str:
+        """What finds or says them, for people; equal where they take the same time.
+
+        Args:
+          model: a draft model's configuration, where one says them.
+        """
+        if self.exit_layer:
+            return (
+                f"the first {self.exit_layer} layers" if self.exit_layer > 1 else "the first layer"
+            )
+        if model is None:
+            return TEXTS
+        heads = f"{model.num_heads} and {model.num_kv_heads} heads of {model.head_dim}"
+        sizes = f"{model.embed_dim} and {model.mlp_dim} wide, {heads}"
+        return f"a model of {model.num_layers} layers, {sizes}"
 
     def text_room(self, length: int, longest: int) -> int:
         """Columns of others' texts that a row of `length` tokens drafts from.

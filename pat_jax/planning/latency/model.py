@@ -14,13 +14,14 @@ import numpy as np
 
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.step_model import Surface
-from pat_jax.planning.types import Ran, Reads, Split
+from pat_jax.planning.types import TEXTS, Ran, Reads, Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table", "verify_table")
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
 READS = "reads"  # and what of the KV cache its steps read
+DRAFTS_FROM = "drafts_from"  # and where the drafts are from that they verify
 
 
 def migration(
@@ -58,7 +59,9 @@ class LatencyModel:
     round_tokens: int  # of a group, that one round of a migration moves
     reads: Reads = "bucket"
     # (split, rows, length, budget): one step with room for so many tokens of drafts for each row.
+    # What finds or says these drafts is in it.
     verify_table: Mapping[tuple[Split, int, int, int], float] = field(default_factory=dict)
+    drafts_from: str = TEXTS  # of `verify_table`, for people; equal where its entries mean the same
     # What a run has seen of step times.
     correction: Correction = field(default_factory=Correction, compare=False)
 
@@ -100,6 +103,12 @@ class LatencyModel:
           KeyError: none was measured.
         """
         return self._verifying[budget] if budget else self
+
+    def of_drafts_from(self, source: str) -> "LatencyModel":
+        """The same, without steps that verify drafts from elsewhere: those take another time."""
+        if self.drafts_from == source:
+            return self
+        return replace(self, verify_table={}, drafts_from=source)
 
     def decode_step(self, split: Split, rows: int, length: int, held: float | None = None) -> float:
         """One decode step with `rows` live rows in the fullest group and contexts up to `length`.
@@ -248,7 +257,8 @@ class LatencyModel:
 
         Not of moves between groups of a layout: where none is known, none is made.
         """
-        return all(getattr(self, name) == getattr(other, name) for name in (*SHAPE, READS)) and all(
+        alike = (*SHAPE, READS, *[DRAFTS_FROM] * bool(other.verify_table))
+        return all(getattr(self, name) == getattr(other, name) for name in alike) and all(
             {key for key in getattr(other, name) if name != "migrate_table" or key[0] != key[1]}
             <= getattr(self, name).keys()
             for name in TABLES
@@ -260,14 +270,14 @@ class LatencyModel:
             name: [[_plain(key), seconds] for key, seconds in getattr(self, name).items()]
             for name in TABLES
         }
-        return {**tables, **{name: getattr(self, name) for name in (*SHAPE, READS)}}
+        return {**tables, **{name: getattr(self, name) for name in (*SHAPE, READS, DRAFTS_FROM)}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "LatencyModel":
         tables: dict[str, Any] = {
             name: {_from_plain(key): seconds for key, seconds in data[name]} for name in TABLES
         }
-        return cls(**tables, **{name: data[name] for name in (*SHAPE, READS)})
+        return cls(**tables, **{name: data[name] for name in (*SHAPE, READS, DRAFTS_FROM)})
 
 
 def _plain(key: tuple) -> list:

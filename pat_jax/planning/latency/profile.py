@@ -14,8 +14,15 @@ from typing import Any, get_args
 from pat_jax.common.errors import UserError, shortened, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.json_text import parse_json
-from pat_jax.planning.latency.model import READS, ROUNDS, SHAPE, TABLES, LatencyModel
-from pat_jax.planning.types import Reads, Split
+from pat_jax.planning.latency.model import (
+    DRAFTS_FROM,
+    READS,
+    ROUNDS,
+    SHAPE,
+    TABLES,
+    LatencyModel,
+)
+from pat_jax.planning.types import TEXTS, Reads, Split
 
 VERSION = 3
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
@@ -138,8 +145,10 @@ def _parsed(path: Path) -> Profile:
         subject = Subject(**content["subject"])
         # Profiles from before it was written down: kernels read pages where they were not measured on a CPU.
         read = "bucket" if subject.backend == "cpu" else "held"
-        # Those from before drafts have no steps that verify any; the other tables have to be there.
-        latency = LatencyModel.from_json({READS: read, "verify_table": [], **content["latency"]})
+        # Those from before drafts have no steps that verify any, those from before a model said some have
+        # copied ones; the other tables have to be there.
+        before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
+        latency = LatencyModel.from_json(before | content["latency"])
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,
@@ -181,6 +190,9 @@ def _problems(profile: Profile) -> Iterable[str]:
                 return
     if latency.reads not in get_args(Reads):
         yield f"field {READS} is {latency.reads!r}, expected one of {', '.join(get_args(Reads))}"
+        return
+    if not isinstance(latency.drafts_from, str):
+        yield f"field {DRAFTS_FROM} is {shown(latency.drafts_from)}, expected a text"
         return
     for name in SHAPE:
         if not _is_count(size := getattr(latency, name)):

@@ -7,12 +7,12 @@ from pat_jax.engine.device.suffix import CONTEXT
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
-from pat_jax.profiling.simulate.text_sources import (
+from pat_jax.profiling.simulate.draft_sources import (
     EARLIER,
     MOST_COUNTED,
     OWN,
     SIBLINGS,
-    TextSources,
+    DraftSources,
 )
 
 DRAFTS = Drafts(budgets=(7,), longest=7, most_tokens=64, texts=4)
@@ -30,12 +30,12 @@ def responses(seed: int, count: int, length: int = 200) -> list[list[int]]:
     ]
 
 
-def counted(*groups: Group) -> TextSources:
-    return TextSources.counted("made-up.jsonl", groups, DRAFTS, 8, 64)
+def counted(*groups: Group) -> DraftSources:
+    return DraftSources.counted("made-up.jsonl", groups, DRAFTS, 8, 64)
 
 
 def test_the_built_in_ones_say_where_they_are_from():
-    found = TextSources.built_in()
+    found = DraftSources.built_in()
     own, siblings = found.known
     assert (own.name, siblings.name) == (OWN, SIBLINGS)
     # As benchmarks/results/draft_acceptance.json has the mean of seven models: 1.83 and 2.03.
@@ -76,7 +76,7 @@ def test_one_response_to_each_prompt_has_no_siblings_and_says_so():
 
 
 def test_rollouts_without_room_or_samples_have_their_own_text_alone():
-    found = TextSources.built_in()
+    found = DraftSources.built_in()
     assert [source.name for source in found.within(DRAFTS, 8).known] == [OWN, SIBLINGS]
     assert [source.name for source in found.within(DRAFTS, 1).known] == [OWN]
     no_texts = Drafts(DRAFTS.budgets, 7, 64, 0)
@@ -84,9 +84,21 @@ def test_rollouts_without_room_or_samples_have_their_own_text_alone():
 
 
 def test_of_long_records_some_prompts_are_counted(monkeypatch):
-    module = "pat_jax.profiling.simulate.text_sources.MOST_COUNTED"
+    module = "pat_jax.profiling.simulate.draft_sources.MOST_COUNTED"
     monkeypatch.setattr(module, 500)
     assert MOST_COUNTED > 500
     found = counted(*(Group("", [i], responses(i, 1), []) for i in range(5)))
     assert "2 responses to 2 prompts, 400 tokens (drawn from 5 prompts)" in found.origin
     assert found.origin == counted(*(Group("", [i], responses(i, 1), []) for i in range(5))).origin
+
+
+def test_of_drafts_that_a_model_says_the_acceptance_is_assumed_and_said():
+    found = DraftSources.said("early_exit:9", 0.7)
+    (source,) = found.known
+    assert found.of_every_rollout is source and source.acceptance.is_said
+    # 1 + p + p² …
+    assert source.alone(3) == pytest.approx(1 + 0.7 + 0.49 + 0.343)
+    told = " ".join(found.words(7))
+    assert "as assumed: each token with a probability of 0.7" in told
+    assert "(--draft_acceptance)" in told and "from early_exit:9" in told
+    assert "--responses_file" not in told

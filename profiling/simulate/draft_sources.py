@@ -1,4 +1,5 @@
-"""What rollouts may draft from, and how often that is right: counted in recorded responses, or built in.
+"""Where rollouts may have drafts from, and how often these are right: counted in recorded responses, built in, or
+assumed of those that a model says.
 
 Knows token ids and tables. Does not know files, nor what a step costs.
 """
@@ -8,20 +9,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat_jax.common.rules import Rule
+from pat_jax.common.rules import FRACTION, require
+from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.suffix import CONTEXT
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.planning.drafts import MOST, PRIOR_FORKS, Acceptance
+from pat_jax.planning.drafts import (
+    KINDS,
+    MOST,
+    PRIOR_FORKS,
+    PRIOR_SAID,
+    SAID,
+    Acceptance,
+)
 from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of
 
-# Of --speculation.source.
-COPIED: Rule = (
-    lambda x: x in ("auto", "none", "suffix"),
-    "auto, none or suffix: what drafts that a model says are worth is not known before it has said some",
-)
 OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
-IN_EVERY_ROLLOUT = (OWN, SIBLINGS)  # earlier responses are there where a run meets a prompt again
 MOST_COUNTED = 1_000_000  # tokens of recorded responses: some ten seconds for each source
 # How often the tokens of runs are right, and the matches they begin with, as `planning.drafts.PRIOR` has it
 # of own text and siblings: of own text alone.
@@ -63,7 +66,7 @@ MET_AGAIN = "Earlier responses are there where a run meets a prompt again: layou
 
 
 @dataclass(frozen=True)
-class TextSource:
+class DraftSource:
     name: str
     acceptance: Acceptance
 
@@ -73,22 +76,35 @@ class TextSource:
 
 
 @dataclass(frozen=True)
-class TextSources:
+class DraftSources:
     """Those that are known, each with those before it."""
 
     origin: str  # where what they are worth is from, for people
-    known: tuple[TextSource, ...]
+    known: tuple[DraftSource, ...]
     told: tuple[str, ...] = ()  # what else is to be said, in sentences
 
     @classmethod
-    def built_in(cls) -> "TextSources":
-        own = TextSource(OWN, _sure(OWN_RIGHT, OWN_BRANCHES, OWN_BEGUN, OWN_FORKS))
-        return cls(BUILT_IN_ORIGIN, (own, TextSource(SIBLINGS, Acceptance.unseen())))
+    def built_in(cls) -> "DraftSources":
+        own = DraftSource(OWN, _sure(OWN_RIGHT, OWN_BRANCHES, OWN_BEGUN, OWN_FORKS))
+        return cls(BUILT_IN_ORIGIN, (own, DraftSource(SIBLINGS, Acceptance.unseen())))
+
+    @classmethod
+    def said(cls, source: str, right: float) -> "DraftSources":
+        """
+        Args:
+          source: as `--speculation.source` has it.
+          right: how likely a token of a draft is right where those before it are.
+        """
+        origin = (
+            f"assumed: each token with a probability of {right:g} where those before it are right "
+            "(--draft_acceptance)"
+        )
+        return cls(origin, (DraftSource(source, said(right)),))
 
     @classmethod
     def counted(
         cls, name: str, groups: Sequence[Group], drafts: Drafts, burst_steps: int, least: int
-    ) -> "TextSources":
+    ) -> "DraftSources":
         """
         Args:
           name: of what was recorded.
@@ -111,7 +127,7 @@ class TextSources:
         shape = {"draft": drafts.longest, "burst": burst_steps, "room": float(drafts.texts)}
         shape["least"] = least
         known = [
-            TextSource(name, _acceptance(record, replace(each, **shape)))
+            DraftSource(name, _acceptance(record, replace(each, **shape)))
             for name, each in rules.items()
         ]
         responses = [text for group in some for text in group.responses]
@@ -123,7 +139,7 @@ class TextSources:
             origin += f" (drawn from {len(groups):,} prompts)"
         return cls(origin, tuple(known), tuple(told))
 
-    def within(self, drafts: Drafts, samples: int) -> "TextSources":
+    def within(self, drafts: Drafts, samples: int) -> "DraftSources":
         """Without those that a rollout has no room or no samples for.
 
         Args:
@@ -134,9 +150,9 @@ class TextSources:
         return replace(self, known=tuple(x for x in self.known if x.name == OWN))
 
     @property
-    def of_every_rollout(self) -> TextSource:
-        """As much as each of them has."""
-        return [source for source in self.known if source.name in IN_EVERY_ROLLOUT][-1]
+    def of_every_rollout(self) -> DraftSource:
+        """As much as each of them has: earlier responses are there where a run meets a prompt again."""
+        return [source for source in self.known if source.name != EARLIER][-1]
 
     def words(self, draft: int) -> tuple[str, ...]:
         """What is taken for true, in sentences.
@@ -153,6 +169,28 @@ class TextSources:
             *self.told,
             *[MET_AGAIN] * (self.known[-1].name == EARLIER),
         )
+
+
+def check_draft_acceptance(asked: float, speculation: SpeculationConfig) -> None:
+    """
+    Raises:
+      OptionError: it is no probability, or there are no drafts that it is of.
+    """
+    is_fraction, expected = FRACTION
+    require(is_fraction(asked), "draft_acceptance", asked, expected)
+    require(
+        speculation.is_said or asked == PRIOR_SAID,
+        "draft_acceptance",
+        asked,
+        f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
+        "early_exit:LAYER, or leave it out",
+    )
+
+
+def said(right: float) -> Acceptance:
+    """Of drafts that a model says: each token is as likely `right`, where those before it are."""
+    begun, tried = np.eye(KINDS)[SAID], np.full((2, KINDS, MOST), SURE)
+    return Acceptance(begun, tried, right * tried, np.array(PRIOR_FORKS), is_said=True)
 
 
 def _acceptance(record: Record, rules: Rules) -> Acceptance:

@@ -1,0 +1,197 @@
+"""`plan` and `simulate` of drafts that a model says: what they cost, what is assumed, what is refused."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from fakes import SPLITS, made_up_latency
+from runs import write_checkpoint
+
+from pat_jax import plan, simulate
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import parse, run_command
+from pat_jax.models.presets import preset
+from pat_jax.planning.latency.profile import Profile, Subject
+from pat_jax.profiling.capacity.page import page
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.text import plan_text
+
+TINY = preset("tiny")
+ASKED = ["--model", "tiny", "--target", "h100:8", "--responses", "32", "--rollouts", "1"]
+ASKED += ["--max_completion_length", "1024", "--max_prompt_length", "64", "--data", "nowhere"]
+ASKED += ["--prompt_tokens", "16", "--lengths", "short", "--train", "false"]
+SOURCES = ("early_exit:1", "model:tiny")
+
+
+@pytest.fixture(autouse=True)
+def of_these_devices(monkeypatch):
+    """The tests have their devices already."""
+    monkeypatch.setattr(simulate, "configure", lambda count: None)
+
+
+def report_of(source: str, *options: str, asked: list[str] = ASKED) -> PlanReport:
+    argv = [*asked, "--speculation.source", source, *options]
+    return planned(plan.question_of(parse(argv, PlanConfig, prog="plan", presets=None), "it"), None)
+
+
+@pytest.mark.parametrize(("source", "share"), [("early_exit:9", 0.7), ("model:qwen3-0.6b", 0.99)])
+def test_a_plan_says_what_they_give_and_what_is_assumed(source: str, share: float):
+    asked = ["--model", "qwen3-8b", *ASKED[2:]]
+    worse, better = (
+        report_of(source, "--draft_acceptance", right, asked=asked) for right in ("0.5", "0.95")
+    )
+    said = []
+    for report in (worse, better):
+        (row,) = report.comparison.by_source
+        assert row.name == source and report.comparison.drafting is not None
+        said += row.tokens_per_step
+        assert PlanReport.from_json(report.to_json()) == report
+    assert 1.0 <= said[0] < said[1] <= 4.0  # budgets of 1 and 3
+    # A pass of Qwen3-0.6B takes more than half of a step in the layout with the most TP.
+    assert better.comparison.by_source[0].mean_s < share * better.comparison.adaptive.mean_s
+    text = plan_text(better)
+    assert "assumed: each token with a probability of 0.95" in text and source in text
+    assert "for each of its tokens of drafts a pass of" in text and source in page(better)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_as_it_is_a_guess_is_taken(source: str):
+    text = plan_text(report_of(source))
+    assert "assumed: each token with a probability of 0.6 where" in text
+
+
+def test_where_they_do_not_pay_none_are_made():
+    report = report_of("early_exit:1", "--draft_acceptance", "0.02")
+    drafting, adaptive = report.comparison.drafting, report.comparison.adaptive
+    assert drafting is not None
+    assert drafting.mean_s < 1.02 * adaptive.mean_s and drafting.tokens_per_step[0] < 1.02
+
+
+def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
+    """Whole in every layout, and with pages for every row that may draft, at full length."""
+    for layout in report_of("model:tiny").memory.layouts:
+        rows = 32 // layout.split.dp
+        tokens = 16 + rows * 2048  # of the largest bucket of lengths, and a page for nothing
+        cache = 2 * 2 * TINY.num_layers * tokens * TINY.num_kv_heads * TINY.head_dim
+        weights = report_of("none").memory.layouts[0].weights  # whole: of the same shape
+        assert layout.drafts - cache - weights == pytest.approx(0, abs=0.02 * cache + 2**20)
+        assert layout.drafts > cache + weights
+
+
+def test_layouts_that_a_draft_model_leaves_no_room_say_so():
+    asked = ["--model", "qwen3-8b", "--target", "h100:8", "--responses", "128", "--data", "nowhere"]
+    asked += ["--rollouts", "1", "--lengths", "short", "--train", "false"]
+    layouts = report_of("model:qwen3-0.6b", asked=asked).memory.layouts
+    assert not layouts[0].refusal and layouts[-1].drafts > 300 * 2**30
+    assert "drafts (" in layouts[-1].refusal
+    assert "less with a smaller --speculation.most_tokens" in layouts[-1].refusal
+    fewer = report_of("model:qwen3-0.6b", "--speculation.most_tokens", "32", asked=asked)
+    assert not any(layout.refusal for layout in fewer.memory.layouts)
+    asked[asked.index("128")] = "1024"
+    words = r"draft model \d+\), .*; --speculation.most_tokens 32, "
+    with pytest.raises(UserError, match=words):
+        report_of("model:qwen3-0.6b", asked=asked)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        (
+            "early_exit:2",
+            (),
+            "expected a layer from 1 to 1 behind early_exit:, for a model of 2 layers",
+        ),
+        (
+            "model:nowhere",
+            (),
+            "the folder of a checkpoint or a built-in shape behind model:: demo, ",
+        ),
+        ("model:qwen3-0.6b", (), "a model with the policy's 128 tokens, and this one has 151936"),
+        ("early_exit:1", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),
+        ("model:tiny", ("--draft_acceptance", "0"), "is 0.0: expected a number in (0, 1)"),
+        ("suffix", ("--draft_acceptance", "0.7"), "expected 0.6 where no model says drafts"),
+    ],
+)
+def test_every_mistake_is_one_sentence(source: str, options: tuple[str, ...], words: str):
+    with pytest.raises(UserError) as caught:
+        report_of(source, *options)
+    message = str(caught.value)
+    assert words in message and "\n" not in message
+
+
+def test_models_that_may_draft_are_read_from_their_folder(tmp_path: Path):
+    fits = write_checkpoint(tmp_path / "fits", replace(TINY, num_layers=1))
+    (row,) = report_of(f"model:{fits}").comparison.by_source
+    assert row.name == f"model:{fits}"
+    short = write_checkpoint(tmp_path / "short", replace(TINY, max_position=512))
+    with pytest.raises(UserError, match="a model for texts of 1088 tokens, the longest prompt"):
+        report_of(f"model:{short}")
+
+
+class TestSimulate:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def profile(cls, tmp_path_factory) -> Path:
+        """Of a machine whose steps verify drafts that the first layer says."""
+        latency = made_up_latency(
+            dict(zip(SPLITS, (0.5, 0.4, 0.3, 0.25), strict=True)),
+            dict.fromkeys(SPLITS, 0.05),
+            reslice=0.2,
+            migrate_per_token=1e-4,
+            max_rows=8,
+            lengths=(64, 128, 256),
+        )
+        verify = {(*key, 3): 1.2 * seconds for key, seconds in latency.decode_table.items()}
+        latency = replace(latency, verify_table=verify, drafts_from="the first layer")
+        path = tmp_path_factory.mktemp("profile") / "made-up.json"
+        Profile(Subject("gpu", "made up", 8, asdict(TINY), "bfloat16", "0"), latency).save(path)
+        return path
+
+    @staticmethod
+    def asked(profile: Path, *options: str) -> list[str]:
+        given = ["--responses", "32", "--max_completion_length", "128", "--prompt_tokens", "16"]
+        given += ["--lengths", "reasoning", "--length_scale", "0.01"]
+        return ["simulate", "--profile", str(profile), *given, *options]
+
+    def test_they_are_replayed_where_their_steps_were_measured(
+        self, profile: Path, monkeypatch, capsys, tmp_path: Path
+    ):
+        out = tmp_path / "out.json"
+        options = ["--speculation.source", "early_exit:1", "--draft_acceptance", "0.8"]
+        options += ["--device_memory_gib", "10", "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", self.asked(profile, *options))
+        run_command(simulate.main)
+        printed = capsys.readouterr().out
+        assert "assumed: each token with a probability of 0.8" in printed
+        (answer,) = json.loads(out.read_text())["answers"]
+        (row,) = answer["by_source"]
+        assert row["name"] == "early_exit:1"
+        # 1 + p + p² + p³, where all rows draft throughout.
+        assert row["tokens_per_step"][0] == pytest.approx(1 + 0.8 + 0.64 + 0.512, rel=0.05)
+        assert row["mean_s"] < answer["systems"][0]["mean_s"]
+
+    @pytest.mark.parametrize("source", ["suffix", "early_exit:1", "model:tiny"])
+    def test_steps_that_verify_drafts_from_elsewhere_are_not_taken_for_them(
+        self, profile: Path, monkeypatch, capsys, source: str
+    ):
+        monkeypatch.setattr(sys, "argv", self.asked(profile, "--speculation.source", source))
+        if source == "early_exit:1":
+            run_command(simulate.main)
+            return
+        with pytest.raises(SystemExit):
+            run_command(simulate.main)
+        message = capsys.readouterr().err
+        assert "has no steps that verify drafts of --speculation.budgets (1 3 7) from" in message
+        assert f"pat_jax.profile --speculation.source {source}" in message
+
+    def test_by_itself_it_drafts_nothing_then_and_says_why(
+        self, profile: Path, monkeypatch, capsys
+    ):
+        monkeypatch.setattr(sys, "argv", self.asked(profile))
+        run_command(simulate.main)
+        printed = capsys.readouterr().out
+        assert "drafts are from the first layer, not from texts: none are made" in printed
