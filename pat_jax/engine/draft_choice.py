@@ -42,7 +42,8 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     is_said = config.exit_layer > 0 or config.draft_model != ""
     texts = 0 if is_said else config.texts
     has_model = config.draft_model != ""
-    return Drafts(config.budgets, config.longest, most, texts, config.exit_layer, has_model)
+    sizes = config.budgets, config.longest, most, texts
+    return Drafts(*sizes, config.exit_layer, has_model, config.stagger)
 
 
 def wanted_drafts(
