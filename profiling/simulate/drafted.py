@@ -4,7 +4,7 @@ On average: a row says in each step what `Acceptance` expects of the room that i
 divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
 of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
 than another, and how many are live is looked at once in `check_every` steps. Of sequences that begin when
-siblings have ended more drafts are right, as `planning/planner/stagger.py` has it.
+siblings have ended more drafts are right at first, as `planning/planner/stagger.py` has it.
 
 Tokens are whole. Of what a row is owed in a burst, parts of a token are kept for its next ones; each
 begins with another part, so that those of a group do not say their extra tokens in the same step. So a
@@ -19,7 +19,7 @@ import numpy as np
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.planning.drafts import NO_SOURCES, Acceptance, Ways
-from pat_jax.planning.planner.stagger import times_right
+from pat_jax.planning.planner.stagger import FIRST_TOKENS, times_right
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -45,7 +45,7 @@ class DraftedRows:
         # What steps come to, by what was believed last: bursts that believe the same share it.
         self._ways: tuple[np.ndarray, Ways] | None = None
         self._uncounted: list[np.ndarray] | None = None  # begun, tried, right, verified
-        # How many times as many tokens of drafts are right as of sequences that began with all siblings.
+        # How many times as many tokens of drafts are right in the first tokens of those that began later.
         self._times = np.ones(len(self.table))
         self._has_begun = np.zeros(len(self.table), bool)
 
@@ -66,7 +66,8 @@ class DraftedRows:
         """
         table, pace = self.table, self.machine.pace(burst.shape.budget)
         live, every = table.live, pace.check_every
-        group, expected, times = table.group(live), self._expected(burst), self._times[live]
+        group, expected = table.group(live), self._expected(burst)
+        before = table.length[live] - table.prompt_length[live]
         said, live_steps, pages, steps, drafted = 0 * left, 0 * left, 0 * left, 0, 0.0
         while steps < burst.max_steps:
             is_live = said < left
@@ -76,6 +77,7 @@ class DraftedRows:
             if of_group.max() <= burst.threshold or is_short.any():
                 break
             pages += more
+            times = np.where(before + said < FIRST_TOKENS, self._times[live], 1.0)
             rate = 1 + times * (expected.tokens(of_group)[group] - 1)
             new, took = self._said(live, rate, np.where(is_live, left - said, 0), every)
             said, live_steps, steps = said + new, live_steps + took, steps + every

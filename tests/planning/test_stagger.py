@@ -11,7 +11,14 @@ from made_up_machines import FASTER_WITH_TP, TP8, lengths_of, machine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.planner.stagger import LEADERS, WORTH, Queue, Schedule, staggered
+from pat_jax.planning.planner.stagger import (
+    FIRST_TOKENS,
+    LEADERS,
+    WORTH,
+    Queue,
+    Schedule,
+    staggered,
+)
 from pat_jax.planning.types import Load
 
 DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
@@ -66,6 +73,9 @@ def test_what_whole_siblings_are_worth_makes_rows_faster():
     found = Schedule.of(queue, queue.order, np.array([100.0, 100.0]), 1, right=1.0)
     assert found.whole.tolist() == [0, 1]
     assert found.end[1] - found.begin[1] == pytest.approx(100 * 2 / (2 + WORTH))
+    long = np.full(2, FIRST_TOKENS + 1000.0)
+    found = Schedule.of(queue, queue.order, long, 1, right=1.0)
+    assert found.end[1] - found.begin[1] == pytest.approx(1000 + FIRST_TOKENS * 2 / (2 + WORTH))
 
 
 def test_a_schedule_is_seen_between_edges():
