@@ -23,6 +23,7 @@ from pat_jax.planning.types import Load
 
 DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
 prompts = st.lists(st.integers(0, 5), min_size=1, max_size=40).map(np.array)
+many_samples = st.lists(st.integers(0, 1), min_size=16, max_size=40).map(np.array)
 
 
 def queue_of(prompt: np.ndarray, rows: int, *, tokens=20, cap=200, has_earlier=False) -> Queue:
@@ -32,7 +33,7 @@ def queue_of(prompt: np.ndarray, rows: int, *, tokens=20, cap=200, has_earlier=F
     return Queue(load, np.arange(count), prompt, np.full(count, has_earlier), rows)
 
 
-@given(prompts, st.randoms())
+@given(prompts | many_samples, st.randoms())
 def test_the_first_samples_begin_one_after_the_other(prompt: np.ndarray, random):
     order = list(range(len(prompt)))
     random.shuffle(order)

@@ -7,6 +7,7 @@ Knows lengths, rows and what whole siblings are worth. Does not know what a step
 import heapq
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -125,16 +126,19 @@ class Schedule:
     def row_steps(self) -> float:
         return float((self.end - self.begin).sum())
 
-    def at(self, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def at(self, edges: np.ndarray) -> np.ndarray:
         """Between each two edges: live sequences, tokens in the cache of one, and of the longest;
-        float[moments] each."""
-        start, stop = edges[:-1, None], edges[1:, None]
+        float[3, moments]."""
+        moments = [self._between(*pair) for pair in pairwise(edges)]
+        return np.array(moments).T
+
+    def _between(self, start: float, stop: float) -> tuple[float, float, float]:
         first, last = np.maximum(self.begin, start), np.minimum(self.end, stop)
-        lives = np.maximum(last - first, 0.0)
-        pace = self.lengths / (self.end - self.begin)
-        prompt = self.queue.load.context
-        middle = prompt + ((first + last) / 2 - self.begin) * pace
-        row_steps = lives.sum(axis=1)
-        mean = (lives * middle).sum(axis=1) / np.maximum(row_steps, 1e-9)
-        longest = np.where(lives > 0, prompt + (last - self.begin) * pace, 0).max(axis=1)
-        return row_steps / np.diff(edges), mean, longest
+        live = np.flatnonzero(last > first)
+        first, last, begin = first[live], last[live], self.begin[live]
+        pace = self.lengths[live] / (self.end[live] - begin)
+        before = self.queue.load.context[live] - begin * pace
+        lives = last - first
+        mean = float(lives @ (before + (first + last) / 2 * pace)) / max(float(lives.sum()), 1e-9)
+        longest = float((before + last * pace).max(initial=0.0))
+        return float(lives.sum()) / (stop - start), mean, longest
