@@ -29,7 +29,7 @@ from benchmarks.speculation_cells import (
 )
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.stagger import Queue, Schedule
-from pat_jax.planning.planner.stagger_prices import forecast
+from pat_jax.planning.planner.stagger_prices import scheduled_forecast
 from pat_jax.profiling.predict.kernel_files import NoData
 
 SAMPLES, TRUTH = 16, COUNTED["policy in RL"]
@@ -51,7 +51,7 @@ def priced(cell: Cell, seed: int) -> tuple[float, float]:
 
     def seconds(order: np.ndarray, rows: int) -> float:
         schedule = Schedule.of(queue, order, lengths, rows, right)
-        costs = planner._costs(forecast(schedule, planner.splits, planner.grid))
+        costs = planner._costs(scheduled_forecast(schedule, planner.splits, planner.grid))
         return float(costs.cheapest(planner.safety)[0].min())
 
     half, every = cell.size // 2, seconds(order, cell.size)

@@ -29,7 +29,7 @@ from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.priced import Costs
 from pat_jax.planning.planner.stagger import Queue, Schedule
-from pat_jax.planning.planner.stagger_prices import decided, forecast
+from pat_jax.planning.planner.stagger_prices import decided, scheduled_forecast
 from pat_jax.planning.types import (
     WAYS,
     Balance,
@@ -130,7 +130,7 @@ class CostModelPlanner(Planner):
             return None
 
         def costs(schedule: Schedule) -> Costs:
-            known = self._costs(forecast(schedule, self.splits, self.grid))
+            known = self._costs(scheduled_forecast(schedule, self.splits, self.grid))
             return self._compiled_only(known, here)
 
         def seconds(schedule: Schedule) -> float:

@@ -11,7 +11,7 @@ from pat_jax.planning.types import Split, Stagger
 Seconds = Callable[[Schedule], float]
 
 
-def forecast(schedule: Schedule, splits: Sequence[Split], num_moments: int) -> Forecast:
+def scheduled_forecast(schedule: Schedule, splits: Sequence[Split], num_moments: int) -> Forecast:
     """As if the lengths were known."""
     edges = np.unique(np.linspace(0, np.ceil(schedule.last), num_moments + 1).astype(int))
     live, mean, longest = schedule.at(edges)
