@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -110,7 +111,10 @@ class GenerateConfig:
     set beside those by the full weights, which are loaded for it; 0 leaves that out."""
     debug_nans: bool = False
     """Name the layer where the logits of a failed request cease to be numbers."""
-    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    # Results are written in the order of the file: after a kill only those count that all before have.
+    speculation: SpeculationConfig = field(
+        default_factory=partial(SpeculationConfig, stagger="off")
+    )
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self):

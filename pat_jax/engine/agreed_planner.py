@@ -7,7 +7,8 @@ import numpy as np
 from pat_jax.common.hosts.together import company
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Balance, Load, Outcome, Plan, Split
+from pat_jax.planning.planner.stagger import Queue
+from pat_jax.planning.types import Balance, Load, Outcome, Plan, Split, Stagger
 
 
 class AgreedPlanner(Planner):
@@ -27,6 +28,9 @@ class AgreedPlanner(Planner):
 
     def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
         return company().agree("balance", lambda: self._planner.balance(load, plan, options))
+
+    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
+        return company().agree("stagger", lambda: self._planner.stagger(queue, current))
 
     def observe(self, outcome: Outcome) -> None:
         self._planner.observe(outcome)

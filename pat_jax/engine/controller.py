@@ -20,7 +20,8 @@ from pat_jax.engine.sequences.state import ReservedPages
 from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Balance, Foreseen, Load, Plan, Split
+from pat_jax.planning.planner.stagger import Queue
+from pat_jax.planning.types import Balance, Foreseen, Load, Plan, Split, Stagger
 
 REFILL_PART = 8
 
@@ -106,6 +107,26 @@ class Controller:
     @property
     def has_work(self) -> bool:
         return self.table.has_work
+
+    def stagger(self, planner: Planner) -> Stagger | None:
+        """Before any sequence has begun: whether the samples of a prompt begin one after the other.
+
+        Returns:
+          None where that is no matter: no sequence waits for another, or none drafts from its siblings.
+        """
+        drafts, prompt = self.shapes.drafts, self.contents.prompt
+        has_siblings = len(np.unique(prompt)) < len(prompt)
+        if drafts.stagger == "off" or not (drafts.texts and has_siblings):
+            return None
+        if drafts.stagger == "on":
+            found: Stagger | None = Stagger(True)
+        else:
+            rows = self.split.dp * self.shapes.buckets.rows[self.split][-1]
+            asked = self.table.whole_load(), self.scheduler.queue, prompt
+            found = planner.stagger(Queue(*asked, self.contents.has_earlier, rows), self.split)
+        if found is not None and found.is_on:
+            self.scheduler.stagger()
+        return found
 
     def admit(self) -> PrefillWork:
         """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""

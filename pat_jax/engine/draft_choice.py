@@ -44,7 +44,8 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
     texts = 0 if config.is_said else config.texts
     has_model = config.draft_model != ""
-    return Drafts(config.budgets, config.longest, most, texts, config.exit_layer, has_model)
+    sizes = config.budgets, config.longest, most, texts
+    return Drafts(*sizes, config.exit_layer, has_model, config.stagger)
 
 
 def drafter_of(

@@ -12,7 +12,7 @@ from pat_jax.engine.controller import Controller
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.drafts import NO_SOURCES, Drafted
-from pat_jax.planning.types import Foreseen, Ran
+from pat_jax.planning.types import Foreseen, Ran, Stagger
 
 MIB = 2**20
 
@@ -70,6 +70,7 @@ class RolloutReport:
     bursts: list[Ran] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)  # of a row, in each burst
     drafts: DraftSums = field(default_factory=DraftSums)
+    stagger: Stagger | None = None  # where sequences wait, and draft from their siblings
 
     def add_burst(
         self, burst: Ran, began_s: float, tokens: int, row_steps: int, drafted: Drafted
@@ -118,6 +119,11 @@ class RolloutReport:
         return self.busy_rows / max(1, self.total_rows)
 
     @property
+    def balance_share(self) -> float:
+        """Part of the rollout's seconds in which sequences moved between groups of a layout."""
+        return self.spent("balance") / self.total_s if self.total_s else 0.0
+
+    @property
     def prefill_padding(self) -> float:
         """Part of the computed tokens that were none."""
         return 1 - self.prefill_tokens / max(1, self.prefill_room)
@@ -152,6 +158,22 @@ class RolloutReport:
             switches=tuple(self.switches),
             balanced=tuple(self.balanced),
         )
+
+
+def describe_stagger(stagger: Stagger) -> str:
+    """Before any sequence has begun."""
+    how = "one after the other" if stagger.is_on else "together"
+    return f"samples of a prompt begin {how}: {stagger.reason}"
+
+
+def describe_balance(report: RolloutReport) -> str:
+    """All moves between groups, when the rollout has ended."""
+    moves = report.balanced
+    return (
+        f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
+        f"{len(moves)} moves, {100 * report.balance_share:.2f} % of the rollout's time; "
+        f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
+    )
 
 
 def describe_switch(switch: Switch, total_s: float) -> str:

@@ -10,7 +10,12 @@ import numpy as np
 
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.executor import Executor
-from pat_jax.engine.report import RolloutReport, describe_switch
+from pat_jax.engine.report import (
+    RolloutReport,
+    describe_balance,
+    describe_stagger,
+    describe_switch,
+)
 from pat_jax.engine.trace import Balanced, Switch
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Balance, Plan, Ran, Relocated, way
@@ -40,6 +45,10 @@ def rollout(
     """
     clock, running = executor.clock, None
     try:
+        with clock("plan"):
+            report.stagger = controller.stagger(planner)
+        if report.stagger is not None:
+            tell(describe_stagger(report.stagger))
         while controller.has_work:
             if running is None:
                 plan, stays = _prepare(controller, executor, planner, report, tell), True
@@ -84,6 +93,8 @@ def rollout(
     report.finish(controller, clock)
     for switch in report.switches:
         tell(describe_switch(switch, report.total_s))
+    if report.balanced:
+        tell(describe_balance(report))
     if report.drafts.steps:
         tell(report.drafts.words)
 

@@ -14,12 +14,14 @@ from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables, Moved
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, Admitted, num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork, Spans
+from pat_jax.planning.planner.stagger import staggered
 
 
 class Scheduler:
     """Decides which sequences of a table have a row and pages.
 
-    Of those that wait, the ones that had to make room come first, then those expected to run longest.
+    Of those that wait, the ones that had to make room come first, then those expected to run longest; or
+    first samples of all prompts one after the other, see `stagger`.
     """
 
     def __init__(
@@ -43,6 +45,15 @@ class Scheduler:
         self._turn = np.zeros(count, np.int64)  # largest for the one admitted last
         self._num_admitted = 0
         self._forget_homes()
+
+    @property
+    def queue(self) -> np.ndarray:
+        """int[waiting], sequences in the order in which they get rows."""
+        return np.array(self._queue, np.int64)
+
+    def stagger(self) -> None:
+        """From now on the samples of a prompt get rows one after the other: see `planning/planner/stagger.py`."""
+        self._queue = deque(staggered(self.queue, self.contents.prompt).tolist())
 
     def _forget_homes(self) -> None:
         # The group in which a sample of each prompt got pages last.

@@ -72,6 +72,16 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Stagger:
+    """Whether the samples of a prompt begin one after the other: see `planning/planner/stagger.py`."""
+
+    is_on: bool
+    predicted_saving_s: float = 0.0  # of decoding, before the cost
+    predicted_cost_s: float = 0.0  # of prompts that are computed again
+    reason: str = "asked for"
+
+
+@dataclass(frozen=True)
 class Ran:
     """A decode burst that has run: its buckets, what it read, what it took."""
 

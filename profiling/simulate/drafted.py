@@ -3,7 +3,8 @@
 On average, and of drafts that are copied: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
 divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
 of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
-than another, and how many are live is looked at once in `check_every` steps.
+than another, and how many are live is looked at once in `check_every` steps. Of sequences that begin when
+siblings have ended more drafts are right at first, as `planning/planner/stagger.py` has it.
 
 A draft that a model says is as long as the budget in every row, and a run of its own.
 
@@ -20,6 +21,7 @@ import numpy as np
 from pat_jax.engine.controller import Burst
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.planning.drafts import DRAFTS, KINDS, MOST, NO_SOURCES, SAID, Acceptance, Ways
+from pat_jax.planning.planner.stagger import FIRST_TOKENS, times_right
 from pat_jax.profiling.simulate.machine import Machine
 
 GOLDEN = (5**0.5 - 1) / 2  # whose multiples leave no gaps: where rows begin
@@ -45,6 +47,18 @@ class DraftedRows:
         # What steps come to, by what was believed last: bursts that believe the same share it.
         self._ways: tuple[np.ndarray, Ways] | None = None
         self._uncounted: list[np.ndarray] | None = None  # see `NONE_DRAFTED`
+        # How many times as many tokens of drafts are right in the first tokens of those that began later.
+        self._times = np.ones(len(self.table))
+        self._has_begun = np.zeros(len(self.table), bool)
+
+    def note_begun(self) -> None:
+        """To be told before each burst: which siblings had ended when sequences begin."""
+        table = self.table
+        begins = table.live[~self._has_begun[table.live]]
+        self._has_begun[begins] = True
+        if table.has_prompt_ids and len(begins):
+            whole = np.bincount(table.sibling, table.is_done)[table.sibling[begins]]
+            self._times[begins] = times_right(whole, np.zeros(len(begins), bool))
 
     def run(self, burst: Burst, left: np.ndarray, in_reserve: np.ndarray) -> Went:
         """
@@ -55,6 +69,7 @@ class DraftedRows:
         table, pace = self.table, self.machine.pace(burst.shape.budget)
         live, every = table.live, pace.check_every
         group, expected = table.group(live), self._expected(burst)
+        before = table.length[live] - table.prompt_length[live]
         said, live_steps, pages, steps, drafted = 0 * left, 0 * left, 0 * left, 0, 0.0
         while steps < burst.max_steps:
             is_live = said < left
@@ -64,7 +79,8 @@ class DraftedRows:
             if of_group.max() <= burst.threshold or is_short.any():
                 break
             pages += more
-            rate = expected.tokens(of_group)[group]
+            times = np.where(before + said < FIRST_TOKENS, self._times[live], 1.0)
+            rate = 1 + times * (expected.tokens(of_group)[group] - 1)
             new, took = self._said(live, rate, np.where(is_live, left - said, 0), every)
             said, live_steps, steps = said + new, live_steps + took, steps + every
             drafted += float(expected.drafted(of_group)[group] @ took)

@@ -75,6 +75,7 @@ class SimulatedExecutor(Executor):
     def launch(self, burst: Burst) -> None:
         if not burst.is_ahead:
             self._drawn = np.zeros(burst.shape[0].dp, np.int64)
+        self._drafted.note_begun()
         self._running.append(burst)
 
     def collect(self) -> tuple[SimulatedOutput, bool]:

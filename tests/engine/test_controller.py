@@ -1,17 +1,20 @@
 """What a rollout does next: decided on host state alone, by cases with a known answer."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from pat_jax.engine.controller import Burst, Collected, Controller
-from pat_jax.engine.layout.buckets import Buckets, Shapes
+from pat_jax.engine.layout.buckets import Buckets, Drafts, Shapes
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.drafts import NONE_DRAFTED
-from pat_jax.planning.types import Plan, Split
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.planner.stagger import Queue
+from pat_jax.planning.types import Plan, Split, Stagger
 
 DP2 = Split(2, 1)
 PROMPT, CAP = 5, 59
@@ -240,3 +243,53 @@ def test_it_is_checked_only_while_no_burst_is_on_its_way():
     controller.scheduler.tables.pools[0].take(1)
     with pytest.raises(AssertionError, match="other holders"):
         controller.check_integrity()
+
+
+class Asked(FixedLayout):
+    """Notes what it is asked, and says what it was told to."""
+
+    def __init__(self, found: Stagger | None):
+        super().__init__(DP2)
+        self.found, self.queues = found, list[Queue]()
+
+    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
+        self.queues.append(queue)
+        return self.found
+
+
+def staggering(way: Literal["auto", "on", "off"], texts: int = 4, samples: int = 6) -> Controller:
+    """Five prompts of so many samples, before any has begun; rows for eight in each of two groups."""
+    table = SequenceTable(
+        np.full(5 * samples, PROMPT),
+        np.full(5 * samples, CAP),
+        prompt_id=np.repeat(np.arange(5), samples),
+        num_groups=2,
+        rows_per_group=8,
+    )
+    shapes = replace(SHAPES, drafts=Drafts((1,), 1, 64, texts, stagger=way))
+    return Controller(Contents(table), shapes, DP2, runs_ahead=True)
+
+
+@pytest.mark.parametrize("found", [None, Stagger(False), Stagger(True)])
+def test_the_planner_says_whether_samples_begin_one_after_the_other(found: Stagger | None):
+    controller, planner = staggering("auto"), Asked(found)
+    assert controller.stagger(planner) is found
+    (queue,) = planner.queues
+    assert queue.order.tolist() == list(range(30)) and queue.rows == 16
+    assert queue.prompt.tolist() == np.repeat(np.arange(5), 6).tolist()
+    assert queue.load.live == 30 and queue.load.waiting == 0 and not queue.has_earlier.any()
+    first = [0, 1, 2, 3] if found is None or not found.is_on else [0, 6, 12, 18]
+    assert controller.scheduler.queue[:4].tolist() == first
+    controller.admit()
+    controller.check_integrity()
+
+
+def test_the_option_decides_where_it_says_so():
+    planner = Asked(Stagger(False))
+    on = staggering("on")
+    found = on.stagger(planner)
+    assert found is not None and found.is_on and on.scheduler.queue[:2].tolist() == [0, 6]
+    for controller in (staggering("off"), staggering("auto", texts=0), staggering("on", samples=1)):
+        assert controller.stagger(planner) is None
+        assert controller.scheduler.queue[:2].tolist() == [0, 1]
+    assert not planner.queues

@@ -45,6 +45,17 @@ def test_the_longest_expected_are_admitted_first():
     assert in_order.table.live.tolist() == [0, 1, 2, 3]
 
 
+def test_samples_of_a_prompt_are_admitted_one_after_the_other():
+    requests = [request for request in plain(3) for _ in range(6)]
+    scheduler = make_scheduler(requests, expected=np.repeat([5.0, 9, 7], 6))
+    scheduler.stagger()
+    scheduler.admit(6, BURST, at_once=BURST)
+    assert scheduler.table.live.tolist() == [0, 1, 6, 7, 12, 13]
+    first, second, rest = [8, 14, 2], [9, 15, 3], [10, 11, 16, 17, 4, 5]
+    assert scheduler.queue.tolist() == [*first, *second, *rest]
+    scheduler.check_integrity()
+
+
 def test_sequences_are_dealt_out_evenly():
     scheduler = make_scheduler(plain(9), num_groups=4)
     scheduler.admit(5, BURST, at_once=BURST)

@@ -161,6 +161,28 @@ ENDINGS = (
 )
 
 
+@pytest.mark.parametrize("kv_pages", [0, 24])
+def test_samples_that_begin_one_after_the_other_say_the_same(kv_pages):
+    """And draft from whole siblings: of greedy ones a second says what the first has said."""
+    rng, greedy = np.random.default_rng(5), Sampling(temperature=0.0)
+    prompts = [tuple(rng.integers(3, 61, 10).tolist()) for _ in range(8)]
+    requests = [
+        Request(prompt, sequence_key(1, i), 40, greedy, ignore_eos=True)
+        for i, prompt in enumerate(prompts)
+        for _ in range(3)
+    ]
+    planner = FixedLayout(DP2, budget=3, reach=REACH)
+    found, reports = {}, {}
+    for way in ("off", "on"):
+        one = engine(kv_pages, 8, replace(DRAFTS, stagger=way))
+        found[way], reports[way] = generate(one, requests, planner)
+    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(*found.values(), strict=True)]
+    assert np.mean(same) > 0.9  # the others' first difference is judged where layouts are
+    assert reports["off"].stagger is None
+    assert reports["on"].stagger is not None and reports["on"].stagger.is_on
+    assert reports["on"].tokens_per_row_step > 1.1 * reports["off"].tokens_per_row_step
+
+
 def test_responses_end_where_they_do_without_drafts():
     """At tokens that end them, not before they may, and at every number of tokens, one among them."""
     requests = asked_twice(ENDINGS, count=15)

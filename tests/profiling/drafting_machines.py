@@ -9,7 +9,7 @@ from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.drafts import KINDS, MOST, Acceptance
 from pat_jax.profiling.simulate.machine import Machine
 
-DRAFTS = Drafts(budgets=(1, 3), longest=3, most_tokens=64)
+DRAFTS = Drafts(budgets=(1, 3), longest=3, most_tokens=64, texts=4)
 
 
 def acceptance_of(right: float, matched: float = 1.0) -> Acceptance:
@@ -26,16 +26,19 @@ ALL, HALF, NOTHING = acceptance_of(1.0), acceptance_of(0.5), acceptance_of(0.0)
 
 
 def drafting(
-    acceptance: Acceptance | None, dearer: float = 1.1, machine: Machine = MACHINE
+    acceptance: Acceptance | None,
+    dearer: float = 1.1,
+    machine: Machine = MACHINE,
+    drafts: Drafts = DRAFTS,
 ) -> Machine:
     """A step takes `dearer` times as long for each token of the budget, whoever says the drafts."""
     truth = machine.truth
     verify = {
         (split, rows, length, budget): seconds * dearer**budget
         for (split, rows, length), seconds in truth.decode_table.items()
-        for budget in DRAFTS.of(rows)
+        for budget in drafts.of(rows)
     }
     truth = replace(truth, verify_table=verify)
     is_said = acceptance is not None and acceptance.is_said
-    drafts = replace(DRAFTS, exit_layer=int(is_said))
+    drafts = replace(drafts, exit_layer=int(is_said))
     return replace(machine, truth=truth, drafts=drafts, acceptance=acceptance)

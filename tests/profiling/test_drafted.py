@@ -274,3 +274,30 @@ class TestClairvoyant:
     def alone(machine: Machine) -> Machine:
         buckets = replace(machine.buckets, rows={TP8: machine.buckets.rows[TP8]}, lengths=(192,))
         return replace(machine, splits=(TP8,), buckets=buckets)
+
+
+def test_samples_one_after_the_other_save_what_the_planner_says():
+    """Rows for a quarter of the sequences; whole siblings are worth what the planner believes."""
+    machine = drafting(HALF, dearer=1.05, drafts=replace(DRAFTS, most_tokens=256))
+    saved, predicted = 0.0, 0.0
+    for seed in range(3):
+        workload, reports = make_workload(seed, 160, 8), {}
+        for way in ("off", "auto", "on"):
+            one = replace(machine, drafts=replace(machine.drafts, stagger=way))
+            reports[way] = replay(workload, planner_of(one, HALF, (TP8,)), one)
+            assert reports[way].tokens == workload.responses.sum()
+        found = reports["auto"].stagger
+        assert found is not None and found.is_on and reports["off"].stagger is None
+        assert reports["auto"].total_s == reports["on"].total_s < reports["off"].total_s
+        assert reports["on"].tokens_per_row_step > 1.03 * reports["off"].tokens_per_row_step
+        saved += reports["off"].spent("decode") - reports["on"].spent("decode")
+        predicted += found.predicted_saving_s
+    assert 0.5 * predicted < saved < 2 * predicted
+
+
+@given(grouped, st.sampled_from(SPLITS))
+def test_where_all_have_rows_nothing_is_staggered(workload, split):
+    machine = drafting(HALF)
+    machine = replace(machine, drafts=replace(DRAFTS, texts=4))
+    done = replay(workload, planner_of(machine, HALF, (split,)), machine)
+    assert done.stagger is None

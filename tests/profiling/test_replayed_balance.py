@@ -54,6 +54,8 @@ class TestBalance:
         assert {burst.rows for burst in fixed.bursts if burst.live == 8} == {8}
         assert even.trace.total_steps == fixed.trace.total_steps
         assert even.total_s == pytest.approx(even.spent("prefill", "decode", "balance"))
+        assert even.balance_share == pytest.approx(done.seconds / even.total_s)
+        assert fixed.balance_share == 0
         saved = fixed.total_s - even.total_s + done.seconds
         assert saved == pytest.approx(104 * 7 * 0.1, rel=0.2) and saved > 5
 

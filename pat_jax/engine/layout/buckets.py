@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import TEXTS, Split
@@ -45,6 +45,8 @@ class Drafts:
     # from texts.
     exit_layer: int = 0
     has_model: bool = False
+    # Whether samples of a prompt begin one after the other where sequences wait; auto: where that pays.
+    stagger: Literal["auto", "on", "off"] = "auto"
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Budgets that bursts of so many rows of a group may have, so few that little is compiled: the two

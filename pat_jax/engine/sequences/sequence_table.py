@@ -84,14 +84,20 @@ class SequenceTable:
         return int(self.length[self.live].max()) - 1
 
     def load(self) -> Load:
-        live = self.live
+        return self._load(self.live, self.group(self.live), len(self.waiting))
+
+    def whole_load(self) -> Load:
+        """Of all sequences, as though each had a row of group 0."""
+        return self._load(np.arange(len(self)), np.zeros(len(self), int), 0)
+
+    def _load(self, live: np.ndarray, group: np.ndarray, waiting: int) -> Load:
         return Load(
-            group=self.group(live),
+            group=group,
             generated=self.length[live] - self.prompt_length[live],
             context=self.length[live] - 1,
             budget=self.end[live] - self.length[live],
             siblings=self._siblings(live) if self.has_prompt_ids else None,
-            waiting=len(self.waiting),
+            waiting=waiting,
             step=self.progress,
         )
 

@@ -28,6 +28,8 @@ from pat_jax.planning.planner.compilation import Uncompiled, follow
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.priced import Costs
+from pat_jax.planning.planner.stagger import Queue, Schedule
+from pat_jax.planning.planner.stagger_prices import decided, scheduled_forecast
 from pat_jax.planning.types import (
     WAYS,
     Balance,
@@ -40,6 +42,7 @@ from pat_jax.planning.types import (
     Ran,
     Relocated,
     Split,
+    Stagger,
     recompute_below,
 )
 
@@ -52,6 +55,11 @@ class Planner(ABC):
     @abstractmethod
     def plan(self, load: Load, current: Split) -> Plan:
         """The layout of the next burst and when to end it."""
+
+    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
+        """Whether the samples of a prompt begin one after the other; None where none waits for a row, or
+        nothing is known of what that is worth."""
+        del queue, current
 
     def observe(self, outcome: Outcome) -> None:
         """What came of a decision; a planner may learn from what it took."""
@@ -114,6 +122,39 @@ class CostModelPlanner(Planner):
         start = int(np.argmin(total + costs.prefill))
         self._regret_budget, self._burst = RegretBudget(costs.prefill, start), None
         return self.splits[start]
+
+    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
+        lengths, here = queue.drawn(self.lengths), self.splits.index(current)
+        rows = self._rows(queue, current, lengths)
+        if self.acceptance is None or len(lengths) <= rows:
+            return None
+
+        def costs(schedule: Schedule) -> Costs:
+            known = self._costs(scheduled_forecast(schedule, self.splits, self.grid))
+            return self._compiled_only(known, here)
+
+        def seconds(schedule: Schedule) -> float:
+            return float(costs(schedule).cheapest(self.safety)[0][here])
+
+        def prefill_s(schedule: Schedule) -> float:
+            tokens = int(queue.load.context.mean())
+            return self.latency.recompute(current, schedule.num_alone / current.dp, tokens)
+
+        drafting = costs(Schedule.of(queue, queue.order, lengths, rows, 0.0)).drafting
+        budget = int(drafting.best[here])
+        right = drafting.foreseen(here, budget, 1.0).tokens - 1 if budget else 0.0
+        priced = seconds, prefill_s
+        bars = {"safety": self.safety, "least": self.min_saving}
+        return decided(queue, lengths, rows, right, *priced, **bars)
+
+    def _rows(self, queue: Queue, current: Split, lengths: np.ndarray) -> int:
+        """Sequences that run at once: pages may be too few for all rows."""
+        if self.memory is None:
+            return queue.rows
+        size = self.memory.page_size
+        pool = current.dp * size * (self.memory.pages[current] - 1)
+        each = float((queue.load.context + lengths / 2).mean()) + size / 2
+        return max(1, min(queue.rows, int(pool / each)))
 
     def plan(self, load: Load, current: Split) -> Plan:
         forecast, costs = self._outlook(load, current)
