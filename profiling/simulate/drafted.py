@@ -56,7 +56,7 @@ class DraftedRows:
         table = self.table
         begins = table.live[~self._has_begun[table.live]]
         self._has_begun[begins] = True
-        if table.has_prompt_ids and len(begins):
+        if self.machine.drafts.texts and table.has_prompt_ids and len(begins):
             whole = np.bincount(table.sibling, table.is_done)[table.sibling[begins]]
             self._times[begins] = times_right(whole, np.zeros(len(begins), bool))
 
