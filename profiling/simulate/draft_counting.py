@@ -147,15 +147,13 @@ class _Seen:
     def tell(self, places: np.ndarray) -> None:
         run = self.runs[places].ravel()
         place = np.repeat(places, self.runs.shape[1])
-        # Run by run in the order told: what differs from the one told after it is the other one.
-        order = np.argsort(run, kind="stable")
-        run, place = run[order], place[order]
-        is_first = np.diff(run, prepend=-1) != 0
-        before = np.where(is_first, self.place[0, run], np.roll(place, 1))
-        differs = (before >= 0) & (self.tokens[before] != self.tokens[place])
-        # NumPy writes the last of equal indices.
-        self.place[1, run[differs]] = before[differs]
-        self.place[0, run] = place
+        last, other = self.place
+        before = last[run]
+        last[run] = place  # NumPy writes the last of equal indices
+        newest = self.tokens[last[run]]
+        for one in (before, place):
+            differs = (one >= 0) & (self.tokens[one] != newest)
+            other[run[differs]] = one[differs]
         self.place[:, NO_RUN] = NOWHERE
 
     def forget(self) -> None:
