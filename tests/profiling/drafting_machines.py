@@ -40,5 +40,5 @@ def drafting(
     }
     truth = replace(truth, verify_table=verify)
     is_said = acceptance is not None and acceptance.is_said
-    drafts = replace(drafts, exit_layer=int(is_said))
+    drafts = replace(drafts, exit_layer=1, texts=0) if is_said else drafts
     return replace(machine, truth=truth, drafts=drafts, acceptance=acceptance)
