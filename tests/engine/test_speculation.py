@@ -22,7 +22,7 @@ from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Stagger
 from pat_jax.profiling.measure.warm_up import Warmup
 from tests.lossless import CARRIES, MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
@@ -171,16 +171,20 @@ def test_samples_that_begin_one_after_the_other_say_the_same(kv_pages):
         for i, prompt in enumerate(prompts)
         for _ in range(3)
     ]
-    planner = FixedLayout(DP2, budget=3, reach=REACH)
-    found, reports = {}, {}
-    for way in ("off", "on"):
-        one = engine(kv_pages, 8, replace(DRAFTS, stagger=way))
-        found[way], reports[way] = generate(one, requests, planner)
-    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(*found.values(), strict=True)]
+
+    class InTurn(FixedLayout):
+        def stagger(self, queue, current):
+            return Stagger(True)
+
+    one = engine.__wrapped__(kv_pages, 8, DRAFTS)  # of this test alone
+    options = {"budget": 3, "reach": REACH}
+    plain, together = generate(one, requests, FixedLayout(DP2, **options))
+    found, report = generate(one, requests, InTurn(DP2, **options))
+    same = [a.tokens.tolist() == b.tokens.tolist() for a, b in zip(plain, found, strict=True)]
     assert np.mean(same) > 0.9  # the others' first difference is judged where layouts are
-    assert reports["off"].stagger is None
-    assert reports["on"].stagger is not None and reports["on"].stagger.is_on
-    assert reports["on"].tokens_per_row_step > 1.1 * reports["off"].tokens_per_row_step
+    assert together.stagger is None
+    assert report.stagger is not None and report.stagger.is_on
+    assert report.tokens_per_row_step > 1.1 * together.tokens_per_row_step
 
 
 def test_responses_end_where_they_do_without_drafts():
@@ -230,6 +234,11 @@ def test_after_the_warm_up_nothing_is_compiled():
     assert drafts.predicted_saving_s > 0 and "a sequence said" in drafts.words
 
 
+@cache  # not `two_devices.engine` itself, which would keep it for other files
+def copying() -> RolloutEngine:
+    return engine.__wrapped__(drafts=DRAFTS)
+
+
 @cache
 def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
     """As on a GPU or TPU: see `test_ahead.reading_pages`."""
@@ -241,7 +250,7 @@ def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: engine(drafts=DRAFTS),
+        copying,
         pytest.param(reading_pages, marks=pytest.mark.slow),
         pytest.param(lambda: reading_pages(kv_pages=12, capacity=6), marks=pytest.mark.slow),
     ],

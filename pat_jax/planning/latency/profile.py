@@ -250,6 +250,5 @@ def _drops(name: str, table: Mapping[tuple, float]) -> Iterable[str]:
 
 def _words(key: object) -> str:
     parts = key if isinstance(key, tuple) else (key,)
-    return " ".join(
-        shortened(str(part)) if isinstance(part, Split) else shown(part) for part in parts
-    )
+    words = (shortened(str(part)) if isinstance(part, Split) else shown(part) for part in parts)
+    return shortened(" ".join(words))  # of a text, a part is a character
