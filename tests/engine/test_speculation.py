@@ -161,7 +161,7 @@ ENDINGS = (
 )
 
 
-@pytest.mark.parametrize("kv_pages", [0, 24])
+@pytest.mark.parametrize("kv_pages", [pytest.param(0, marks=pytest.mark.slow), 24])
 def test_samples_that_begin_one_after_the_other_say_the_same(kv_pages):
     """And draft from whole siblings: of greedy ones a second says what the first has said."""
     rng, greedy = np.random.default_rng(5), Sampling(temperature=0.0)
