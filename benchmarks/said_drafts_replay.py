@@ -30,11 +30,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +39,9 @@ import numpy as np
 
 from benchmarks.kernel_tables import GPUS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import Pinned
-from benchmarks.speculation_cells import ADAPTIVE, GPU, LENGTHS, static
+from benchmarks.speculation_cells import ADAPTIVE, GPU, LENGTHS, Rollouts, in_processes, static
 from benchmarks.speculation_replay import Seconds, pooled, spread
-from benchmarks.workloads import LengthData, read
+from benchmarks.workloads import read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import AlgorithmConfig, RunConfig
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
@@ -88,25 +85,12 @@ SYSTEMS = (
 )
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Rollouts):
     """One point of the grid."""
-
-    model: str
-    size: int
-    lengths: str
-    data: Path
-
-    def __str__(self) -> str:
-        return f"{self.model}, {self.size} responses, {self.lengths}"
 
     @property
     def policy(self) -> ModelConfig:
         return POLICIES[self.model]
-
-    @property
-    def known(self) -> LengthData:
-        return _lengths(self.data)[self.lengths]
 
     @property
     def config(self) -> RolloutConfig:
@@ -172,11 +156,6 @@ def _roomy(
     order = Order.of(Target.parse(GPUS[GPU]), run, policy, (0,), draft_model)
     lost = layouts_without_memory(needs_of(order), config)
     return tuple(split for split in SPLITS if split not in lost)
-
-
-@cache
-def _lengths(data: Path) -> dict[str, LengthData]:
-    return read(data)
 
 
 def run_cell(cell: Cell, replays: int) -> dict[str, Any]:
@@ -300,11 +279,10 @@ def measure(args: argparse.Namespace) -> dict[Cell, dict]:
     """Every cell, in as many processes as asked for."""
     cells = [Cell(m, n, name, args.data) for m in POLICIES for name in LENGTHS for n in SIZES]
     results = {}
-    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        replayed = pool.map(run_cell, cells, repeat(args.replays))
-        for cell, found in zip(cells, replayed, strict=True):
-            results[cell] = found
-            print_cell(cell, found)
+    replayed = in_processes(run_cell, cells, args.replays, args.processes)
+    for cell, found in zip(cells, replayed, strict=True):
+        results[cell] = found
+        print_cell(cell, found)
     return results
 
 

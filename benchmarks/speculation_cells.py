@@ -1,8 +1,11 @@
 """The grid of `speculation_replay`: one rollout under every layout, budget of drafts and planner, in seconds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +69,8 @@ def _scaled(factor: float) -> Acceptance:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One point of the grid."""
+class Rollouts:
+    """Those of one model, one size and one set of lengths."""
 
     model: str
     size: int
@@ -80,6 +83,10 @@ class Cell:
     @property
     def known(self) -> LengthData:
         return _lengths(self.data)[self.lengths]
+
+
+class Cell(Rollouts):
+    """One point of the grid."""
 
     def machine(self) -> Machine:
         """Drafts are worth nothing known yet."""
@@ -101,6 +108,14 @@ class Cell:
             drafts=DRAFTS,
             acceptance=Acceptance.unseen(),
         )
+
+
+def in_processes(
+    run: Callable[[Any, int], dict], cells: Sequence[Rollouts], replays: int, processes: int
+) -> Iterator[dict]:
+    """What came of each cell, in their order."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run, cells, repeat(replays))
 
 
 def grid(data: Path) -> list[Cell]:

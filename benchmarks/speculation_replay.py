@@ -28,9 +28,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +45,7 @@ from benchmarks.speculation_cells import (
     STATICS,
     Cell,
     grid,
+    in_processes,
     run_cell,
 )
 from benchmarks.workloads import read
@@ -120,11 +118,10 @@ def print_cells(results: Mapping[Cell, Mapping], truth: str) -> None:
 def measure(args: argparse.Namespace) -> dict[Cell, dict]:
     """Every cell, in as many processes as asked for."""
     cells, results = grid(args.data), {}
-    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        replayed = pool.map(run_cell, cells, repeat(args.replays))
-        for cell, found in zip(cells, replayed, strict=True):
-            results[cell] = found
-            print(f"{len(results)}/{len(cells)} {cell}", file=sys.stderr)
+    replayed = in_processes(run_cell, cells, args.replays, args.processes)
+    for cell, found in zip(cells, replayed, strict=True):
+        results[cell] = found
+        print(f"{len(results)}/{len(cells)} {cell}", file=sys.stderr)
     return results
 
 

@@ -11,7 +11,7 @@ from pat_jax.engine.device.lines import Counts, left_by, lengths, line_of, met_b
 from pat_jax.engine.device.suffix import CONTEXT, Draft, append, find, put_windows
 from pat_jax.engine.sequences.state import Runs
 from pat_jax.engine.sequences.types import NO_TOKEN
-from pat_jax.planning.drafts import DRAFTS, KINDS, MATCHES, MOST
+from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, MATCHES, MOST
 
 few_tokens = st.integers(0, 2)  # so that much repeats
 texts = st.lists(st.one_of(few_tokens, few_tokens, few_tokens, st.just(NO_TOKEN)), max_size=40)
@@ -200,7 +200,7 @@ def test_a_run_goes_on_while_its_match_grows():
         right = next((i for i, t in enumerate(ahead) if t != said[at + 1 + i]), longest)
         length = jnp.array([longest])
         counts = counts.with_step(left, draft, length, jnp.array([right]), live)
-        left = left_by(met_by(draft, left), length, jnp.array([right]))
+        left = left_by(met_by(draft, left), length, jnp.array([right]), ~live)
         at += right + 1
     # It began with two tokens matched; tokens 0 … 17 of it were right, and token 18 was not.
     begun, tried, right = (np.asarray(x)[0] for x in counts[:3])
@@ -210,3 +210,27 @@ def test_a_run_goes_on_while_its_match_grows():
     assert tried[kind].tolist() == [1] * 19 + [0] * (MOST - 19)
     assert right[kind].tolist() == [1] * 18 + [0] * (MOST - 18)
     assert int(counts.verified[0]) == 15 and int(left.matched[0]) == 0
+
+
+def test_branches_are_counted_where_the_draft_beside_them_is_wrong():
+    """A first token whether it was verified or not: what was drawn tells. A branch that is right ends the run."""
+    nothing = [NO_TOKEN] * 3
+
+    def one(tokens: list[list[int]], matched: list[int]) -> Draft:
+        return Draft(jnp.array(tokens), jnp.array(matched), jnp.zeros(len(matched), jnp.int32))
+
+    # The draft is right; it is not and two of the branch's three are; the branch was not verified and would have
+    # been right; nothing matched.
+    draft = one([[5, 6, 7]] * 3 + [nothing], [2, 2, 2, 0])
+    branch = one([[8, 9, 4]] * 3 + [nothing], [1, 1, 1, 0])
+    length, right, drawn = (jnp.array(x) for x in ([2, 3, 0, 0], [0, 2, 0, 0], [5, 8, 8, 5]))
+    live, runs = jnp.ones(4, bool), met_by(draft, Runs(*jnp.zeros((3, 4), jnp.int32)))
+    counts = Counts.none().with_branches(runs.kind, draft, branch, length, right, drawn, live)
+    of_two, of_one = (sum(edge <= n for edge in MATCHES) for n in (2, 1))
+    forks, tried, good = (np.asarray(x)[0] for x in (counts.forks, counts.tried, counts.right))
+    assert forks[of_two, of_one] == forks.sum() == 3
+    assert tried[BRANCHES, of_one].tolist() == [2, 1, 1] + [0] * (MOST - 3)
+    assert good[BRANCHES, of_one].tolist() == [2, 1, 0] + [0] * (MOST - 3)
+    assert tried.sum() == 4 and int(counts.verified[0]) == 5
+    left = left_by(runs, jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32), right > 0)
+    assert (np.asarray(left.matched) > 0).tolist() == [True, False, True, False]

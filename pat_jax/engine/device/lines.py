@@ -40,11 +40,17 @@ def kind_of(draft: Draft) -> Int[Array, " rows"]:
     return jnp.sum(draft.matched[:, None] >= jnp.asarray(MATCHES)[None], axis=1)
 
 
-def left_by(runs: Runs, length: Int[Array, " rows"], right: Int[Array, " rows"]) -> Runs:
-    """When so many tokens were verified, and so many of them right: then one more was drawn."""
+def left_by(
+    runs: Runs,
+    length: Int[Array, " rows"],
+    right: Int[Array, " rows"],
+    on_branch: Bool[Array, " rows"],
+) -> Runs:
+    """When so many tokens were verified, and so many of them right: then one more was drawn. A branch that is
+    right ends its draft's run."""
     more = length + 1
     matched = jnp.minimum(runs.matched + more, CONTEXT)
-    may_go_on = (runs.matched > 0) & (right == length)
+    may_go_on = (runs.matched > 0) & (right == length) & ~on_branch
     return Runs(runs.kind, runs.place + more, jnp.where(may_go_on, matched, 0))
 
 

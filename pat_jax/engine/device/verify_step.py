@@ -119,9 +119,8 @@ def _accept(
             said = jnp.where(is_right, accepted, 0)
             source = source_of(one, drafting.borders, own)
             counts = counts.with_sources(source, verified, said, is_branch=place > 0)
-        runs = runs._replace(matched=jnp.where(taken, 0, runs.matched))  # a branch ends it
         text = append(drafting.text, drawn.tokens, count, own + rows.position + 1)
-        drafting = drafting._replace(text=text, runs=left_by(runs, length, right))
+        drafting = drafting._replace(text=text, runs=left_by(runs, length, right, taken))
     if asking is not None:
         before = jnp.concatenate([rows.last_token[:, None], drawn.tokens], axis=1)
         before = jnp.take_along_axis(before, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
