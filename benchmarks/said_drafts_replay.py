@@ -14,10 +14,8 @@ Nobody has counted here how often Qwen3-0.6B or a trained exit head is right. Be
 a response's own text and its siblings, as often right as the built-in table has it.
 
 Planners learn what drafts are worth from the first burst on; every replay begins anew. Beside each is one that knows it
-from the beginning. A draft model's cache has
-pages for as many rows as may draft, at full length, whole on every device: its --speculation.most_tokens is the
-largest power of two with which no layout is lost that has room without it, beside the training state. What it computes to catch up with
-its policy, behind a stretch without drafts or a switch, is added to its time; the planner does not foresee it.
+from the beginning. A draft model's cache has pages for --speculation.cache_tokens, as many as that has by itself. What
+it computes to catch up with its policy, behind a stretch without drafts or a switch, is added to its time; the planner does not foresee it.
 
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
     foretold    tokens of a row in a step with drafts that the planner expected / those that it said
@@ -45,8 +43,8 @@ from benchmarks.workloads import read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import AlgorithmConfig, RunConfig
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
-from pat_jax.engine.draft_choice import ON_ACCELERATORS, drafts_of
-from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.engine.draft_choice import drafts_of
+from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.config import ModelConfig
@@ -108,33 +106,22 @@ class Cell(Rollouts):
     def draft_model(self) -> Composer:
         return Composer(measured_kernels(self.data, GPU), preset(ASKED))
 
-    def drafts(self, source: str) -> Drafts:
-        """With as many rows as memory lets draft."""
-        if source == COPIED:
-            return drafts_of(SpeculationConfig(COPIED), "cuda")
+    def speculation(self, source: str) -> SpeculationConfig:
         if source == FIRST_LAYERS:
-            return drafts_of(SpeculationConfig(f"{EXIT}{self.policy.num_layers // 4}"), "cuda")
-        asked = SpeculationConfig(MODEL + ASKED, most_tokens=ON_ACCELERATORS)
-        while _roomy(self.policy, self.config, asked) != self.splits:
-            asked = replace(asked, most_tokens=asked.most_tokens // 2)
-        return drafts_of(asked, "cuda")
-
-    @property
-    def splits(self) -> tuple[Split, ...]:
-        """With room where nothing is drafted."""
-        return _roomy(self.policy, self.config, SpeculationConfig("none"))
+            return SpeculationConfig(f"{EXIT}{self.policy.num_layers // 4}")
+        return SpeculationConfig(source if source == COPIED else MODEL + ASKED)
 
     def machine(self, source: str) -> Machine:
-        """Drafts are worth nothing known yet."""
-        drafts = self.drafts(source) if source else NO_DRAFTS
+        """In the layouts with room there. Drafts are worth nothing known yet."""
+        asked_for = self.speculation(source) if source else SpeculationConfig("none")
+        drafts, splits = drafts_of(asked_for, "cuda"), _roomy(self.policy, self.config, asked_for)
         composer = Composer(measured_kernels(self.data, GPU), self.policy)
         asked = self.draft_model if drafts.has_model else None
-        latency = composer.latency_model(
-            Buckets.of(self.splits, self.size, self.config), drafts, asked
-        )
+        buckets = Buckets.of(splits, self.size, self.config)
+        latency = composer.latency_model(buckets, drafts, asked)
         return Machine.of(
             latency,
-            self.splits,
+            splits,
             self.config,
             capacity=self.size,
             runs_ahead=True,
@@ -163,9 +150,7 @@ def run_cell(cell: Cell, replays: int) -> dict[str, Any]:
     lengths = cell.known.fitted()
     bare = cell.machine("")
     machines = {source: cell.machine(source) for source in (COPIED, *SAID)}
-    found: dict[str, Any] = {"seconds": {}, "did": {}, "most_tokens": {}}
-    for source, machine in machines.items():
-        found["most_tokens"][source] = machine.drafts.most_tokens
+    found: dict[str, Any] = {"seconds": {}, "did": {}}
     for seed in range(replays):
         workload = cell.known.sample(cell.size, seed)
         plain: dict[str, Planner] = {
@@ -178,7 +163,7 @@ def run_cell(cell: Cell, replays: int) -> dict[str, Any]:
             _note(found["seconds"], name, seconds)
         for name, source, truth, believed in drafting():
             machine = replace(machines[source], acceptance=truth)
-            drafts: dict[str, Any] = {"acceptance": believed, "draft": machine.drafts.longest}
+            drafts: dict[str, Any] = {"acceptance": believed, "drafts": machine.drafts.limits}
             done = replay(
                 workload,
                 CostModelPlanner(machine.splits, machine.truth, lengths, **drafts),
@@ -253,7 +238,6 @@ def of_cell(found: Mapping[str, Any]) -> dict[str, Any]:
         for name, each in found["did"].items()
     }
     return {
-        "most_tokens": found["most_tokens"],
         "seconds": {name: mean(s) for name, s in found["seconds"].items()},
         **summary(found["seconds"]),
         "did": did,
@@ -262,8 +246,7 @@ def of_cell(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def print_cell(cell: Cell, found: Mapping[str, Any]) -> None:
     one = of_cell(found)
-    best, most = one["seconds"][BEST], one["most_tokens"]
-    print(f"\n{cell}: {best:.1f} s in the best static layout; tokens of a group's step {most}")
+    print(f"\n{cell}: {one['seconds'][BEST]:.1f} s in the best static layout")
     print(f"{'':40}{'seconds':>9}{'speed-up':>9}{'tokens':>8}{'drafted':>9}{'foretold':>9}")
     for name in SYSTEMS:
         up, did = one[f"speed_up_over_{BEST}"][name]["mean"], one["did"].get(name)

@@ -178,7 +178,7 @@ class Rig:
         return {
             **fixed,
             ADAPTIVE: CostModelPlanner(*common),
-            PLANNED: CostModelPlanner(*common, acceptance=seen, draft=drafts.longest),
+            PLANNED: CostModelPlanner(*common, acceptance=seen, drafts=drafts.limits),
         }
 
     def run(self, planner: Planner) -> RolloutReport:

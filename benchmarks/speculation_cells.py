@@ -164,7 +164,7 @@ BUDGETED = [static(split, budget) for split in SPLITS for budget in DRAFTS.budge
 def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     """Those that know what drafts are worth, and one that learns it from the first burst on."""
     known: dict[str, Any] = {"latency": machine.truth, "lengths": cell.known.fitted()}
-    known |= {"acceptance": machine.acceptance, "draft": DRAFTS.longest}
+    known |= {"acceptance": machine.acceptance, "drafts": DRAFTS.limits}
     for split in SPLITS:
         for budget in DRAFTS.budgets:
             fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pat_jax.common.rules import COUNT_OR_ZERO, check, count, matches, require
+from pat_jax.common.rules import COUNT, COUNT_OR_ZERO, check, count, matches, require
 
 EXIT = "early_exit:"
 MODEL = "model:"
@@ -43,6 +43,9 @@ class SpeculationConfig:
     most_tokens: int = 0
     """Tokens, newest ones and drafts, that a step of a data-parallel group may verify; 0 takes as many as
     read the weights about as long as they compute with them: 256 on accelerators, 64 on a CPU."""
+    cache_tokens: int = 2**16
+    """Tokens of sequences that a draft model's cache holds, of each data-parallel group, and one sequence of
+    full length at least. While the rows of a group hold more, no model drafts."""
 
     def __post_init__(self):
         check(self, "source", SOURCE, "speculation.")
@@ -50,6 +53,7 @@ class SpeculationConfig:
         check(self, "texts", count(0, 64), "speculation.")
         check(self, "earlier", COUNT_OR_ZERO, "speculation.")
         check(self, "most_tokens", count(0, 2**16), "speculation.")
+        check(self, "cache_tokens", COUNT, "speculation.")
         require(
             len(self.budgets) > 0
             and list(self.budgets) == sorted(set(self.budgets))

@@ -13,6 +13,7 @@ import numpy as np
 
 from pat_jax.engine.layout.buckets import Shapes
 from pat_jax.engine.scheduler import Scheduler
+from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
@@ -224,11 +225,17 @@ class Controller:
         return self._launched(shape, steps, stop_at, plan, is_ahead=False)
 
     def _budget(self, plan: Plan) -> int:
-        """That of the plan, if each row can have the pages of what it may say up to the next test."""
-        if plan.budget not in self.shapes.drafts.of(self.table.rows_per_group):
+        """That of the plan, if each row can have the pages of what it may say up to the next test, and a
+        draft model's of what it is to know."""
+        shapes, table, tables = self.shapes, self.table, self.scheduler.tables
+        if plan.budget not in shapes.drafts.of(table.rows_per_group):
             return 0
-        tables = self.scheduler.tables
-        lacking = tables.lacking(self.shapes.pace(plan.budget).check_tokens)
+        if shapes.drafts.has_model:
+            asked = pages_with(table, shapes.asked_ahead, shapes.page_size)
+            most = shapes.buckets.draft_pages(self.split, shapes.drafts, shapes.page_size)
+            if (np.bincount(table.group(table.live), asked) >= most).any():
+                return 0
+        lacking = tables.lacking(shapes.pace(plan.budget).check_tokens)
         return plan.budget if (lacking <= tables.free).all() else 0
 
     def burst_behind(self, running: Burst, plan: Plan) -> Burst | None:

@@ -172,7 +172,7 @@ class DeviceExecutor(Executor):
         if not burst.shape.budget:
             self._draft_cache.pause()
             return None
-        ahead = 2 * self.specs.shapes.pace(burst.shape.budget).burst_tokens
+        ahead = self.specs.shapes.asked_ahead
         return self._draft_cache.ready(self.pool.layout, burst.shape.length, ahead)
 
     def _put_seen(self) -> jax.Array:

@@ -44,8 +44,16 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     most = config.most_tokens or (ON_CPU if platform == "cpu" else ON_ACCELERATORS)
     texts = 0 if config.is_said else config.texts
     has_model = config.draft_model != ""
-    sizes = config.budgets, config.longest, most, texts
-    return Drafts(*sizes, config.exit_layer, has_model, config.stagger)
+    return Drafts(
+        config.budgets,
+        config.longest,
+        most,
+        texts,
+        exit_layer=config.exit_layer,
+        has_model=has_model,
+        cache_tokens=config.cache_tokens,
+        stagger=config.stagger,
+    )
 
 
 def drafter_of(

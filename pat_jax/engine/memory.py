@@ -261,7 +261,8 @@ def layouts_without_memory(memory: MemoryModel, config: RolloutConfig) -> dict[S
 def _drafts_words(memory: MemoryModel, split: Split) -> str:
     if not (drafted := memory.drafted(split)):
         return ""
-    return f", drafts ({gib(drafted)}, less with a smaller --speculation.most_tokens)"
+    options = "--speculation.most_tokens or, of a draft model, --speculation.cache_tokens"
+    return f", drafts ({gib(drafted)}, less with a smaller {options})"
 
 
 def peak_bytes(devices: Iterable[Device]) -> int | None:

@@ -1,5 +1,6 @@
 """The words the planner and the engine share: what is running, and what to do next."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -108,6 +109,16 @@ class Prediction:
     reslice_s: float  # of the weights
     kv_s: float  # of the KV cache
     step_s: np.ndarray | None = None  # float[layouts], a decode step afterwards; of a switch None
+
+
+class DraftLimits(NamedTuple):
+    tokens: int = 0  # most of one draft
+    cached: float = (
+        math.inf
+    )  # tokens of a group's sequences, with more no model drafts; one always does
+
+
+UNLIMITED = DraftLimits()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def cost_planner(
         is_frozen=config.deterministic,
         memory=setup.memory,
         acceptance=Acceptance.unseen(is_said=setup.engine.specs.drafts.is_said),
-        draft=setup.engine.specs.drafts.longest,
+        drafts=setup.engine.specs.drafts.limits,
     )
 
 

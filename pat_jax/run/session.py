@@ -65,5 +65,5 @@ def _planner(
         LengthModel.empty(buckets.lengths[-1]),
         memory=memory,
         acceptance=Acceptance.unseen(is_said=engine.specs.drafts.is_said),
-        draft=engine.specs.drafts.longest,
+        drafts=engine.specs.drafts.limits,
     )

@@ -17,7 +17,7 @@ from pat_jax.profiling.predict.targets import Target, chips, paper_devices
 
 DEPTHS = (1, 2)  # layers of the models that tell what deeper ones need
 MOST_DEVICES = 256  # looked at for what would hold a model
-MOST_TOKENS = (128, 64, 32, 16, 8)  # looked at for what a draft model has pages for
+CACHE_TOKENS = (2**15, 2**14, 2**13, 2**12)  # looked at for what a draft model has pages for
 
 
 def by_arithmetic(order: Order) -> Plant:
@@ -102,12 +102,12 @@ def _changes(order: Order) -> Iterator[Iterable[tuple[str, Order]]]:
     def of_rollout(**options: Any) -> Order:
         return replace(order, config=replace(config, rollout=replace(config.rollout, **options)))
 
-    def drafting(most_tokens: int) -> Order:
-        speculation = replace(config.speculation, most_tokens=most_tokens)
+    def drafting(cache_tokens: int) -> Order:
+        speculation = replace(config.speculation, cache_tokens=cache_tokens)
         return replace(order, config=replace(config, speculation=speculation))
 
     if order.draft_model:
-        yield ((f"--speculation.most_tokens {n}", drafting(n)) for n in MOST_TOKENS)
+        yield ((f"--speculation.cache_tokens {n}", drafting(n)) for n in CACHE_TOKENS)
     if config.rollout.weights == "auto":
         yield [("--weights int8", of_rollout(weights="int8"))]
     if (longest := _longest_response(order)) > 0:

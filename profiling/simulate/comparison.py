@@ -206,7 +206,7 @@ def _drafting(
     sum_seconds: SumSeconds | None,
 ) -> System:
     believed = Acceptance.unseen(is_said=machine.drafts.is_said)
-    one = replace(planner, acceptance=believed, draft=machine.drafts.longest)
+    one = replace(planner, acceptance=believed, drafts=machine.drafts.limits)
     return _summed(DRAFTING, _learning(workloads, one, machine), machine, sum_seconds)
 
 

@@ -72,10 +72,14 @@ def test_where_they_do_not_pay_none_are_made():
 
 
 def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
-    """Whole in every layout, and with pages for every row that may draft, at full length."""
-    for layout in report_of("model:tiny").memory.layouts:
+    """Whole in every layout, and with pages for so many tokens, or for every row that may draft."""
+    layouts = report_of("model:tiny").memory.layouts
+    fewer = report_of("model:tiny", "--speculation.cache_tokens", "5000").memory.layouts
+    least = report_of("model:tiny", "--speculation.cache_tokens", "1").memory.layouts
+    for layout, room in [*((x, 2**16) for x in layouts), *((x, 5000) for x in fewer + least)]:
         rows = 32 // layout.split.dp
-        tokens = 16 + rows * 2048  # of the largest bucket of lengths, and a page for nothing
+        room = 2048 if layout in least else room  # the largest bucket of lengths
+        tokens = 16 + min(room, rows * 2048)  # and a page for nothing
         cache = 2 * 2 * TINY.num_layers * tokens * TINY.num_kv_heads * TINY.head_dim
         weights = report_of("none").memory.layouts[0].weights  # whole: of the same shape
         assert layout.drafts - cache - weights == pytest.approx(0, abs=0.02 * cache + 2**20)
@@ -85,16 +89,17 @@ def test_a_draft_model_and_its_cache_are_in_the_memory_of_each_device():
 def test_layouts_that_a_draft_model_leaves_no_room_say_so():
     asked = ["--model", "qwen3-8b", "--target", "h100:8", "--responses", "128", "--data", "nowhere"]
     asked += ["--rollouts", "1", "--lengths", "short", "--train", "false"]
-    layouts = report_of("model:qwen3-0.6b", asked=asked).memory.layouts
-    assert not layouts[0].refusal and layouts[-1].drafts > 300 * 2**30
+    many = "--speculation.cache_tokens", "1000000"
+    layouts = report_of("model:qwen3-0.6b", *many, asked=asked).memory.layouts
+    assert not layouts[0].refusal and layouts[-1].drafts > 100 * 2**30
     assert "drafts (" in layouts[-1].refusal
-    assert "less with a smaller --speculation.most_tokens" in layouts[-1].refusal
-    fewer = report_of("model:qwen3-0.6b", "--speculation.most_tokens", "32", asked=asked)
+    assert "of a draft model, --speculation.cache_tokens" in layouts[-1].refusal
+    fewer = report_of("model:qwen3-0.6b", asked=asked)
     assert not any(layout.refusal for layout in fewer.memory.layouts)
     asked[asked.index("128")] = "1024"
-    words = r"draft model \d+\), .*; --speculation.most_tokens 32, "
+    words = r"draft model \d+\), .*; --speculation.cache_tokens 32768, "
     with pytest.raises(UserError, match=words):
-        report_of("model:qwen3-0.6b", asked=asked)
+        report_of("model:qwen3-0.6b", *many, asked=asked)
 
 
 @pytest.mark.parametrize(

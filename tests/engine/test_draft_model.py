@@ -44,20 +44,20 @@ def first_layer(shardings: Params, dtype: jnp.dtype) -> Params:
 
 
 @cache
-def whole() -> Subject:
+def whole(drafts: Drafts) -> Subject:
     settings = Settings(
-        min_rows=8, min_length=64, drafts=DRAFTS, draft=DraftSource(DRAFT, first_layer)
+        min_rows=8, min_length=64, drafts=drafts, draft=DraftSource(DRAFT, first_layer)
     )
     return Subject(MODELS["kv2"], settings)
 
 
-def subject(share: float) -> Subject:
+def subject(share: float, drafts: Drafts = DRAFTS) -> Subject:
     """The draft model is the policy without its last layer, on pages of its own.
 
     Args:
       share: of what the last layer adds; 0: both say the same.
     """
-    return with_share_of_the_last(whole(), share)
+    return with_share_of_the_last(whole(drafts), share)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,16 @@ def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
     report = check(one, replace(one.static(2), budget=3))
     assert 2 / 61 < accepted(report) < 0.5
+
+
+def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():
+    """Two sequences of full length have room there: the last two of one group, and all of eight groups."""
+    one = subject(0.0, replace(DRAFTS, cache_tokens=2 * 64))
+    together = check(one, replace(one.static(8), budget=3)).bursts
+    assert {burst.live > 2 for burst in together} == {True, False}
+    assert all(burst.budget == (0 if burst.live > 2 else 3) for burst in together)
+    apart = check(one, replace(one.static(1), budget=3))
+    assert {burst.budget for burst in apart.bursts} == {3} and accepted(apart) > 0.85
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_after_the_warm_up_nothing_is_compiled():
         free,
         LengthModel.empty(64),
         acceptance=Acceptance.unseen(),
-        draft=DRAFTS.longest,
+        drafts=DRAFTS.limits,
     )
     layout = next(iter(one.engine.layouts.values()))
     one.engine.set_weights(one.weights(layout), layout)

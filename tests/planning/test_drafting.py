@@ -29,7 +29,7 @@ def drafting(dearer: float = 1.02):
 
 
 def planner(acceptance: Acceptance, latency=None) -> CostModelPlanner:
-    beliefs = {"acceptance": acceptance, "draft": DRAFTS.longest}
+    beliefs = {"acceptance": acceptance, "drafts": DRAFTS.limits}
     return CostModelPlanner((TP8,), latency or drafting(), lengths_of((100, 1000)), **beliefs)
 
 
@@ -69,3 +69,18 @@ def test_the_fewer_rows_of_a_bucket_are_live_the_more_each_is_expected_to_say():
     tokens = [Acceptance.unseen().tokens(room, DRAFTS.longest, 64) for room in (3, 7)]
     assert alone[0] / seconds[64] == pytest.approx(tokens[0] / 1.02**3, rel=0.05)
     assert alone[0] / seconds[33] < tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("live", "times", "drafts"), [(8, 2.0, True), (8, 0.5, False), (1, 0.0, True)]
+)
+def test_sequences_that_a_draft_models_cache_has_no_room_for_draft_nothing(
+    live: int, times: float, drafts: bool
+):
+    """But the last one, and what there is room for later is in the plan."""
+    load, lengths = make_load(live, TP8, prompt=400), lengths_of((20, 900), (100, 100))
+    limits = DRAFTS.limits._replace(cached=times * float(load.context.sum()))
+    plain, free = (replace(planner(x), lengths=lengths) for x in (NOTHING, Acceptance.unseen()))
+    plan = replace(free, drafts=limits).plan(load, TP8)
+    assert (plan.budget > 0) == drafts
+    assert plan.predicted_remaining_s < plain.plan(load, TP8).predicted_remaining_s

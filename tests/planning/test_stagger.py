@@ -112,7 +112,7 @@ def planner(**options) -> CostModelPlanner:
         for budget in DRAFTS.of(rows)
     }
     latency = replace(base, verify_table=verify)
-    beliefs = {"acceptance": Acceptance.unseen(), "draft": DRAFTS.longest}
+    beliefs = {"acceptance": Acceptance.unseen(), "drafts": DRAFTS.limits}
     return CostModelPlanner((TP8,), latency, lengths_of((100, 500), (140, 500)), **beliefs)
 
 

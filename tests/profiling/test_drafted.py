@@ -35,7 +35,7 @@ def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlann
     lengths = LengthModel.empty(CAP).updated(
         make_workload(7, 500).responses, np.zeros(500, bool), None
     )
-    drafts = {"acceptance": acceptance, "draft": machine.drafts.longest}
+    drafts = {"acceptance": acceptance, "drafts": machine.drafts.limits}
     return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
 
 

@@ -15,7 +15,6 @@ from pat_jax.engine.device.draft_specs import DraftSpecs
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.block_tables import BlockTables
-from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Spans, prefill_calls
 from pat_jax.engine.sequences.responses import Responses
 from pat_jax.engine.sequences.state import ModelDrafting, Pool
@@ -55,7 +54,7 @@ class DraftCache:
 
         Args:
           length: bucket of the rows' tables.
-          ahead: most tokens of a row in this burst and the one behind it.
+          ahead: most tokens of a row in this burst and the one behind it; there are pages for them.
         """
         self.pause()
         if layout.split != self._split:
@@ -105,13 +104,8 @@ class DraftCache:
         gone = np.flatnonzero((tables.count > 0) & ~is_here)
         tables.release(gone)
         self._known[gone] = 0
-        for i, g in zip(live.tolist(), group.tolist(), strict=True):
-            tokens = min(int(table.length[i]) - 1 + ahead, int(table.end[i]) - 1)
-            more = num_pages_for(tokens, tables.page_size) - int(tables.count[i])
-            if more > 0:
-                taken = tables.pools[g].take(more)
-                assert taken is not None, "there are pages for all rows that draft"
-                tables.give(i, g, np.concatenate([tables.of(i), taken]))
+        tables.group[live] = group
+        tables.extend(ahead)
 
     def _catch_up(self, layout: Layout) -> None:
         table, specs = self.responses.table, self.model.specs

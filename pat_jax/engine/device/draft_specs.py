@@ -34,9 +34,8 @@ class DraftSpecs:
     prefill_blocks: int
 
     def pages(self, split: Split) -> int:
-        """Of a group: as many as let every row of the largest batch with drafts grow to its full length."""
-        rows = max((n for n in self.buckets.rows[split] if self.drafts.of(n)), default=1)
-        return 1 + rows * self.width(self.buckets.lengths[-1])
+        """Of a group."""
+        return self.buckets.draft_pages(split, self.drafts, self.page_size)
 
     def width(self, length: int) -> int:
         return num_pages_for(length, self.page_size)

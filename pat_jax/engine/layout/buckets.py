@@ -1,11 +1,12 @@
 """The few shapes that programs are compiled for: row buckets of each layout, lengths of contexts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pat_jax.models.config import ModelConfig
-from pat_jax.planning.types import TEXTS, Split
+from pat_jax.planning.types import TEXTS, DraftLimits, Split
 
 
 def ladder(smallest: int, largest: int) -> tuple[int, ...]:
@@ -45,6 +46,7 @@ class Drafts:
     # from texts.
     exit_layer: int = 0
     has_model: bool = False
+    cache_tokens: int = 2**16  # of a group's sequences, that a draft model's cache has room for
     # Whether samples of a prompt begin one after the other where sequences wait; auto: where that pays.
     stagger: Literal["auto", "on", "off"] = "auto"
 
@@ -63,6 +65,10 @@ class Drafts:
     def most(self) -> int:
         """Tokens of the longest draft."""
         return self.draft(self.budgets[-1]) if self.budgets else 0
+
+    @property
+    def limits(self) -> DraftLimits:
+        return DraftLimits(self.longest, self.cache_tokens if self.has_model else math.inf)
 
     @property
     def is_said(self) -> bool:
@@ -155,6 +161,13 @@ class Buckets:
         """The next smaller row bucket, 0 where there is none."""
         return max((n for n in self.rows[split] if n < rows), default=0)
 
+    def draft_pages(self, split: Split, drafts: Drafts, page_size: int) -> int:
+        """Of a group's cache of a draft model, NULL_PAGE among them: enough for one sequence of full length,
+        and no more than all rows that may draft can fill."""
+        rows = max((n for n in self.rows[split] if drafts.of(n)), default=1)
+        whole = -(-self.lengths[-1] // page_size)
+        return 1 + max(whole, min(rows * whole, -(-drafts.cache_tokens // page_size)))
+
     def length_for(self, needed: int) -> int:
         return smallest_at_least(self.lengths, needed)
 
@@ -206,6 +219,12 @@ class Shapes:
 
     def pace(self, budget: int) -> Pace:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))
+
+    @property
+    def asked_ahead(self) -> int:
+        """Tokens of a row that a draft model's cache has room for ahead: those of two bursts, whatever their
+        budgets, so that what a row needs never shrinks."""
+        return 2 * self.pace(self.drafts.budgets[-1]).burst_tokens
 
     def reserve_size(self, rows: int, budget: int = 0) -> int:
         """Pages that `rows` of a group may draw in two bursts, one dispatched behind the other."""

@@ -24,6 +24,13 @@ class Moved(dict[tuple[int, int], np.ndarray]):
         return self[groups]
 
 
+def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
+    """Pages that hold each live sequence with so many `tokens` more, int[live], or up to its end."""
+    live = table.live
+    most = np.minimum(table.length[live] - 1 + tokens, table.end[live] - 1)
+    return -(-most // page_size)
+
+
 class BlockTables:
     """The pages of a table's sequences; each data-parallel group has a pool of them."""
 
@@ -96,10 +103,8 @@ class BlockTables:
 
     def _missing(self, steps: int) -> np.ndarray:
         """The same of each live sequence, int[live]."""
-        table = self.table
-        live = table.live
-        tokens = np.minimum(table.length[live] - 1 + steps, table.end[live] - 1)
-        return np.maximum(-(-tokens // self.page_size) - self.count[live], 0)
+        needed = pages_with(self.table, steps, self.page_size)
+        return np.maximum(needed - self.count[self.table.live], 0)
 
     def extend(self, steps: int) -> None:
         """Pages for the next `steps` tokens of every live sequence; there are as many."""

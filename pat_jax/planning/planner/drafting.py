@@ -9,7 +9,7 @@ from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.forecast import WEIGHTS
 from pat_jax.planning.planner.turns import Turns
-from pat_jax.planning.types import Foreseen
+from pat_jax.planning.types import DraftLimits, Foreseen
 
 LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
 # Bursts that try drafts which are not expected to pay, to learn whether that is so still, may lose this
@@ -54,7 +54,7 @@ def cheapest_steps(
     turns: Turns,
     mean_context: np.ndarray,
     acceptance: Acceptance | None,
-    draft: int,
+    limits: DraftLimits,
 ) -> tuple[np.ndarray, Drafting]:
     """Expected seconds in which each live sequence goes on by a token, float[split, moments], with the
     drafts that are cheapest at each moment.
@@ -62,7 +62,7 @@ def cheapest_steps(
     Args:
       mean_context: float[moments], tokens in the cache of a live sequence.
       acceptance: what drafts are worth; None: there are none.
-      draft: most tokens of one.
+      limits: of those.
     """
 
     def priced(one: CostTables) -> np.ndarray:
@@ -73,20 +73,21 @@ def cheapest_steps(
     trial_s = np.zeros(len(plain))
     known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
-    bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, turns.rows.max(axis=0))]
+    rows = turns.rows.max(axis=0)
+    bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
+    is_cached = (rows <= 1) | (rows * mean_context <= limits.cached)
     if acceptance is None:
         return best, Drafting(choice, least, trial_s, plain[:, 0], known)
     for budget, verifying in tables.verifying:
-        rows = verifying.rows
-        has_program = np.isin(bucket, rows)
-        most = budget if acceptance.is_said else draft
-        tokens = _tokens(acceptance, budget, most, rows, turns, tables)
-        steps = np.where(has_program, priced(verifying), LARGE_S)
+        may_draft = is_cached & np.isin(bucket, verifying.rows)
+        most = budget if acceptance.is_said else limits.tokens
+        tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)
+        steps = np.where(may_draft, priced(verifying), LARGE_S)
         known[budget] = steps[:, 0], tokens[:, 0]
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
-        is_least = has_program[:, 0] & (least == 0)
+        is_least = may_draft[:, 0] & (least == 0)
         least = np.where(is_least, budget, least)
         trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
     return best, Drafting(choice, least, trial_s, plain[:, 0], known)

@@ -31,9 +31,11 @@ from pat_jax.planning.planner.priced import Costs
 from pat_jax.planning.planner.stagger import Queue, Schedule
 from pat_jax.planning.planner.stagger_prices import decided, scheduled_forecast
 from pat_jax.planning.types import (
+    UNLIMITED,
     WAYS,
     Balance,
     Carry,
+    DraftLimits,
     Load,
     OneWay,
     Outcome,
@@ -99,7 +101,7 @@ class CostModelPlanner(Planner):
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
     acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
-    draft: int = 0  # most tokens of one
+    drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
     _regret_budget: RegretBudget | None = field(
@@ -292,7 +294,7 @@ class CostModelPlanner(Planner):
             self.switch_costs,
             memory,
             self.acceptance,
-            self.draft,
+            self.drafts,
         )
         if memory is None:
             return costs

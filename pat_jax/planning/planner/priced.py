@@ -13,7 +13,7 @@ from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.drafting import Drafting, cheapest_steps
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.turns import Turns
-from pat_jax.planning.types import OneWay
+from pat_jax.planning.types import UNLIMITED, DraftLimits, OneWay
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Costs:
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
         acceptance: Acceptance | None = None,
-        draft: int = 0,
+        limits: DraftLimits = UNLIMITED,
     ) -> "Costs":
         """
         Args:
           carry: the only way allowed to carry the KV cache, or auto.
           memory: what pools hold; everything where not given.
           acceptance: what drafts are expected to be worth; none are made where not given.
-          draft: most tokens of one.
+          limits: of those.
         """
         turns = Turns.of(forecast, tables.splits, memory)
         correction = latency.correction
         factors = np.array([correction.factor(split) for split in tables.splits])
-        step, drafting = cheapest_steps(tables, turns, forecast.mean_context, acceptance, draft)
+        step, drafting = cheapest_steps(tables, turns, forecast.mean_context, acceptance, limits)
         fullest = turns.rows[0]
         mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
         one = tables.recomputations(np.ones_like(fullest), mean_context)
