@@ -123,9 +123,10 @@ class DeviceExecutor(Executor):
             tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
             none_drawn = np.zeros(layout.split.dp, np.int32)
             self._tables = layout.put((tables, none_drawn), "batch")
-            self._drafting, self._asking = self._put_drafting(burst), self._put_asking(burst)
+            self._drafting = self._put_drafting(burst)
         elif layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
+        self._asking = self._put_asking(burst)
         assert self._rows is not None and self._seen is not None and self._tables is not None
         state = DecodeState(
             self._rows, self._seen, self.pool.pages, *self._tables, self._drafting, self._asking
@@ -172,8 +173,10 @@ class DeviceExecutor(Executor):
         if not burst.shape.budget:
             self._draft_cache.pause()
             return None
-        ahead = self.specs.shapes.asked_ahead
-        return self._draft_cache.ready(self.pool.layout, burst.shape.length, ahead)
+        asked = self.pool.layout, burst.shape.length, self.specs.shapes.asked_ahead
+        if burst.is_ahead and self._asking:
+            return self._draft_cache.ready_behind(self._asking, *asked)
+        return self._draft_cache.ready(*asked)
 
     def _put_seen(self) -> jax.Array:
         """What penalties look at. Where no live row has one any content will do: nothing is sent."""

@@ -102,6 +102,17 @@ def test_switches_and_bursts_without_drafts_change_no_token_either():
     assert {burst.budget for burst in report.bursts} == {0, 3}
 
 
+def test_it_has_pages_for_bursts_that_are_dispatched_behind_others(monkeypatch):
+    """Of a chain of bursts the first alone is launched when all that was said is known."""
+    one = subject(0.0)
+    monkeypatch.setattr(one.engine, "runs_ahead", True)
+    for planner in (
+        replace(one.static(8), budget=3),
+        replace(one.adaptive((1, 8, 2), "mixed", 16), budget=3),
+    ):
+        assert accepted(check(one, planner)) > 0.85
+
+
 def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
     report = check(one, replace(one.static(2), budget=3))

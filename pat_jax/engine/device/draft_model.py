@@ -54,22 +54,33 @@ class DraftCache:
 
         Args:
           length: bucket of the rows' tables.
-          ahead: most tokens of a row in this burst and the one behind it; there are pages for them.
+          ahead: tokens of a row for which there is to be room; there are pages for them.
         """
         self.pause()
         if layout.split != self._split:
             self._begin(layout)
         self._give_pages(ahead)
         self._catch_up(layout)
-        table, specs = self.responses.table, self.model.specs
-        tables = self.tables.rows(table.occupants, specs.width(length))
+        table = self.responses.table
         previous = np.zeros(len(table.occupants), np.int32)
         for i in table.live.tolist():
             known = self.responses.known(i)
             previous[table.row[i]] = known[max(0, len(known) - 2)]
         self._drafting = table.live
-        placed, before = layout.put((tables, previous), "batch")
-        return ModelDrafting(self._pool, placed, before)
+        before = layout.put(previous, "batch")
+        return ModelDrafting(self._pool, self._put_tables(layout, length), before)
+
+    def ready_behind(
+        self, before: ModelDrafting, layout: Layout, length: int, ahead: int
+    ) -> ModelDrafting:
+        """What a burst is handed that is dispatched behind another of the same rows, of which nothing is
+        known yet: `before`, and pages as far as both may come."""
+        self.tables.extend(ahead)
+        return before._replace(tables=self._put_tables(layout, length))
+
+    def _put_tables(self, layout: Layout, length: int) -> jax.Array:
+        occupants, width = self.responses.table.occupants, self.model.specs.width(length)
+        return layout.put(self.tables.rows(occupants, width), "batch")
 
     @property
     def tables(self) -> BlockTables:
