@@ -4,7 +4,7 @@ What the tests of the lossless contract and `python -m benchmarks.lossless` have
 name with `tests.` in front, by which both find it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -78,6 +78,7 @@ class Settings:
     min_length: int = 32
     page_size: int = 8
     prefill_blocks: int = 4
+    kv_pages: int = 0
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
@@ -93,6 +94,7 @@ class Settings:
             burst_steps=4,
             page_size=self.page_size,
             prefill_blocks=self.prefill_blocks,
+            kv_pages=self.kv_pages,
             min_rows=self.min_rows,
             min_length=self.min_length,
             max_logprobs=self.max_logprobs,
@@ -148,13 +150,15 @@ class Subject:
         planner: Planner,
         exit_head: np.ndarray | None = None,
         earlier: EarlierResponses | None = None,
+        has_enough: Callable[[int, np.ndarray], bool] | None = None,
     ) -> tuple[list[Completion], RolloutReport]:
-        none = np.zeros(0, int)
+        none, report = np.zeros(0, int), RolloutReport()
         layout = self.engine.layouts[planner.start(Load(none, none, none, none))]
         self.engine.set_weights(self.weights(layout), layout, exit_head)
-        completions, report = self.engine.rollout(requests, planner, earlier=earlier)
+        stream = self.engine.stream(requests, planner, report, has_enough, earlier=earlier)
+        done = dict(stream)
         self.engine.release_weights()
-        return completions, report
+        return [done[i] for i in range(len(requests))], report
 
     def static(self, tp: int) -> FixedLayout:
         return FixedLayout(next(split for split in self.engine.layouts if split.tp == tp))
