@@ -176,7 +176,7 @@ def test_samples_that_begin_one_after_the_other_say_the_same(kv_pages):
         def stagger(self, queue, current):
             return Stagger(True)
 
-    one = engine.__wrapped__(kv_pages, 8, DRAFTS)  # of this test alone
+    one = engine.__wrapped__(kv_pages, 8, DRAFTS, min_rows=4)  # of this test alone
     options = {"budget": 3, "reach": REACH}
     plain, together = generate(one, requests, FixedLayout(DP2, **options))
     found, report = generate(one, requests, InTurn(DP2, **options))
@@ -236,7 +236,7 @@ def test_after_the_warm_up_nothing_is_compiled():
 
 @cache  # not `two_devices.engine` itself, which would keep it for other files
 def copying() -> RolloutEngine:
-    return engine.__wrapped__(drafts=DRAFTS)
+    return engine.__wrapped__(drafts=DRAFTS, min_rows=8)
 
 
 @cache
@@ -244,7 +244,7 @@ def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
     """As on a GPU or TPU: see `test_ahead.reading_pages`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DecodeFunctions, "_begin", lambda self, layout, pool, *_: pool)
-        return engine.__wrapped__(kv_pages, capacity, DRAFTS)
+        return engine.__wrapped__(kv_pages, capacity, DRAFTS, min_rows=4)
 
 
 @pytest.mark.parametrize(

@@ -6,28 +6,35 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from fakes import SETTINGS, subject
+from fakes import SETTINGS
 
 from pat_jax.engine.device_executor import DeviceExecutor
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.models.policy import Params
+from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.types import Split
-from tests.lossless import EOS_IDS
+from tests.lossless import EOS_IDS, MODELS, lively_params
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
+POLICY = Policy.from_config(MODELS["kv2"])
 CONFIG = replace(SETTINGS["kv2"].rollout, min_rows=1, min_length=32, burst_steps=8, check_every=4)
 
 
 @cache
-def engine(kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS) -> RolloutEngine:
+def engine(
+    kv_pages: int = 0, capacity: int = 16, drafts: Drafts = NO_DRAFTS, min_rows: int = 1
+) -> RolloutEngine:
+    """
+    Args:
+      min_rows: with drafts each bucket of rows is several programs.
+    """
     engine = RolloutEngine(
-        subject("kv2").policy,
+        POLICY,
         jax.devices()[:2],
-        replace(CONFIG, kv_pages=kv_pages),
+        replace(CONFIG, kv_pages=kv_pages, min_rows=min_rows),
         capacity=capacity,
         eos_ids=EOS_IDS,
         runs_ahead=True,
@@ -58,7 +65,7 @@ def generate(
     **options,
 ) -> tuple[list[Completion], RolloutReport]:
     layout = engine.layouts[DP2]
-    weights = subject("kv2").params if params is None else params
+    weights = lively_params(POLICY) if params is None else params
     engine.set_weights(jax.device_put(weights, layout.param_shardings(engine.policy)), layout)
     report = RolloutReport()
     done = dict(engine.stream(requests, planner, report, **options))
