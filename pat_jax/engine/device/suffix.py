@@ -45,14 +45,16 @@ def find(
         run = run + goes_on
     following = jnp.pad(text[:, 1:], ((0, 0), (0, 1)), constant_values=NO_TOKEN)
     place = jnp.arange(columns, dtype=jnp.int32)[None]
-    ahead = jnp.pad(text, ((0, 0), (0, most)), constant_values=NO_TOKEN)
+    ahead = 1 + jnp.arange(most, dtype=jnp.int32)[None]
 
     def longest(is_wanted: Array) -> Draft:
         # Of the length first, then of the place.
         best = jnp.max(jnp.where(is_wanted, run * columns + place, 0), axis=1)
         matched, at = best // columns, best % columns
-        tokens = _windows(ahead, at + 1, most)
-        is_text = jnp.cumprod(tokens >= 0, axis=1) * (matched > 0)[:, None] > 0
+        column = at[:, None] + ahead
+        tokens = jnp.take_along_axis(text, jnp.minimum(column, columns - 1), axis=1)
+        is_token = (tokens >= 0) & (column < columns)
+        is_text = jnp.cumprod(is_token, axis=1) * (matched > 0)[:, None] > 0
         return Draft(jnp.where(is_text, tokens, NO_TOKEN), matched, at)
 
     draft = longest(following >= 0)
