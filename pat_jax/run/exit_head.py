@@ -1,11 +1,11 @@
 """The head of a policy's first layers in a run, and what of it a resumed run goes on with.
 
-Knows options and files. Does not know how a head learns.
+A file is one line with a checksum of all behind it, and the state of learning as NumPy writes it, by the names of
+its leaves. Knows options and files. Does not know how a head learns.
 """
 
 import io
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -13,25 +13,23 @@ import numpy as np
 
 from pat_jax.config.run import RunConfig
 from pat_jax.run.setup import Setup
-from pat_jax.run.side_files import SideFiles
+from pat_jax.run.side_files import SideFiles, sealed, unsealed
 from pat_jax.training.build import DTYPES, logit_tokens
 from pat_jax.training.exit_head import ExitHeadTrainer
 
 FOLDER = "exit_head"  # in that of the run, with a file for each checkpoint
+_WHAT = "exit head"
 
 
 class LearnedHead:
-    """What has been learned of one, beside the run's checkpoints: its state as NumPy has it, leaf by leaf."""
+    """What has been learned of one, beside the run's checkpoints."""
 
     def __init__(self, trainer: ExitHeadTrainer, files: SideFiles):
         self.trainer, self._files = trainer, files
 
     def save(self, step: int) -> None:
         """Writes it before the checkpoint of `step` is."""
-        leaves = map(np.asarray, jax.tree.leaves(self.trainer.state))
-        content = io.BytesIO()
-        np.savez(content, *leaves)
-        self._files.write(step, content.getvalue())
+        self._files.write(step, as_bytes(_named(self.trainer.state)))
 
     def restore(self, step: int) -> str:
         """Goes on with what was written with the checkpoint of `step`.
@@ -45,21 +43,49 @@ class LearnedHead:
         if not why:
             return ""
         return (
-            f"{self._files.path(step)} {why}: expected the head of the policy's first layers; it begins to learn "
-            "anew, and nothing else is lost."
+            f"{self._files.path(step)} {why}: expected the head of the policy's first layers; it "
+            "begins to learn anew, and nothing else is lost."
         )
 
     def _take(self, content: bytes) -> str:
+        own = _named(self.trainer.state)
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as found:
-                leaves = [found[name] for name in found.files]
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError):
-            return "is damaged (NumPy cannot read it)"
-        shapes = [x.shape for x in jax.tree.leaves(self.trainer.state)]
-        if [x.shape for x in leaves] != shapes:
+            found = of_bytes(content)
+        except ValueError as error:
+            return str(error)
+        if {name: x.shape for name, x in found.items()} != {
+            name: x.shape for name, x in own.items()
+        }:
             return "is the head of another model"
-        self.trainer.take(leaves)
+        self.trainer.take([found[name] for name in own])
         return ""
+
+
+def as_bytes(leaves: Mapping[str, np.ndarray]) -> bytes:
+    """A file's content.
+
+    Args:
+      leaves: of the state of learning, by name.
+    """
+    arrays = io.BytesIO()
+    np.savez(arrays, **leaves)
+    return sealed(_WHAT, arrays.getvalue())
+
+
+def of_bytes(content: bytes) -> dict[str, np.ndarray]:
+    """The leaves that `as_bytes` was given.
+
+    Raises:
+      ValueError: the content is damaged.
+    """
+    arrays = io.BytesIO(unsealed(_WHAT, content))
+    with np.load(arrays, allow_pickle=False) as found:
+        return dict(found)
+
+
+def _named(state: object) -> dict[str, np.ndarray]:
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
 
 
 def learned_head(

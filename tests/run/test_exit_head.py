@@ -14,7 +14,8 @@ from pat_jax.run.side_files import SideFiles
 class Learner:
     """Of a trainer what is looked at."""
 
-    def __init__(self, size: int, value: float):
+    def __init__(self, size: int, value: float, depth: int):
+        self.depth = depth
         self.state: Any = {
             "head": np.full((size, size), value, np.float32),
             "step": np.int32(value),
@@ -24,8 +25,8 @@ class Learner:
         self.state = jax.tree.unflatten(jax.tree.structure(self.state), leaves)
 
 
-def kept(run: Path, size: int = 4, value: float = 0.0) -> LearnedHead:
-    learner: Any = Learner(size, value)
+def kept(run: Path, size: int = 4, value: float = 0.0, depth: int = 3) -> LearnedHead:
+    learner: Any = Learner(size, value, depth)
     return LearnedHead(learner, SideFiles(run, FOLDER, "heads of first layers"))
 
 
@@ -60,3 +61,26 @@ def test_without_it_a_run_says_so_and_begins_anew(tmp_path: Path, spoil, why: st
 def test_the_head_of_another_model_is_not_taken(tmp_path: Path):
     kept(tmp_path, size=3).save(20)
     assert "another model" in kept(tmp_path, size=4).restore(20)
+
+
+def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
+    """Each bit by itself, and each end: what a disk or a copy makes of a file."""
+    kept(tmp_path, size=1, value=3).save(20)
+    path = tmp_path / FOLDER / "step-20.bin"
+    whole, other = path.read_bytes(), kept(tmp_path, size=1, value=1)
+    flipped = (
+        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        for at in range(len(whole))
+        for bit in range(8)
+    )
+    for content in (*flipped, *(whole[:end] for end in range(0, len(whole), 7))):
+        path.write_bytes(content)
+        assert "is damaged (it has another checksum than when it was written): expected " in (
+            other.restore(20)
+        )
+    state: Any = other.trainer.state
+    assert (state["head"] == 1).all() and state["step"] == 1
+    path.write_bytes(whole)
+    assert other.restore(20) == ""
+    state = other.trainer.state
+    assert (state["head"] == 3).all()
