@@ -1,10 +1,11 @@
 """The head of a policy's first layers in a run, and what of it a resumed run goes on with.
 
-A file is one line with a checksum of all behind it, and the state of learning as NumPy writes it, by the names of
-its leaves. Knows options and files. Does not know how a head learns.
+A file is one line with a checksum of all behind it, one of JSON with the layer, and the state of learning as NumPy
+writes it, by the names of its leaves. Knows options and files. Does not know how a head learns.
 """
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class LearnedHead:
 
     def save(self, step: int) -> None:
         """Writes it before the checkpoint of `step` is."""
-        self._files.write(step, as_bytes(_named(self.trainer.state)))
+        self._files.write(step, as_bytes(self.trainer.depth, _named(self.trainer.state)))
 
     def restore(self, step: int) -> str:
         """Goes on with what was written with the checkpoint of `step`.
@@ -43,14 +44,14 @@ class LearnedHead:
         if not why:
             return ""
         return (
-            f"{self._files.path(step)} {why}: expected the head of the policy's first layers; it "
+            f"{self._files.path(step)} {why}: expected the head of the policy's first {self.trainer.depth} layers; it "
             "begins to learn anew, and nothing else is lost."
         )
 
     def _take(self, content: bytes) -> str:
         own = _named(self.trainer.state)
         try:
-            found = of_bytes(content)
+            found = of_bytes(content, self.trainer.depth)
         except ValueError as error:
             return str(error)
         if {name: x.shape for name, x in found.items()} != {
@@ -61,25 +62,30 @@ class LearnedHead:
         return ""
 
 
-def as_bytes(leaves: Mapping[str, np.ndarray]) -> bytes:
+def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
     """A file's content.
 
     Args:
+      depth: layers before the head.
       leaves: of the state of learning, by name.
     """
     arrays = io.BytesIO()
     np.savez(arrays, **leaves)
-    return sealed(_WHAT, arrays.getvalue())
+    line = json.dumps({"layer": depth}).encode()
+    return sealed(_WHAT, line + b"\n" + arrays.getvalue())
 
 
-def of_bytes(content: bytes) -> dict[str, np.ndarray]:
-    """The leaves that `as_bytes` was given.
+def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
+    """The leaves that `as_bytes` was given, for the head behind `depth` layers.
 
     Raises:
-      ValueError: the content is damaged.
+      ValueError: the content is damaged, or of another layer.
     """
-    arrays = io.BytesIO(unsealed(_WHAT, content))
-    with np.load(arrays, allow_pickle=False) as found:
+    line, _, arrays = unsealed(_WHAT, content).partition(b"\n")
+    layer = json.loads(line)["layer"]
+    if layer != depth:
+        raise ValueError(f"is the head behind layer {layer}")
+    with np.load(io.BytesIO(arrays), allow_pickle=False) as found:
         return dict(found)
 
 

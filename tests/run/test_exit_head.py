@@ -84,3 +84,14 @@ def test_any_damage_is_found_and_nothing_is_taken(tmp_path: Path):
     assert other.restore(20) == ""
     state = other.trainer.state
     assert (state["head"] == 3).all()
+
+
+def test_the_head_behind_another_layer_is_not_taken(tmp_path: Path):
+    """It has the same shape."""
+    kept(tmp_path, value=3, depth=4).save(20)
+    other = kept(tmp_path, value=1, depth=9)
+    said = other.restore(20)
+    state: Any = other.trainer.state
+    assert "is the head behind layer 4: expected the head of the policy's first 9 layers" in said
+    assert said.count(". ") == 0 and said.endswith("nothing else is lost.")
+    assert state["step"] == 1 and kept(tmp_path, depth=4).restore(20) == ""
