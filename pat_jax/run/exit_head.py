@@ -8,18 +8,22 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.run.saved_policy import SavedPolicy
 from pat_jax.run.setup import Setup
 from pat_jax.run.side_files import SideFiles, sealed, unsealed
 from pat_jax.training.build import DTYPES, logit_tokens
 from pat_jax.training.exit_head import ExitHeadTrainer
 
 FOLDER = "exit_head"  # in that of the run, with a file for each checkpoint
-_WHAT = "exit head"
+_WHAT, _KEPT = "exit head", "heads of first layers"
+_HEAD = ".params"  # of the leaves of a `TrainState`
 
 
 class LearnedHead:
@@ -69,8 +73,9 @@ def as_bytes(depth: int, leaves: Mapping[str, np.ndarray]) -> bytes:
       depth: layers before the head.
       leaves: of the state of learning, by name.
     """
-    arrays = io.BytesIO()
-    np.savez(arrays, **leaves)
+    arrays, named = io.BytesIO(), dict[str, Any](leaves)
+    # NumPy before 2.2 would write an option of this as one more array.
+    np.savez(arrays, **named)
     line = json.dumps({"layer": depth}).encode()
     return sealed(_WHAT, line + b"\n" + arrays.getvalue())
 
@@ -94,6 +99,33 @@ def _named(state: object) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
 
 
+def saved_head(saved: SavedPolicy, engine: RolloutEngine) -> tuple[np.ndarray | None, str]:
+    """What the engine's first layers draft with, where its weights are those of a run's checkpoint.
+
+    Returns:
+      float32[embed, embed], what the run had learned by then; None where nothing is known of it, or they do
+      not draft. And a sentence about why nothing is known; empty where it is, or they do not.
+    """
+    depth, embed = engine.specs.drafts.exit_layer, engine.policy.config.embed_dim
+    if not depth:
+        return None, ""
+    files = SideFiles(saved.run, FOLDER, _KEPT)
+    content, why = files.read(saved.step)
+    if content is not None:
+        try:
+            head = of_bytes(content, depth)[_HEAD]
+        except ValueError as error:
+            why = str(error)
+        else:
+            if head.shape == (embed, embed):
+                return head, ""
+            why = "is the head of another model"
+    return None, (
+        f"{files.path(saved.step)} {why}: expected the head of the policy's first {depth} layers; they draft "
+        "with one of zeros, and no token is another."
+    )
+
+
 def learned_head(
     config: RunConfig, setup: Setup, micro_shapes: Sequence[tuple[int, int]]
 ) -> LearnedHead | None:
@@ -110,4 +142,4 @@ def learned_head(
         logit_tokens=logit_tokens(setup.policy, trainer.layout),
     )
     built.compile()
-    return LearnedHead(built, SideFiles(Path(config.run_dir), FOLDER, "heads of first layers"))
+    return LearnedHead(built, SideFiles(Path(config.run_dir), FOLDER, _KEPT))
