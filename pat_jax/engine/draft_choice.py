@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pat_jax.common.rules import require
 from pat_jax.config.speculation import MODEL, SpeculationConfig
 from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.draft_vocabulary import other_tokens
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
@@ -62,6 +63,8 @@ def drafter_of(
     platform: str,
     max_length: int,
     configuration: Callable[[str], ModelConfig] = check_checkpoint,
+    *,
+    folder: str = "",
 ) -> Drafter:
     """The drafts that are asked for and who says them, whether they pay or not.
 
@@ -70,6 +73,7 @@ def drafter_of(
       platform: as `jax.Device.platform` has it.
       max_length: tokens of the longest prompt and response.
       configuration: of the draft model that is named.
+      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
 
     Raises:
       UserError: a layer is to draft that the policy has not, or its last one; or a model of another
@@ -87,17 +91,23 @@ def drafter_of(
     if not drafts.has_model:
         return Drafter(drafts)
     own = configuration(config.draft_model)
-    _check_draft_model(config, own, model, max_length)
+    _check_draft_model(config, own, model, max_length, folder)
     return Drafter(drafts, Policy.from_config(own))
 
 
 def wanted_drafts(
-    config: SpeculationConfig, policy: Policy, platform: str, max_length: int
+    config: SpeculationConfig,
+    policy: Policy,
+    platform: str,
+    max_length: int,
+    *,
+    folder: str = "",
 ) -> DraftChoice:
     """
     Args:
       platform: as `jax.Device.platform` has it.
       max_length: tokens of the longest prompt and response.
+      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
 
     Raises:
       UserError: a layer is to draft that the policy has not, or its last one; or a model of another
@@ -112,7 +122,7 @@ def wanted_drafts(
             f"speculation: none for {parameters / 1e6:.1f} M parameters on a CPU, where a step takes "
             "longer the more tokens it verifies (--speculation.source suffix makes drafts)",
         )
-    drafter = drafter_of(config, policy.config, platform, max_length)
+    drafter = drafter_of(config, policy.config, platform, max_length, folder=folder)
     words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"
     return DraftChoice(drafter.drafts, f"{words}, where they are predicted to pay", drafter.policy)
 
@@ -145,16 +155,14 @@ def shape_of(draft_model: str) -> ModelConfig:
 
 
 def _check_draft_model(
-    config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int
+    config: SpeculationConfig,
+    own: ModelConfig,
+    policy: ModelConfig,
+    max_length: int,
+    folder: str,
 ) -> None:
-    vocabulary, asked = policy.vocab_size, "speculation.source"
-    require(
-        own.vocab_size == vocabulary,
-        asked,
-        config.source,
-        f"a model with the policy's {vocabulary} tokens, and this one has {own.vocab_size}; take one of "
-        "the same family",
-    )
+    asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
+    require(not expected, asked, config.source, f"{expected}; take one of the same family")
     require(
         own.max_position >= max_length,
         asked,

@@ -35,7 +35,7 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
     look_at_pages(monkeypatch)
 
 
-def first_layer(shardings: Params, dtype: jnp.dtype) -> Params:
+def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
     """Of the policy's, which that model is without its last."""
     del dtype
     known = dict(jax.tree.leaves_with_path(lively_params(Policy.from_config(MODELS["kv2"]))))
@@ -72,6 +72,30 @@ class NowAndThen(ScriptedPath):
         return replace(plan, budget=self.budget if is_with else 0)
 
 
+def with_tokens(vocab_size: int, vocab_multiple: int) -> Subject:
+    """The draft model is the policy without its last layer, with so many tokens, where the policy has 61: the first
+    rows of its embedding, or zeros behind them, as padding is."""
+    config = replace(
+        MODELS["kv2"], num_layers=1, vocab_size=vocab_size, vocab_multiple=vocab_multiple
+    )
+    policy = Policy.from_config(config)
+
+    def load(shardings: Params, dtype: jnp.dtype) -> Params:
+        def fitted(x: jax.Array, like: jax.ShapeDtypeStruct) -> np.ndarray:
+            out = np.zeros(like.shape, like.dtype)
+            known = tuple(map(slice, np.minimum(x.shape, like.shape)))
+            if x.shape != like.shape:  # of the vocabulary
+                known = (slice(min(vocab_size, 61)), *known[1:])
+            out[known] = np.asarray(x)[known]
+            return out
+
+        whole = first_layer(None, dtype)
+        return jax.device_put(jax.tree.map(fitted, whole, policy.abstract_params), shardings)
+
+    settings = Settings(min_rows=8, min_length=64, drafts=DRAFTS, draft=DraftSource(policy, load))
+    return with_share_of_the_last(Subject(MODELS["kv2"], settings), 0.0)
+
+
 def check(one: Subject, planner: Planner) -> RolloutReport:
     expected, _ = one.run(requests(), one.static(1))
     found, report = one.run(requests(), planner)
@@ -106,6 +130,22 @@ def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
     report = check(one, replace(one.static(2), budget=3))
     assert 2 / 61 < accepted(report) < 0.5
+
+
+@pytest.mark.slow  # an engine for each
+def test_a_model_of_fewer_or_more_tokens_changes_none():
+    """Tokens that a smaller one does not know are said by the policy, and shown to it; it never says them, nor what
+    its embedding is padded with."""
+    reports = []
+    for vocab_size, multiple in ((56, 8), (56, 128), (160, 32)):
+        one = with_tokens(vocab_size, multiple)
+        said, _ = one.run(requests(), one.static(1))
+        shares = [np.mean(np.array(done.tokens) >= 56) for done in said]
+        assert 0.02 < np.mean(shares) < 0.5
+        reports.append(check(one, replace(one.static(2), budget=3)))
+    fewer, padded, more = reports
+    assert accepted(fewer) > 0.2 and accepted(more) > 0.85
+    assert (fewer.drafted, fewer.accepted) == (padded.drafted, padded.accepted)
 
 
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():
