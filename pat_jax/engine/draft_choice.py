@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.common.rules import require
-from pat_jax.config.speculation import MODEL, SpeculationConfig
+from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.draft_vocabulary import other_tokens
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
@@ -57,12 +57,24 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     )
 
 
+def checkpoint_of(draft_model: str) -> ModelConfig:
+    """Of a checkpoint's folder.
+
+    Raises:
+      UserError: it is none.
+    """
+    expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
+    is_there = Path(draft_model).is_dir()
+    require(is_there, "speculation.source", MODEL + draft_model, expected)
+    return check_checkpoint(draft_model)
+
+
 def drafter_of(
     config: SpeculationConfig,
     model: ModelConfig,
     platform: str,
     max_length: int,
-    configuration: Callable[[str], ModelConfig] = check_checkpoint,
+    configuration: Callable[[str], ModelConfig] = checkpoint_of,
     *,
     folder: str = "",
 ) -> Drafter:
@@ -81,13 +93,14 @@ def drafter_of(
     """
     drafts = drafts_of(config, platform)
     if drafts.exit_layer:
-        require(
-            drafts.exit_layer < model.num_layers,
-            "speculation.source",
-            config.source,
-            f"a layer from 1 to {model.num_layers - 1} behind early_exit:, for a model of "
-            f"{model.num_layers} layers",
+        num_layers = model.num_layers
+        expected = (
+            f"a layer from 1 to {num_layers - 1} behind {EXIT}, for a model of {num_layers} layers"
+            if num_layers > 1
+            else f"suffix or {MODEL}DIR, as a model of one layer has none before the last that could draft"
         )
+        is_before_the_last = drafts.exit_layer < num_layers
+        require(is_before_the_last, "speculation.source", config.source, expected)
     if not drafts.has_model:
         return Drafter(drafts)
     own = configuration(config.draft_model)
@@ -147,9 +160,7 @@ def shape_of(draft_model: str) -> ModelConfig:
     """
     if Path(draft_model).is_dir():
         return check_checkpoint(draft_model)
-    expected = (
-        f"the folder of a checkpoint or a built-in shape behind {MODEL}: {', '.join(PRESETS)}"
-    )
+    expected = f"the folder of a checkpoint behind {MODEL}, or a built-in shape, one of {', '.join(PRESETS)}"
     require(draft_model in PRESETS, "speculation.source", MODEL + draft_model, expected)
     return preset(draft_model)
 

@@ -15,7 +15,7 @@ from two_devices import look_at_pages
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.draft_model import DraftSource
-from pat_jax.engine.draft_choice import wanted_drafts
+from pat_jax.engine.draft_choice import shape_of, wanted_drafts
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Params, Policy
@@ -181,8 +181,21 @@ def test_models_that_may_draft(tmp_path: Path, change: dict, what: str | None):
 
 def test_a_folder_without_a_model(tmp_path: Path):
     config = SpeculationConfig(source=f"model:{tmp_path / 'nothing'}")
-    with pytest.raises(UserError, match="nothing"):
+    with pytest.raises(UserError) as refused:
         wanted_drafts(config, Policy.from_config(QWEN3), "cpu", 32)
+    assert str(refused.value).startswith(
+        f"option --speculation.source is '{config.source}': expected the folder of a checkpoint behind model:, and "
+        "there is no such folder"
+    )
+
+
+def test_a_shape_that_is_not_built_in():
+    words = (
+        r"expected the folder of a checkpoint behind model:, or a built-in shape, one of demo, tiny"
+    )
+    with pytest.raises(UserError, match=words) as refused:
+        shape_of("tini")
+    assert "::" not in str(refused.value) and "is 'model:tini'" in str(refused.value)
 
 
 @pytest.mark.slow  # a whole command
