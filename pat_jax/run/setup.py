@@ -121,9 +121,9 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     tokenizer = checked_tokenizer(config, model)
     task = load_task(config, tokenizer)
     first = next(iter(chain.values()))
-    trainer = build_trainer(config, policy, first, layouts)
-    resident = trainer.resident
     drafts = _drafts(config, policy, devices)
+    trainer = build_trainer(config, policy, first, layouts, drafts.drafter)
+    resident = trainer.resident
     alone = _alone(config, policy, devices, layouts, resident, drafts.drafter)
     if config.train or config.warm_start.steps:
         check_state(trainer, alone.limit)
@@ -131,7 +131,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, trainer = kept, build_trainer(config, policy, first, kept)
+            layouts, trainer = kept, build_trainer(config, policy, first, kept, drafts.drafter)
     engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts)
     return Setup(
         task,
