@@ -250,6 +250,7 @@ class Transformer(nnx.Module):
         return rms_norm(x, self.final_norm[...], self.config.norm_eps), cache
 
     def _embed(self, tokens: Array, partition: Partition) -> Array:
+        """A token that has no row is a vector of zeros: a draft model is shown what it does not know."""
         with jax.named_scope("embed"):
             table = self.embedding[...]
             local = tokens - partition.shard_index("vocab") * table.shape[0]

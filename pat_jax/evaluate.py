@@ -27,6 +27,7 @@ from pat_jax.rl.responses import response_reader
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
 from pat_jax.run.completions import Completions
 from pat_jax.run.evaluation import Evaluator
+from pat_jax.run.exit_head import saved_head
 from pat_jax.run.generation import sampled
 from pat_jax.run.progress import Progress
 from pat_jax.run.saved_policy import SavedPolicy, find_policy
@@ -52,9 +53,11 @@ def main() -> None:
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     exam = load_exam(run, tokenizer)
     engine = build_engine(run, model, devices)
+    head, headless = None, ""
     if saved:
         layout = next(iter(engine.layouts.values()))
         load = weights_of_run(run, saved, Policy.from_config(model), layout)
+        head, headless = saved_head(saved, engine)
     else:
         load = weights_of_model(run, model, config.adapter)
     profile = find_profile(run, profile_subject(run, model, devices))
@@ -65,9 +68,10 @@ def main() -> None:
         with EvaluationFolder(config) as folder:
             if known := len(folder.responses):
                 progress.print(f"{known:,} responses are there already")
-            for line in (*(saved.notes if saved else ()), *exam.notes):
+            for line in filter(None, (*(saved.notes if saved else ()), headless, *exam.notes)):
                 progress.print(line)
-            session = open_session(run, engine, profile, partial(load, engine.dtype, engine.policy))
+            weights_in = partial(load, engine.dtype, engine.policy)
+            session = open_session(run, engine, profile, weights_in, exit_head=head)
             with Completions(tokenizer, folder.path, is_asked=True) as completions:
                 read = response_reader(exam.columns, tokenizer)
                 evaluator = Evaluator(run, exam.sets, read, scorer, completions, progress)

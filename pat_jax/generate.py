@@ -4,11 +4,14 @@ Reads and writes line by line. A line that is wrong gets its error as its result
 a killed run goes on with --resume where it was. From Python it is `pat_jax.session(...)`.
 """
 
+import logging
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.batch_generation.job import BatchJob
@@ -30,6 +33,7 @@ from pat_jax.models.hf_config import read_json_object
 from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
+from pat_jax.run.exit_head import saved_head
 from pat_jax.run.saved_policy import find_policy
 from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.session import open_session
@@ -37,6 +41,7 @@ from pat_jax.run.setup import build_engine, find_profile, model_config, profile_
 from pat_jax.run.task import load_tokenizer
 from pat_jax.run.weights import Load, weights_of_model, weights_of_run
 
+log = logging.getLogger(__name__)
 GENERATION_CONFIG = "generation_config.json"
 _OF_FILES = ("prompts", "out", "resume", "gap_tokens")
 _NO_FILES = "none here: it belongs to files of prompts; give prompts to `generate`"
@@ -103,12 +108,13 @@ class Prepared:
     load: Load
     tokenizer: Tokenizer | None
     recommended: SamplingOverrides
+    exit_head: np.ndarray | None = None  # that a run has learned; see `RolloutEngine.set_weights`
 
     def open(self) -> Session:
         weights_in = partial(self.load, self.engine.dtype, self.engine.policy)
         most, nans = self.config.max_length, self.config.debug_nans
         made_of = self.run, self.engine, self.profile, weights_in
-        return open_session(*made_of, max_length=most, debug_nans=nans)
+        return open_session(*made_of, exit_head=self.exit_head, max_length=most, debug_nans=nans)
 
 
 def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepared:
@@ -135,14 +141,17 @@ def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepa
     run = replace(config.run_config(model, len(devices)), data=options.data)
     if not saved_run:
         load = weights_of_model(run, model, config.adapter)
-    engine = build_engine(run, model, devices)
+    engine, head = build_engine(run, model, devices), None
     if saved_run:
         saved = find_policy(str(saved_run.folder), None)
         saved.check(model)
         layout = next(iter(engine.layouts.values()))
         load = weights_of_run(run, saved, Policy.from_config(model), layout)
+        head, headless = saved_head(saved, engine)
+        if headless:
+            log.warning("%s", headless)
     profile = find_profile(run, profile_subject(run, model, devices))
-    return Prepared(config, run, engine, profile, load, tokenizer, recommended)
+    return Prepared(config, run, engine, profile, load, tokenizer, recommended, head)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:

@@ -130,7 +130,9 @@ def question_of(config: PlanConfig, command: str) -> Question:
     recorded = find_responses(config, model.vocab_size, encode_of(config.model))
     lengths = lengths_of(config, recorded)
     longest = config.max_prompt_length + config.max_completion_length
-    drafter = drafter_of(config.speculation, model, target.chip.platform, longest, shape_of)
+    drafter = drafter_of(
+        config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
+    )
     draft_model = drafter.policy and drafter.policy.config
     order = Order.of(target, config.run(target), model, DEPTHS, draft_model)
     check_room(order, config.model)

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from pat_jax.common.rules import require
-from pat_jax.config.speculation import MODEL, SpeculationConfig
+from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.draft_vocabulary import other_tokens
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint
@@ -56,12 +57,26 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
     )
 
 
+def checkpoint_of(draft_model: str) -> ModelConfig:
+    """Of a checkpoint's folder.
+
+    Raises:
+      UserError: it is none.
+    """
+    expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
+    is_there = Path(draft_model).is_dir()
+    require(is_there, "speculation.source", MODEL + draft_model, expected)
+    return check_checkpoint(draft_model)
+
+
 def drafter_of(
     config: SpeculationConfig,
     model: ModelConfig,
     platform: str,
     max_length: int,
-    configuration: Callable[[str], ModelConfig] = check_checkpoint,
+    configuration: Callable[[str], ModelConfig] = checkpoint_of,
+    *,
+    folder: str = "",
 ) -> Drafter:
     """The drafts that are asked for and who says them, whether they pay or not.
 
@@ -70,6 +85,7 @@ def drafter_of(
       platform: as `jax.Device.platform` has it.
       max_length: tokens of the longest prompt and response.
       configuration: of the draft model that is named.
+      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
 
     Raises:
       UserError: a layer is to draft that the policy has not, or its last one; or a model of another
@@ -77,27 +93,34 @@ def drafter_of(
     """
     drafts = drafts_of(config, platform)
     if drafts.exit_layer:
-        require(
-            drafts.exit_layer < model.num_layers,
-            "speculation.source",
-            config.source,
-            f"a layer from 1 to {model.num_layers - 1} behind early_exit:, for a model of "
-            f"{model.num_layers} layers",
+        num_layers = model.num_layers
+        expected = (
+            f"a layer from 1 to {num_layers - 1} behind {EXIT}, for a model of {num_layers} layers"
+            if num_layers > 1
+            else f"suffix or {MODEL}DIR, as a model of one layer has none before the last that could draft"
         )
+        is_before_the_last = drafts.exit_layer < num_layers
+        require(is_before_the_last, "speculation.source", config.source, expected)
     if not drafts.has_model:
         return Drafter(drafts)
     own = configuration(config.draft_model)
-    _check_draft_model(config, own, model, max_length)
+    _check_draft_model(config, own, model, max_length, folder)
     return Drafter(drafts, Policy.from_config(own))
 
 
 def wanted_drafts(
-    config: SpeculationConfig, policy: Policy, platform: str, max_length: int
+    config: SpeculationConfig,
+    policy: Policy,
+    platform: str,
+    max_length: int,
+    *,
+    folder: str = "",
 ) -> DraftChoice:
     """
     Args:
       platform: as `jax.Device.platform` has it.
       max_length: tokens of the longest prompt and response.
+      folder: of the policy's checkpoint; where it has none, no tokenizers are compared.
 
     Raises:
       UserError: a layer is to draft that the policy has not, or its last one; or a model of another
@@ -112,7 +135,7 @@ def wanted_drafts(
             f"speculation: none for {parameters / 1e6:.1f} M parameters on a CPU, where a step takes "
             "longer the more tokens it verifies (--speculation.source suffix makes drafts)",
         )
-    drafter = drafter_of(config, policy.config, platform, max_length)
+    drafter = drafter_of(config, policy.config, platform, max_length, folder=folder)
     words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"
     return DraftChoice(drafter.drafts, f"{words}, where they are predicted to pay", drafter.policy)
 
@@ -137,24 +160,20 @@ def shape_of(draft_model: str) -> ModelConfig:
     """
     if Path(draft_model).is_dir():
         return check_checkpoint(draft_model)
-    expected = (
-        f"the folder of a checkpoint or a built-in shape behind {MODEL}: {', '.join(PRESETS)}"
-    )
+    expected = f"the folder of a checkpoint behind {MODEL}, or a built-in shape, one of {', '.join(PRESETS)}"
     require(draft_model in PRESETS, "speculation.source", MODEL + draft_model, expected)
     return preset(draft_model)
 
 
 def _check_draft_model(
-    config: SpeculationConfig, own: ModelConfig, policy: ModelConfig, max_length: int
+    config: SpeculationConfig,
+    own: ModelConfig,
+    policy: ModelConfig,
+    max_length: int,
+    folder: str,
 ) -> None:
-    vocabulary, asked = policy.vocab_size, "speculation.source"
-    require(
-        own.vocab_size == vocabulary,
-        asked,
-        config.source,
-        f"a model with the policy's {vocabulary} tokens, and this one has {own.vocab_size}; take one of "
-        "the same family",
-    )
+    asked, expected = "speculation.source", other_tokens(own, config.draft_model, policy, folder)
+    require(not expected, asked, config.source, f"{expected}; take one of the same family")
     require(
         own.max_position >= max_length,
         asked,

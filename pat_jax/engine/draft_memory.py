@@ -72,17 +72,19 @@ def draft_bytes(
 
     def most(layout: Layout) -> DraftBytes:
         sizes = [(n, m) for n in buckets.rows[layout.split] for m in drafts.of(n)]
-        fixed = 0
-        if sizes and drafts.exit_layer:  # whole on every device
+        fixed = 0  # whole on every device, whether bursts of this layout draft or not
+        if drafts.exit_layer:
             fixed = model.embed_dim**2 * jnp.dtype(dtype).itemsize
+        if of_model:
+            fixed = _bytes(of_model.params(layout))
         if sizes and of_model:
-            fixed = _bytes(of_model.params(layout)) + _bytes(of_model.pool(layout))
+            fixed += _bytes(of_model.pool(layout))
         length = -(-buckets.lengths[-1] // config.page_size) * config.page_size
         found = []
         for rows, budget in sizes:
             steps = _of_steps(model, layout, (rows, budget, length), drafts, dtype)
             found.append(DraftBytes(fixed + _of_texts(layout, rows, length, drafts), steps))
-        return max(found, key=sum, default=DraftBytes())
+        return max(found, key=sum, default=DraftBytes(fixed))
 
     return {split: most(layout) for split, layout in layouts.items()}
 

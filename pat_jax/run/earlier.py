@@ -5,8 +5,6 @@ nothing but itself: drafts change no token. Knows files. Does not know what draf
 """
 
 import json
-import re
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,10 +15,10 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.setup import Setup
-from pat_jax.run.side_files import SideFiles
+from pat_jax.run.side_files import SideFiles, sealed, unsealed
 
 FOLDER = "earlier_responses"  # in that of the run, with a file for each checkpoint
-_HEAD = "pat_jax earlier responses, version 1, CRC-32 {:08x}\n"
+_WHAT = "earlier responses"
 _INTS = np.dtype("<i4")
 
 
@@ -127,8 +125,7 @@ def as_bytes(responses: EarlierResponses, tokenizer: int) -> bytes:
         lengths.append([len(prompt), *map(len, texts)])
     line = json.dumps({"tokenizer": tokenizer, "lengths": lengths}).encode()
     tokens = b"".join(part.astype(_INTS).tobytes() for part in parts)
-    body = line + b"\n" + tokens
-    return _HEAD.format(zlib.crc32(body)).encode() + body
+    return sealed(_WHAT, line + b"\n" + tokens)
 
 
 def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> None:
@@ -137,10 +134,7 @@ def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> No
     Raises:
       ValueError: the content is damaged, or of another tokenizer; nothing has been put.
     """
-    head, _, body = content.partition(b"\n")
-    found = re.fullmatch(_HEAD.strip().replace("{:08x}", "([0-9a-f]{8})").encode(), head)
-    if found is None or int(found[1], 16) != zlib.crc32(body):
-        raise ValueError("is damaged (it has another checksum than when it was written)")
+    body = unsealed(_WHAT, content)
     line, _, tokens = body.partition(b"\n")
     told = json.loads(line)
     if told["tokenizer"] != tokenizer:

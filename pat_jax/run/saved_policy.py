@@ -43,7 +43,12 @@ class SavedPolicy:
     @property
     def notes(self) -> list[str]:
         """What a person is told of it, a sentence each."""
-        return [*self.damaged, f"the policy after step {self.step} of {self.path.parent.parent}"]
+        return [*self.damaged, f"the policy after step {self.step} of {self.run}"]
+
+    @property
+    def run(self) -> Path:
+        """The folder of its run."""
+        return self.path.parent.parent
 
     @cached_property
     def _options(self) -> Mapping[str, Any]:

@@ -5,6 +5,8 @@ Knows options and engines. Does not know where weights come from, nor what is as
 
 from collections.abc import Callable
 
+import numpy as np
+
 from pat_jax.common.bars import bar as progress_bar
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
@@ -28,6 +30,7 @@ def open_session(
     profile: Profile | None,
     weights_in: LoadWeights,
     *,
+    exit_head: np.ndarray | None = None,
     max_length: int | None = None,
     debug_nans: bool = False,
 ) -> Session:
@@ -35,6 +38,7 @@ def open_session(
 
     Args:
       weights_in: gives the weights in a layout.
+      exit_head: see `RolloutEngine.set_weights`.
       max_length, debug_nans: see `Session`.
     """
     with progress_bar(total=0, unit="program", desc="compiling") as bar:
@@ -46,7 +50,7 @@ def open_session(
         engine.compile(show)
     planner = _planner(config, engine, profile, weights_in)
     first = next(iter(engine.layouts.values()))
-    engine.set_weights(weights_in(first), first)
+    engine.set_weights(weights_in(first), first, exit_head)
     return Session(engine, planner, max_length=max_length, debug_nans=debug_nans)
 
 

@@ -19,6 +19,7 @@ from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.draft_choice import DraftChoice, wanted_drafts
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.layout_choice import (
@@ -120,17 +121,17 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     tokenizer = checked_tokenizer(config, model)
     task = load_task(config, tokenizer)
     first = next(iter(chain.values()))
-    trainer = build_trainer(config, policy, first, layouts)
+    drafts = _drafts(config, policy, devices)
+    trainer = build_trainer(config, policy, first, layouts, drafts.drafter)
     resident = trainer.resident
-    alone = _alone(config, policy, devices, layouts, resident)
+    alone = _alone(config, policy, devices, layouts, resident, drafts.drafter)
     if config.train or config.warm_start.steps:
         check_state(trainer, alone.limit)
     if config.is_planned:
         kept, more = worth_planning(config, layouts, alone, profile and profile.latency)
         dropped += more
         if len(kept) < len(layouts):
-            layouts, trainer = kept, build_trainer(config, policy, first, kept)
-    drafts = _drafts(config, policy, devices)
+            layouts, trainer = kept, build_trainer(config, policy, first, kept, drafts.drafter)
     engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts)
     return Setup(
         task,
@@ -166,19 +167,19 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     has_tokenizer = config.data.is_arithmetic or Path(config.model).is_dir()
     eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
-    alone = _alone(config, policy, devices, layouts, resident=())
+    drafts = _drafts(config, policy, devices)
+    alone = _alone(config, policy, devices, layouts, resident=(), drafter=drafts.drafter)
     without_memory = layouts_without_memory(alone, config.rollout)
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    drafts = _drafts(config, policy, devices)
     log.info("%s", drafts.reason)
     return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=drafts)
 
 
 def _drafts(config: RunConfig, policy: Policy, devices: Sequence[Device]) -> DraftChoice:
-    longest = config.rollout.max_length
-    return wanted_drafts(config.speculation, policy, devices[0].platform, longest)
+    platform, longest = devices[0].platform, config.rollout.max_length
+    return wanted_drafts(config.speculation, policy, platform, longest, folder=config.model)
 
 
 def checked_tokenizer(config: RunConfig, model: ModelConfig) -> Tokenizer:
@@ -232,10 +233,10 @@ def _alone(
     devices: Sequence[Device],
     layouts: dict[Split, Layout],
     resident: object,
+    drafter: Drafter,
 ) -> MemoryModel:
     """What each layout takes of a device alone; one that a rollout may start in has to fit."""
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    drafter = _drafts(config, policy, devices).drafter
     policy = policy.with_weights(config.rollout.weights)
     memory = memory_alone(
         policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafter=drafter

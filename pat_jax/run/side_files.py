@@ -4,6 +4,7 @@ Knows files. Does not know what is in them.
 """
 
 import logging
+import zlib
 from pathlib import Path
 
 from pat_jax.common.files import replace_bytes
@@ -12,6 +13,7 @@ from pat_jax.run.checkpoint_files import checkpoints_in
 from pat_jax.run.folder import CHECKPOINTS
 
 log = logging.getLogger(__name__)
+DAMAGED = "is damaged (it has another checksum than when it was written)"
 
 
 class SideFiles:
@@ -50,6 +52,23 @@ class SideFiles:
         wanted = {self.path(int(path.name)) for path in checkpoints_in(self._checkpoints)}
         for path in {*self._folder.glob("step-*.bin")} - wanted - {self.path(but)}:
             path.unlink()
+
+
+def sealed(what: str, body: bytes) -> bytes:
+    """A file's content: one line that says what is in it and a checksum of all behind it, and `body`."""
+    return f"pat_jax {what}, version 1, CRC-32 {zlib.crc32(body):08x}\n".encode() + body
+
+
+def unsealed(what: str, content: bytes) -> bytes:
+    """The body of what `sealed` has made.
+
+    Raises:
+      ValueError: a bit of it is another.
+    """
+    body = content.partition(b"\n")[2]
+    if sealed(what, body) != content:
+        raise ValueError(DAMAGED)
+    return body
 
 
 def _content(path: Path) -> tuple[bytes | None, str]:

@@ -17,8 +17,10 @@ from pat_jax.common.rules import require
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import ladder, largest_length
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.memory import NOTHING
 from pat_jax.models.lora import ALL_LINEAR, Lora
 from pat_jax.models.peft_adapter import read_adapter
 from pat_jax.models.policy import Policy
@@ -28,6 +30,7 @@ from pat_jax.rl.optimizer import make_optimizer, make_schedule
 from pat_jax.rl.packing import MOST_SHAPES, shapes
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.rl.update import ModelFunctions, PolicyUpdate
+from pat_jax.training.beside import beside_training
 from pat_jax.training.trainer import Trainer, model_functions
 
 LOGIT_BYTES = 2**28  # of float32 logits on a device at a time; its gradient's pass has a few such
@@ -44,8 +47,12 @@ def build_trainer(
     policy: Policy,
     layout: Layout,
     rollout_layouts: dict[Split, Layout],
+    drafter: Drafter = NOTHING,
 ) -> Trainer:
     """The programs of the update in `layout`, and of the transfer to each of `rollout_layouts`.
+
+    Args:
+      drafter: of the rollouts: what it keeps on the devices lies beside the update.
 
     Raises:
       UserError: adapters are asked for that the model cannot have.
@@ -72,6 +79,9 @@ def build_trainer(
         base_dtype=dtype,
         weight_dtype=DTYPES[config.optimizer.weight_dtype],
         is_offloaded=config.optimizer.offload,
+        beside=beside_training(
+            drafter, layout, policy.config.embed_dim, dtype, learns=config.train
+        ),
     )
 
 

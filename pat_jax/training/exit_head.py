@@ -12,7 +12,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array
 
 from pat_jax.common.pytree import with_sharding
@@ -25,11 +24,9 @@ from pat_jax.rl.batches import MicroBatch, TrainBatch
 from pat_jax.rl.losses import Sums
 from pat_jax.rl.supervised import CrossEntropy
 from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.training.beside import head_optimizer, head_state
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
-
-LEARNING_RATE = 2e-3  # of Adam, after some steps of warm-up: the head begins at zeros
-WARM_UP = 5
 
 
 class ExitHeadTrainer:
@@ -54,21 +51,18 @@ class ExitHeadTrainer:
         """
         self.trainer, self.depth, self.dtype = trainer, depth, dtype
         embed = trainer.policy.config.embed_dim
-        rate = optax.schedules.linear_schedule(0.0, LEARNING_RATE, WARM_UP)
         self._update = PolicyUpdate(
             ModelFunctions(lambda *_: jnp.zeros(0), partial(logits, partition=Whole())),
-            optax.adam(rate),
+            head_optimizer(),
             trainer.policy.config.vocab_size,
             CrossEntropy(),
             temperature=temperature,
             logit_tokens=logit_tokens,
         )
         self.programs = ProgramTable()
-        everywhere = trainer.layout.sharding()
-        head = jax.ShapeDtypeStruct((embed, embed), jnp.float32, sharding=everywhere)
-        self._declare(head, micro_shapes)
+        self._declare(head_state(trainer.layout, embed), micro_shapes)
         self.state: TrainState = trainer.layout.put(
-            jax.device_get(self._update.init(jnp.zeros(head.shape)))
+            jax.device_get(self._update.init(jnp.zeros((embed, embed))))
         )
 
     @property
@@ -84,14 +78,13 @@ class ExitHeadTrainer:
     def compile(self) -> None:
         self.programs.compile_all(threads=1)
 
-    def _declare(self, head: jax.ShapeDtypeStruct, micro_shapes: Sequence[tuple[int, int]]) -> None:
-        trainer, split = self.trainer, self.trainer.layout.split
+    def _declare(self, state: TrainState, micro_shapes: Sequence[tuple[int, int]]) -> None:
+        trainer, split, head = self.trainer, self.trainer.layout.split, state.params
         everywhere = trainer.layout.sharding()
 
         def placed(shapes: object) -> object:
             return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))
 
-        state = placed(jax.eval_shape(self._update.init, head))
         sums = placed(jax.eval_shape(self._update.loss.zero_sums))
         gradient = placed(jax.eval_shape(zero_gradients, head))
 
@@ -122,7 +115,12 @@ class ExitHeadTrainer:
             )
         apply = self._update.apply_step
         self.programs.declare(
-            Key("exit_apply", split), apply, state, gradient, out_shardings=everywhere
+            Key("exit_apply", split),
+            apply,
+            state,
+            gradient,
+            out_shardings=everywhere,
+            donate_argnums=0,
         )
 
     def _over(self, params: Leaves) -> ModelFunctions:

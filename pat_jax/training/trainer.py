@@ -29,6 +29,7 @@ from pat_jax.rl.batches import MicroBatch, TrainBatch, abstract_micro_batch
 from pat_jax.rl.kl import Estimator, estimate_kl
 from pat_jax.rl.losses import Loss, Sums
 from pat_jax.rl.update import ModelFunctions, PolicyUpdate, TrainState, zero_gradients
+from pat_jax.training.beside import Beside
 from pat_jax.training.state_placement import StatePlacement
 from pat_jax.training.trained import Trained
 from pat_jax.training.transfer import declare_transfer
@@ -90,10 +91,12 @@ class Trainer:
         base_dtype: jnp.dtype = jnp.float32,
         weight_dtype: jnp.dtype = jnp.float32,
         is_offloaded: bool = False,
+        beside: Beside | None = None,
     ):
         """
         Args:
           base_dtype: of the policy under the adapters.
+          beside: what drafts keep on the devices; nothing where not given.
           has_logprobs: whether log-probabilities are asked for that the loss does not look at.
           has_reference: whether a frozen reference policy is kept; if not given, whether the loss
             looks at it.
@@ -104,6 +107,7 @@ class Trainer:
           weight_dtype: in which the policy is kept, where all of it is trained.
         """
         self.policy, self.layout, self.num_iterations = policy, layout, num_iterations
+        self._beside = beside or Beside()
         self.updates = {REINFORCED: update} | ({SUPERVISED: supervised} if supervised else {})
         # Whose passes each stage runs: those of the first stage that is equal but for the optimizer.
         self._passes = {
@@ -160,7 +164,17 @@ class Trainer:
         """Shapes with shardings of what stays on the devices during a rollout."""
         reference = [self.abstract_params] * self.has_reference
         state = self._placement.on_devices(self.abstract_state)
-        return [state, self.trained.abstract_frozen, *reference]
+        return [state, self.trained.abstract_frozen, *reference, self._beside.always]
+
+    @property
+    def resident_in_updates(self) -> list[Any]:
+        """Shapes with shardings of what lies on the devices during an update, whichever of its programs runs."""
+        return [*self.resident, self._beside.in_updates]
+
+    @property
+    def of_drafts(self) -> list[Any]:
+        """What drafts have of that."""
+        return [self._beside.always, self._beside.in_updates]
 
     @property
     def offloaded(self) -> list[Params]:

@@ -17,6 +17,7 @@ from pat_jax.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 STEP = "the optimizer's step"
+OTHER_DRAFTS = "make no drafts that a model says (--speculation.source suffix)"
 
 
 class StateOptions(Protocol):
@@ -63,9 +64,10 @@ class Stage:
     """One program of the update, and what lies on a device while it runs."""
 
     name: str
-    held: int  # bytes: training state, and the gradients that are added up
+    held: int  # bytes: training state, drafts, and the gradients that are added up
     taken: int  # bytes: temporaries, and results that take no argument's place
     has_rows: bool = True  # of a micro-batch: smaller ones take less
+    drafts: int = 0  # bytes of `held`: a draft model, or what the head of first layers has learned
 
     @property
     def total(self) -> int:
@@ -89,12 +91,13 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
       taken: bytes of a device that each program takes beside what it is given. The gradients of a
         micro-batch are among them, beside those that they are added to.
     """
-    state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_gradients)
+    state = shard_bytes(trainer.resident_in_updates)
+    gradients, drafts = map(shard_bytes, (trainer.abstract_gradients, trainer.of_drafts))
     merged, fetched = shard_bytes(trainer.abstract_merged), fetched_bytes(trainer)
     held = {"logprobs": state, "merge": state, "transfer": state + merged}
     held |= dict.fromkeys(("apply", "supervised_apply"), state + gradients + fetched)
     return [
-        Stage(name, held.get(key.name, state + gradients), size, key.rows > 0)
+        Stage(name, held.get(key.name, state + gradients), size, key.rows > 0, drafts)
         for key, size in taken.items()
         if (name := _name(key))
     ]
@@ -125,7 +128,8 @@ def check_state(trainer: Trainer, limit: float) -> None:
     Raises:
       UserError: a device has not as much.
     """
-    state, gradients = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_gradients)
+    state = shard_bytes(trainer.resident_in_updates)
+    gradients, drafts = map(shard_bytes, (trainer.abstract_gradients, trainer.of_drafts))
     fetched = fetched_bytes(trainer)
     passes = 2 * gradients, f"gradients twice {gib(gradients)}, activations not counted"
     step = gradients + fetched, f"gradients {gib(gradients)}, moments in a step {gib(fetched)}"
@@ -133,8 +137,10 @@ def check_state(trainer: Trainer, limit: float) -> None:
     if state + more > limit:
         raise UserError(
             f"the update needs more than {gib(state + more)} of a device (training state "
-            f"{gib(state)}, {of_what}), but it has {gib(limit)}; use more devices, which divide all of "
-            f"these{', or --algorithm.beta 0, which keeps no reference' * trainer.has_reference}."
+            f"{gib(state - drafts)}{_drafts_words(drafts)}, {of_what}), but it has {gib(limit)}; use more "
+            f"devices, which divide all of these{' but the drafts' * bool(drafts)}"
+            f"{', or --algorithm.beta 0, which keeps no reference' * trainer.has_reference}"
+            f"{f', or {OTHER_DRAFTS}' * bool(drafts)}."
         )
 
 
@@ -169,8 +175,8 @@ def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: boo
         return ""
     return (
         f"the update needs {'at least ' * is_least}{gib(stage.total)} of a device for {stage.name} (training state and "
-        f"gradients {gib(stage.held)}, activations and other temporaries {gib(stage.taken)}), but "
-        f"it has {gib(limit)}; {', or '.join(_advice(stage, config))}."
+        f"gradients {gib(stage.held - stage.drafts)}{_drafts_words(stage.drafts)}, activations and other temporaries "
+        f"{gib(stage.taken)}), but it has {gib(limit)}; {', or '.join(_advice(stage, config))}."
     )
 
 
@@ -184,11 +190,17 @@ def tightness(stage: Stage, limit: float, config: UpdateOptions) -> str:
     )
 
 
+def _drafts_words(drafts: int) -> str:
+    return f", drafts {gib(drafts)}" if drafts else ""
+
+
 def _advice(stage: Stage, config: UpdateOptions) -> Iterator[str]:
     """What would help, the larger part of the stage first."""
     of_rows = list(_smaller_rows(config)) if stage.has_rows else []
     of_state = [] if config.trains_adapters else list(_smaller_state(stage, config.optimizer))
     yield from of_state + of_rows if stage.held > stage.taken else of_rows + of_state
+    if stage.drafts:
+        yield OTHER_DRAFTS
     yield "use more devices"
 
 

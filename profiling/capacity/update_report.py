@@ -32,10 +32,11 @@ class UpdateMemory:
     )
     tightness: str = ""  # likewise, where it hardly fits
     offloaded: int = 0  # of the optimizer, what rests in the host's memory between two steps
+    drafts: int = 0  # a draft model, or what the head of first layers has learned
 
     @property
     def total(self) -> int:
-        rest = self.optimizer + self.gradients + self.reference + self.base
+        rest = self.optimizer + self.gradients + self.reference + self.base + self.drafts
         return self.parameters + rest + self.temporaries
 
 

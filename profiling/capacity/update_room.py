@@ -33,7 +33,8 @@ def update_memory(
     """
     trainer, limit = plant.whole_trainer, int(plant.limit)
     params, offloaded = shard_bytes(trainer.abstract_params), shard_bytes(trainer.offloaded)
-    resident, added = shard_bytes(trainer.resident), shard_bytes(trainer.abstract_gradients)
+    resident = shard_bytes(trainer.resident_in_updates)
+    added = shard_bytes(trainer.abstract_gradients)
     taken = {
         Key(p.name, p.split, p.rows, p.length, p.target): p.taken_bytes
         for p in programs
@@ -61,6 +62,7 @@ def update_memory(
         shortage(most, limit, options, is_least=is_least),
         tightness(most, limit, options),
         offloaded,
+        most.drafts,
     )
 
 

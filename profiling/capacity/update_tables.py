@@ -68,6 +68,7 @@ def memory_parts(memory: UpdateMemory) -> Iterator[tuple[str, int]]:
     yield "gradients", memory.gradients
     yield "reference", memory.reference
     yield "base", memory.base
+    yield "drafts", memory.drafts
     yield "temporaries, at least" if memory.is_least else "temporaries", memory.temporaries
 
 

@@ -140,7 +140,8 @@ class Plant:
     def trainer(self, model: ModelConfig) -> Trainer:
         """In the layout with the least TP, as every run has it."""
         first = next(iter(self.layouts.values()))
-        return build_trainer(self.order.config, Policy.from_config(model), first, self.layouts)
+        policy = Policy.from_config(model)
+        return build_trainer(self.order.config, policy, first, self.layouts, self.drafter)
 
     @cached_property
     def policy(self) -> Policy:

@@ -1,18 +1,24 @@
 """Which policy is evaluated: a run's checkpoint as it is, or a directory with adapters merged into it."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from evaluations import completions, evaluate_here
 from runs import QWEN3, write_checkpoint, write_problems
 from saved_runs import learned, policy_of, save_run
 
+from pat_jax import evaluate, generate
+from pat_jax.config.command_line import dump, parse
 from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import load_params
 from pat_jax.models.lora import Lora
 from pat_jax.models.peft_adapter import export_adapter
+from pat_jax.run.exit_head import FOLDER, as_bytes
 
 OPTIONS = "--num_prompts 6 --num_generations 2 --reward mine.py:even"
 
@@ -77,6 +83,50 @@ def test_the_results_say_which_policy_it_was(monkeypatch, tmp_path: Path, folder
     found = evaluate_here(monkeypatch, tmp_path, *options, *OPTIONS.split())["options"]
     assert (found["checkpoint"], found["model"]) == (4, str(folder / "base"))
     assert f"the policy after step 4 of {folder / 'full'}" in capsys.readouterr().err
+
+
+def drafting(monkeypatch, tmp_path: Path, folder: Path, who: str, layer: int) -> np.ndarray:
+    """The head that the first layers draft with, where a run's checkpoint is evaluated or generates."""
+    source = f"early_exit:{layer}"
+    if who == "session":
+        monkeypatch.setattr(generate, "configure", lambda _: jax.devices()[:2])
+        options = {"max_length": 64, "batch": 2, "layout": "dp2tp1"}
+        opened = generate.session(
+            options, run=folder / "full", **{"speculation.source": source}
+        ).session
+    else:
+        seen, real = [], evaluate.open_session
+
+        def remembered(*args, **options):
+            seen.append(real(*args, **options))
+            return seen[-1]
+
+        monkeypatch.setattr(evaluate, "open_session", remembered)
+        run = ["--run_dir", str(folder / "full"), "--speculation.source", source]
+        said(monkeypatch, tmp_path, folder, *run, out="out")
+        (opened,) = seen
+    return np.asarray(opened.engine.weights.exit_head)
+
+
+@pytest.mark.slow  # compiles bursts with drafts
+@pytest.mark.parametrize("who", ["evaluate", "session"])
+def test_first_layers_draft_with_what_the_run_has_learned(
+    monkeypatch, tmp_path: Path, folder: Path, capsys, caplog, who: str
+):
+    embed = policy_of(folder / "base").config.embed_dim
+    head = np.random.default_rng(0).normal(size=(embed, embed)).astype(np.float32)
+    run, options = folder / "full", ["--model", str(folder / "base"), "--steps", "4"]
+    data = str(folder / "sums.jsonl")
+    (run / "config.yaml").write_text(dump(parse([*options, "--data", data, "--run_dir", str(run)])))
+    path = run / FOLDER / "step-4.bin"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(as_bytes(1, {".params": head}))
+    assert (drafting(monkeypatch, tmp_path, folder, who, layer=1) == head).all()
+    assert str(path) not in capsys.readouterr().err + caplog.text
+    path.unlink()
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    assert (drafting(monkeypatch, tmp_path, folder, who, layer=1) == 0).all()
+    assert f"{path} is not there" in capsys.readouterr().err + caplog.text
 
 
 @pytest.mark.parametrize(

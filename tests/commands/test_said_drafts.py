@@ -113,7 +113,7 @@ def test_layouts_that_a_draft_model_leaves_no_room_say_so():
         (
             "model:nowhere",
             (),
-            "the folder of a checkpoint or a built-in shape behind model:: demo, ",
+            "the folder of a checkpoint behind model:, or a built-in shape, one of demo, ",
         ),
         ("model:qwen3-0.6b", (), "a model with the policy's 128 tokens, and this one has 151936"),
         ("early_exit:1", ("--draft_acceptance", "1"), "is 1.0: expected a number in (0, 1)"),

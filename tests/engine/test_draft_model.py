@@ -15,7 +15,7 @@ from two_devices import look_at_pages
 from pat_jax.common.errors import UserError
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.draft_model import DraftSource
-from pat_jax.engine.draft_choice import wanted_drafts
+from pat_jax.engine.draft_choice import shape_of, wanted_drafts
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Params, Policy
@@ -35,7 +35,7 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
     look_at_pages(monkeypatch)
 
 
-def first_layer(shardings: Params, dtype: jnp.dtype) -> Params:
+def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
     """Of the policy's, which that model is without its last."""
     del dtype
     known = dict(jax.tree.leaves_with_path(lively_params(Policy.from_config(MODELS["kv2"]))))
@@ -70,6 +70,30 @@ class NowAndThen(ScriptedPath):
         plan = super().plan(load, current)
         is_with = load.step // 8 % self.every > 0
         return replace(plan, budget=self.budget if is_with else 0)
+
+
+def with_tokens(vocab_size: int, vocab_multiple: int) -> Subject:
+    """The draft model is the policy without its last layer, with so many tokens, where the policy has 61: the first
+    rows of its embedding, or zeros behind them, as padding is."""
+    config = replace(
+        MODELS["kv2"], num_layers=1, vocab_size=vocab_size, vocab_multiple=vocab_multiple
+    )
+    policy = Policy.from_config(config)
+
+    def load(shardings: Params, dtype: jnp.dtype) -> Params:
+        def fitted(x: jax.Array, like: jax.ShapeDtypeStruct) -> np.ndarray:
+            out = np.zeros(like.shape, like.dtype)
+            known = tuple(map(slice, np.minimum(x.shape, like.shape)))
+            if x.shape != like.shape:  # of the vocabulary
+                known = (slice(min(vocab_size, 61)), *known[1:])
+            out[known] = np.asarray(x)[known]
+            return out
+
+        whole = first_layer(None, dtype)
+        return jax.device_put(jax.tree.map(fitted, whole, policy.abstract_params), shardings)
+
+    settings = Settings(min_rows=8, min_length=64, drafts=DRAFTS, draft=DraftSource(policy, load))
+    return with_share_of_the_last(Subject(MODELS["kv2"], settings), 0.0)
 
 
 def check(one: Subject, planner: Planner) -> RolloutReport:
@@ -119,6 +143,22 @@ def test_a_model_that_says_other_things_changes_none():
     assert 2 / 61 < accepted(report) < 0.5
 
 
+@pytest.mark.slow  # an engine for each
+def test_a_model_of_fewer_or_more_tokens_changes_none():
+    """Tokens that a smaller one does not know are said by the policy, and shown to it; it never says them, nor what
+    its embedding is padded with."""
+    reports = []
+    for vocab_size, multiple in ((56, 8), (56, 128), (160, 32)):
+        one = with_tokens(vocab_size, multiple)
+        said, _ = one.run(requests(), one.static(1))
+        shares = [np.mean(np.array(done.tokens) >= 56) for done in said]
+        assert 0.02 < np.mean(shares) < 0.5
+        reports.append(check(one, replace(one.static(2), budget=3)))
+    fewer, padded, more = reports
+    assert accepted(fewer) > 0.2 and accepted(more) > 0.85
+    assert (fewer.drafted, fewer.accepted) == (padded.drafted, padded.accepted)
+
+
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():
     """Two sequences of full length have room there: the last two of one group, and all of eight groups."""
     one = subject(0.0, replace(DRAFTS, cache_tokens=2 * 64))
@@ -152,8 +192,21 @@ def test_models_that_may_draft(tmp_path: Path, change: dict, what: str | None):
 
 def test_a_folder_without_a_model(tmp_path: Path):
     config = SpeculationConfig(source=f"model:{tmp_path / 'nothing'}")
-    with pytest.raises(UserError, match="nothing"):
+    with pytest.raises(UserError) as refused:
         wanted_drafts(config, Policy.from_config(QWEN3), "cpu", 32)
+    assert str(refused.value).startswith(
+        f"option --speculation.source is '{config.source}': expected the folder of a checkpoint behind model:, and "
+        "there is no such folder"
+    )
+
+
+def test_a_shape_that_is_not_built_in():
+    words = (
+        r"expected the folder of a checkpoint behind model:, or a built-in shape, one of demo, tiny"
+    )
+    with pytest.raises(UserError, match=words) as refused:
+        shape_of("tini")
+    assert "::" not in str(refused.value) and "is 'model:tini'" in str(refused.value)
 
 
 @pytest.mark.slow  # a whole command

@@ -21,6 +21,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
+from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance, Drafted
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.warm_up import Warmup
@@ -191,6 +192,13 @@ def test_layers_that_may_draft(layer, is_there):
         return
     with pytest.raises(UserError, match="a layer from 1 to 1 behind early_exit:"):
         wanted_drafts(config, subject(1.0).policy, "cpu", 64)
+
+
+def test_of_a_single_layer_none_can_draft():
+    policy = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
+    with pytest.raises(UserError, match="a model of one layer has none") as refused:
+        wanted_drafts(SpeculationConfig(source="early_exit:1"), policy, "cpu", 64)
+    assert "from 1 to 0" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,14 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 
 
+def whole_params(policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
+    """Shapes with shardings: all of them on every device."""
+    whole = layout.sharding()
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), policy.abstract(dtype)
+    )
+
+
 @dataclass(frozen=True)
 class DraftSpecs:
     """The programs of a draft model besides bursts."""
@@ -45,11 +53,7 @@ class DraftSpecs:
         return abstract_pool(config, whole_on_each(layout), pages, self.page_size, self.dtype)
 
     def params(self, layout: Layout) -> Params:
-        whole = layout.sharding()
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
-            self.policy.abstract(self.dtype),
-        )
+        return whole_params(self.policy, layout, self.dtype)
 
     @cached_property
     def _functions(self) -> DecodeFunctions:

@@ -72,7 +72,8 @@ def asking(
     """What a draft model says, `count` tokens of each row.
 
     Each pass takes a row's newest token and the one before it: of a draft that was right to its end
-    the last token has not been in a pass.
+    the last token has not been in a pass. Where one of them is beyond the model's vocabulary its
+    embedding is zeros (`Transformer._embed`).
     """
     rows, asked, row = moving.rows, moving.asking, jnp.arange(len(moving.rows.live))
     assert asked is not None
@@ -94,7 +95,8 @@ def asking(
         )
         assert written is not None  # caches went in
         newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
-        logits = _of_size(model.logits(newest, partition), padded)
+        known = draft.policy.config.vocab_size
+        logits = _of_size(model.logits(newest, partition)[:, :known], padded)
         token = _drawn(step, moving, numbers, logits, position, turn, guesses)
         return token, tuple(map(kept, written))
 
@@ -119,6 +121,6 @@ def _drawn(
 
 
 def _of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:
-    """Another model's logits, padded otherwise: the tokens are the same."""
+    """Another model's logits, of more or fewer tokens: those that it does not know it never says."""
     more = max(0, size - logits.shape[1])
     return jnp.pad(logits[:, :size], ((0, 0), (0, more)), constant_values=NEVER)

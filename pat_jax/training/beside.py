@@ -1,0 +1,55 @@
+"""What drafts keep on the devices beside training: a draft model, or what the head of first layers has learned.
+
+Knows shapes and shardings. Does not know how a head learns (`exit_head.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pat_jax.common.pytree import with_sharding
+from pat_jax.engine.device.draft_specs import whole_params
+from pat_jax.engine.draft_memory import Drafter
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.rl.update import TrainState
+
+LEARNING_RATE = 2e-3  # of Adam, after some steps of warm-up: the head begins at zeros
+WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Trees of shapes with shardings, all of them whole on every device."""
+
+    always: Any = ()  # in rollouts as well
+    in_updates: Any = ()  # alone: an account of rollouts has it among what drafts take there
+
+
+def beside_training(
+    drafter: Drafter, layout: Layout, embed_dim: int, dtype: jnp.dtype, *, learns: bool
+) -> Beside:
+    """
+    Args:
+      drafter: of the rollouts.
+      embed_dim: of the policy.
+      dtype: of the rollouts' weights.
+      learns: whether the head of first layers does.
+    """
+    head = head_state(layout, embed_dim) if learns and drafter.drafts.exit_layer else ()
+    draft_model = drafter.policy and whole_params(drafter.policy, layout, dtype)
+    return Beside(head, draft_model or ())
+
+
+def head_optimizer() -> optax.GradientTransformation:
+    return optax.adam(optax.schedules.linear_schedule(0.0, LEARNING_RATE, WARM_UP))
+
+
+def head_state(layout: Layout, embed_dim: int) -> TrainState:
+    """Shapes with shardings of a head that learns, with its optimizer's moments."""
+    everywhere, head = layout.sharding(), jax.ShapeDtypeStruct((embed_dim, embed_dim), jnp.float32)
+    init, step = head_optimizer().init, jnp.zeros((), jnp.int32)
+    shapes = jax.eval_shape(lambda head: TrainState(head, init(head), step), head)
+    return with_sharding(shapes, jax.tree.map(lambda _: everywhere, shapes))

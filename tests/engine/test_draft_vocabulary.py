@@ -1,0 +1,153 @@
+"""Which models have the tokens of a policy: by their tokenizers, or by what their embeddings are padded to."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import QWEN3, write_checkpoint
+
+from pat_jax.common.errors import UserError
+from pat_jax.config.run import RunConfig
+from pat_jax.config.speculation import SpeculationConfig
+from pat_jax.engine.device.sampling import NEVER
+from pat_jax.engine.device.saying import _of_size
+from pat_jax.engine.draft_choice import drafter_of
+from pat_jax.engine.draft_vocabulary import is_padding_alone, tokens_in
+from pat_jax.models.presets import preset
+from pat_jax.run.setup import build_engine, model_config
+
+SMALLER = replace(QWEN3, num_layers=1, vocab_size=280)  # the tokenizer has 263 tokens
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("vocabulary") / "policy")
+
+
+def draft(folder: Path, change: Callable[[Any], None] = lambda told: None, config=SMALLER) -> Path:
+    """A draft model whose tokenizer is the policy's, changed."""
+    path = write_checkpoint(folder / "draft", config) / "tokenizer.json"
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    return path.parent
+
+
+def chosen(policy: Path, draft: Path) -> None:
+    config = SpeculationConfig(source=f"model:{draft}")
+    drafter_of(config, QWEN3, "cpu", 32, folder=str(policy))
+
+
+def swapped(told: Any) -> None:
+    """Two tokens have each other's ids."""
+    vocabulary = told["model"]["vocab"]
+    one, other = (next(t for t, number in vocabulary.items() if number == i) for i in (40, 17))
+    vocabulary[one], vocabulary[other] = 17, 40
+
+
+def added(token: str, number: int) -> Callable[[Any], None]:
+    def add(told: Any) -> None:
+        told["added_tokens"].append({**told["added_tokens"][0], "content": token, "id": number})
+
+    return add
+
+
+def test_of_the_same_tokens_embeddings_may_have_any_size(policy: Path, tmp_path: Path):
+    assert SMALLER.vocab_size != QWEN3.vocab_size
+    chosen(policy, draft(tmp_path))
+    chosen(policy, draft(tmp_path / "more", added("<think>", 270)))  # that the policy does not know
+
+
+def test_other_tokens_are_refused_whatever_the_size(policy: Path, tmp_path: Path):
+    found = tokens_in(str(policy))
+    assert found is not None
+    same = replace(SMALLER, vocab_size=QWEN3.vocab_size)
+    with pytest.raises(UserError) as refused:
+        chosen(policy, draft(tmp_path, swapped, same))
+    said = str(refused.value)
+    assert said.startswith(f"option --speculation.source is 'model:{tmp_path}/draft': expected ")
+    assert f"whose token 17 is {found[17]!r}, and this one's is {found[40]!r}; take one of" in said
+    assert "\n" not in said
+    with pytest.raises(UserError, match=r"whose token 100 is '.+', and this one's is '<think>'"):
+        chosen(policy, draft(tmp_path / "added", added("<think>", 100), same))
+
+
+def test_a_run_compares_the_tokenizers_of_its_folders(policy: Path, tmp_path: Path):
+    options = RunConfig(model=str(policy), train=False)
+    devices = jax.devices()[:2]
+    for folder, change, is_refused in [
+        ("same", lambda told: None, False),
+        ("other", swapped, True),
+    ]:
+        source = f"model:{draft(tmp_path / folder, change)}"
+        config = replace(options, speculation=SpeculationConfig(source=source))
+        model = model_config(config, len(devices))
+        if is_refused:
+            with pytest.raises(UserError, match="whose token 17 is"):
+                build_engine(config, model, devices)
+        else:
+            assert build_engine(config, model, devices).specs.drafts.has_model
+
+
+def test_a_vocabulary_may_be_a_list_and_have_added_tokens(tmp_path: Path):
+    vocabulary, added = [["<unk>", 0.0], ["a", -1.5]], [{"content": "<end>", "id": 7}]
+    told = {"model": {"vocab": vocabulary}, "added_tokens": added}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    assert tokens_in(str(tmp_path)) == {0: "<unk>", 1: "a", 7: "<end>"}
+    assert tokens_in(str(tmp_path / "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "expected one JSON object"),
+        ('{"model": {}}', "lists no tokens"),
+        ('{"model": {"vocab": 3}}', "lists no tokens"),
+        ('{"model": {"vocab": {"a": 0}}, "added_tokens": [7]}', "lists no tokens"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read(policy: Path, tmp_path: Path, content: str, words: str):
+    folder = draft(tmp_path)
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=words) as refused:
+        chosen(policy, folder)
+    assert str(folder / "tokenizer.json") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        (61, 61, True),
+        (61, 64, False),
+        (151_936, 152_064, True),  # Qwen3-0.6B, Qwen2.5-7B
+        (50_257, 50_304, True),  # GPT-2 as it came and as it is often padded
+        (32_000, 32_768, False),  # Mistral-7B v0.1 and v0.3, which added 768 tokens
+        (128_256, 151_936, False),
+    ],
+)
+def test_without_tokenizers_embeddings_may_differ_by_padding(one: int, other: int, may: bool):
+    assert is_padding_alone(one, other) == is_padding_alone(other, one) == may
+
+
+def test_built_in_shapes_may_differ_by_padding():
+    def choose(draft: str, policy: str) -> None:
+        config = SpeculationConfig(source=f"model:{draft}")
+        drafter_of(config, preset(policy), "cuda", 4096, preset)
+
+    choose("qwen3-0.6b", "qwen2.5-7b")
+    words = "a model with the policy's 128256 tokens, and this one has 151936; take one of the same"
+    with pytest.raises(UserError, match=words):
+        choose("qwen3-0.6b", "llama-3.1-8b")
+
+
+@pytest.mark.parametrize("size", [5, 8])
+def test_what_a_model_does_not_know_it_never_says(size: int):
+    found = _of_size(jnp.ones((2, 6)), size)
+    assert found.shape == (2, size) and (np.asarray(found[:, :6]) == 1).all()
+    assert (np.asarray(found[:, 6:]) == NEVER).all()
