@@ -161,7 +161,7 @@ class RolloutReport:
 
 
 def describe_stagger(stagger: Stagger) -> str:
-    """Before any sequence has begun."""
+    """Where some wait while the first ones begin."""
     how = "one after the other" if stagger.is_on else "together"
     return f"samples of a prompt begin {how}: {stagger.reason}"
 
