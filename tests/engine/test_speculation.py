@@ -9,6 +9,7 @@ import pytest
 from compilations import counted_compilations
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
+from pat_jax.common.hosts.together import Company
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -270,6 +271,24 @@ def test_bursts_are_dispatched_ahead_with_drafts(make):
         ]
         assert np.mean(same) > 0.9  # the others' first difference is judged where layouts are
         assert report.accepted > 100 and len(report.switches) >= 2
+
+
+@pytest.mark.parametrize("other", [set(), {"reach"}, {"texts"}], ids=str)
+def test_what_drafts_come_from_is_compared(other: set[str], monkeypatch):
+    """By all processes, before each burst: another belief and another text are differences with a name."""
+    requests, told = asked_twice(count=8)[:8], []
+    monkeypatch.setattr(Company, "compare", lambda self, name, value: told.append((name, value)))
+    digests = []
+    for changed in (set(), other):
+        earlier = EarlierResponses(1000, 100)
+        earlier.put(requests[0].tokens, [np.array([5, 6 + ("texts" in changed)])])
+        planner = FixedLayout(DP2, budget=3, reach=REACH * (0.9 if "reach" in changed else 1.0))
+        told.clear()
+        generate(copying(), requests, planner, earlier=earlier)
+        digests.append(next(value for name, value in told if name == "burst"))
+    one, two = (digest._asdict() for digest in digests)
+    assert {name for name, value in one.items() if value != two[name]} == other
+    assert all(f"{name}=" in str(digests[0]) for name in other)  # as the error has it
 
 
 def test_logits_that_are_no_numbers_end_a_response_with_drafts():
