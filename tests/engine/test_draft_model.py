@@ -1,11 +1,12 @@
 """A draft model says what its policy may say: no token changes, and its cache follows wherever sequences go."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from after_warm_up import NowAndThen, check_in_all_layouts
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
 from said_drafts import SOURCE, accepted, requests, with_share_of_the_last
 from two_devices import look_at_pages
@@ -20,8 +21,8 @@ from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Policy
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.planner.scripts import ScriptedPath, Step
-from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.planning.planner.scripts import Step
+from pat_jax.planning.types import Split
 from pat_jax.run.metrics import read_metrics
 from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
@@ -47,18 +48,6 @@ def subject(share: float, drafts: Drafts = DRAFTS) -> Subject:
       share: of what the last layer adds; 0: both say the same.
     """
     return with_share_of_the_last(whole(drafts), share)
-
-
-@dataclass(frozen=True)
-class NowAndThen(ScriptedPath):
-    """Some bursts have drafts, and others none: the draft model has to catch up."""
-
-    every: int = 3
-
-    def plan(self, load: Load, current: Split) -> Plan:
-        plan = super().plan(load, current)
-        is_with = load.step // 8 % self.every > 0
-        return replace(plan, budget=self.budget if is_with else 0)
 
 
 def check(one: Subject, planner: Planner) -> RolloutReport:
@@ -119,6 +108,11 @@ def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
     report = check(one, replace(one.static(2), budget=3))
     assert 2 / 61 < accepted(report) < 0.5
+
+
+def test_after_the_warm_up_nothing_is_compiled():
+    """In any layout: its cache is made, filled, and filled again behind switches and bursts without drafts."""
+    assert accepted(check_in_all_layouts(subject(0.0), requests(), 3)) > 0.85
 
 
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():

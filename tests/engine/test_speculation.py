@@ -6,7 +6,7 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from compilations import counted_compilations
+from after_warm_up import measured, run_compiling_nothing
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
 from pat_jax.common.hosts.together import Company
@@ -20,11 +20,8 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import BRANCHES, Acceptance
 from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Stagger
-from pat_jax.profiling.measure.warm_up import Warmup
 from tests.lossless import CARRIES, MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
@@ -206,25 +203,8 @@ def test_responses_end_where_they_do_without_drafts():
 
 def test_after_the_warm_up_nothing_is_compiled():
     one, requests = subject(), static()[0]
-    latency = Warmup(one.engine).measure(one.weights)
-    assert latency.budgets == DRAFTS.budgets
-    costs = latency.on(one.engine.specs.buckets.rows, one.engine.specs.buckets.lengths)
-    assert len(costs.verify_table) == len(latency.verify_table) > 0
-    # Steps that take no time at all: drafts pay, whatever they are worth.
-    free = replace(costs, verify_table=dict.fromkeys(costs.verify_table, 1e-9))
-    planner = CostModelPlanner(
-        tuple(one.engine.layouts),
-        free,
-        LengthModel.empty(64),
-        acceptance=Acceptance.unseen(),
-        drafts=DRAFTS.limits,
-    )
-    layout = next(iter(one.engine.layouts.values()))
-    one.engine.set_weights(one.weights(layout), layout)
-    with counted_compilations() as events:
-        found, report = one.engine.rollout(requests, planner)
-    assert events == []
-    one.engine.release_weights()
+    planner = measured(one)
+    ((found, report),) = run_compiling_nothing(one, requests, planner)
     assert {burst.budget for burst in report.bursts} >= {3}
     check(found, report, least=1.3)
     assert planner.acceptance is not None
