@@ -3,7 +3,7 @@
 Knows numbers and names. Does not know who measured them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -30,8 +30,14 @@ class DraftSums:
     predicted_saving_s: float = 0.0
     saving_s: float = 0.0
 
+    def __add__(self, other: "DraftSums") -> "DraftSums":
+        sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
+        return DraftSums(*sums)
+
     @property
     def words(self) -> str:
+        if not self.steps:
+            return "no drafts were made: none was predicted to pay, or had room"
         return (
             f"drafts in {self.steps} steps: a sequence said {self.tokens / self.steps:.2f} tokens in each, "
             f"expected were {self.expected_tokens / self.steps:.2f}; saved {self.saving_s:.2f} s, "

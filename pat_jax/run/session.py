@@ -3,6 +3,7 @@
 Knows options and engines. Does not know where weights come from, nor what is asked of the session.
 """
 
+import logging
 from collections.abc import Callable
 
 from pat_jax.common.bars import bar as progress_bar
@@ -18,6 +19,8 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.warm_up import Warmup
+
+log = logging.getLogger(__name__)
 
 LoadWeights = Callable[[Layout], Params]
 
@@ -37,6 +40,7 @@ def open_session(
       weights_in: gives the weights in a layout.
       max_length, debug_nans: see `Session`.
     """
+    log.info("%s", engine.drafting)
     with progress_bar(total=0, unit="program", desc="compiling") as bar:
 
         def show(done: int, total: int) -> None:

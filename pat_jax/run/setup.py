@@ -74,7 +74,6 @@ class Setup:
     subject: Subject  # what a profile has to be of
     profile: Profile | None  # measured before, if it was
     memory: MemoryModel
-    drafting: str  # which drafts are made, in words
 
     def initial_params(self, config: RunConfig) -> Leaves:
         """Of what is trained."""
@@ -144,7 +143,6 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
-        drafts.reason,
     )
 
 
@@ -172,7 +170,6 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
     drafts = _drafts(config, policy, devices)
-    log.info("%s", drafts.reason)
     return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=drafts)
 
 
@@ -223,6 +220,7 @@ def _engine(
         kv_bytes=room,
         drafts=drafts.drafts,
         draft=draft,
+        drafting=drafts.reason,
     )
 
 
