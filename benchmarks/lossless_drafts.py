@@ -17,16 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.lossless import machine
 from pat_jax.common.devices import configure
-from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.drafts import Acceptance
 from tests.lossless import (
     CARRIES,
@@ -34,11 +30,11 @@ from tests.lossless import (
     PATHS,
     Settings,
     Subject,
-    lively_params,
     make_requests,
     tally,
 )
 from tests.near_ties import Tally
+from tests.said_drafts import SOURCE
 
 MODEL, BUDGET = "kv2", 3
 SETTINGS = Settings(
@@ -46,20 +42,11 @@ SETTINGS = Settings(
 )
 SCARCE = 16  # pages of a group of all devices' layout, where sequences are to give way
 STOP_TOKENS = (5, 9, 17)
-DRAFT = Policy.from_config(replace(MODELS[MODEL], num_layers=1))
 SOURCES = {
     "texts": Drafts((BUDGET,), longest=5, most_tokens=512, texts=8),
     "first layers": Drafts((BUDGET,), longest=3, most_tokens=512, exit_layer=1),
     "draft model": Drafts((BUDGET,), longest=3, most_tokens=512, has_model=True),
 }
-
-
-def first_layer(shardings: Params, dtype: jnp.dtype) -> Params:
-    """The policy without its last."""
-    del dtype
-    known = dict(jax.tree.leaves_with_path(lively_params(Policy.from_config(MODELS[MODEL]))))
-    own = jax.tree_util.tree_map_with_path(lambda path, _: known[path], DRAFT.abstract_params)
-    return jax.device_put(own, shardings)
 
 
 Stop = tuple[int, int]  # tokens that end a response where they come one behind the other
@@ -101,7 +88,7 @@ def with_stop_tokens(requests: Sequence[Request]) -> list[Request]:
 def measure(source: str, seeds: int) -> Iterator[dict]:
     """One record for each seed and path."""
     drafts = SOURCES[source]
-    draft = DraftSource(DRAFT, first_layer) if drafts.has_model else None
+    draft = SOURCE if drafts.has_model else None
     settings = replace(SETTINGS, drafts=drafts, draft=draft)
     subjects = [Subject(MODELS[MODEL], replace(settings, kv_pages=pages)) for pages in (0, SCARCE)]
     reach = None if drafts.is_said else Acceptance.unseen().reach

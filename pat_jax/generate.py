@@ -57,12 +57,15 @@ def main() -> None:
         )
     parts = prepared(config)
     with ResultFile(Path(config.out), resume=config.resume) as results:
+        print(parts.engine.drafting, file=sys.stderr)
         session, tokenizer = parts.open(), parts.tokenizer
         assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
         prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
         sampling = config.overrides, parts.recommended
         job = BatchJob(prompts, config.seed, session, tokenizer, *sampling, results)
         job.run(sample.add)
+        if parts.engine.specs.drafts.budgets and session.report.bursts:
+            print(session.drafts.words, file=sys.stderr)
     if config.weights != "auto" and sample.sequences:
         print(gap_words(config, parts.run, parts.engine, sample, parts.load), file=sys.stderr)
 

@@ -96,6 +96,7 @@ def _measured(config: ProfileConfig) -> Measured:
     us = company()
     known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
     engine = build_engine(config, model, devices)
+    log.info("%s", engine.drafting)
     us.agree("profile's folder", lambda: check_writable(path))
     own = us.folder(path.parent) / path.name
     return kept(measure(config, engine, subject, known, own), own)

@@ -5,14 +5,15 @@ Follows the host's accounts with device arrays. Decides nothing: `controller.py`
 
 import zlib
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Burst, Relocation
+from pat_jax.engine.controller import Burst, Relocation, Shape
 from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.draft_model import DraftCache, DraftModel
 from pat_jax.engine.device.program_specs import ProgramSpecs
@@ -46,6 +47,19 @@ from pat_jax.engine.sequences.texts import texts
 class _Running(NamedTuple):
     burst: Burst
     output: BurstOutput  # on the devices
+
+
+class Digest(NamedTuple):
+    """A burst, and checksums of all that the host tells the devices of it: what processes compare."""
+
+    shape: Shape
+    max_steps: int
+    threshold: int
+    is_ahead: bool
+    rows: int
+    reach: int
+    texts: int  # that rows draft from, and the runs that go on; those of a burst ahead are the devices'
+    draft_model: int  # what its cache holds
 
 
 class DeviceExecutor(Executor):
@@ -114,8 +128,9 @@ class DeviceExecutor(Executor):
 
     def launch(self, burst: Burst) -> None:
         layout, table = self.pool.layout, self.responses.table
+        drafting = None if burst.is_ahead else self._new_drafting(burst)
         if self._checks:
-            company().compare("burst", self._digest(burst))
+            company().compare("burst", self._digest(burst, drafting))
         if not burst.is_ahead:
             if self._rows is None or self._seen is None or self._version != table.version:
                 self._rows = layout.put(self.responses.row_state(), "batch")
@@ -123,7 +138,8 @@ class DeviceExecutor(Executor):
             tables = self.tables.rows(table.occupants, self.specs.width(burst.shape.length))
             none_drawn = np.zeros(layout.split.dp, np.int32)
             self._tables = layout.put((tables, none_drawn), "batch")
-            self._drafting = self._put_drafting(burst)
+            put = layout.put(drafting, "batch")
+            self._drafting = None if put is None else Drafting(*put)
         elif layout.backend.waits:
             jax.block_until_ready(self._running[-1].output)
         self._asking = self._put_asking(burst)
@@ -145,16 +161,18 @@ class DeviceExecutor(Executor):
             self._draft_cache.keep(state.asking)
         self._running.append(_Running(burst, output))
 
-    def _digest(self, burst: Burst) -> tuple[object, ...]:
-        """A burst, and all that the host tells the devices of its rows."""
+    def _digest(self, burst: Burst, drafting: tuple[Any, ...] | None) -> Digest:
         table, reserved = self.responses.table, burst.reserved
         known = table.occupants, table.length, table.end, self.tables.rows(table.occupants, 1)
-        told = [np.asarray(x) for x in (*known, reserved.pages, reserved.filled)]
-        crc = zlib.crc32(b"".join(x.tobytes() for x in told))
-        return (*burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, crc)
+        rows = *known, reserved.pages, reserved.filled
+        cache = self._draft_cache
+        told = rows, (burst.reach,), jax.tree.leaves(drafting), (cache and cache.known,)
+        return Digest(
+            burst.shape, burst.max_steps, burst.threshold, burst.is_ahead, *map(_checksum, told)
+        )
 
-    def _put_drafting(self, burst: Burst) -> Drafting | None:
-        """None where rows do not draft."""
+    def _new_drafting(self, burst: Burst) -> tuple[Any, ...] | None:
+        """A `Drafting` on the host; None where rows do not copy drafts."""
         specs = self.specs
         if not burst.shape.budget or specs.drafts.is_said:
             return None
@@ -162,9 +180,7 @@ class DeviceExecutor(Executor):
         own = own_columns(length, specs.drafts.longest)
         room = specs.text_room(burst.shape.length)
         text, borders = texts(self.responses, room, own, self.earlier)
-        return Drafting(
-            *self.pool.layout.put((text, self.responses.runs_of_rows(), borders), "batch")
-        )
+        return text, self.responses.runs_of_rows(), borders
 
     def _put_asking(self, burst: Burst) -> ModelDrafting | None:
         """None where no draft model says drafts."""
@@ -226,3 +242,8 @@ class DeviceExecutor(Executor):
         self.pool.delete()
         if self._draft_cache:
             self._draft_cache.delete()
+
+
+def _checksum(arrays: Iterable[Any]) -> int:
+    """Of those that are there."""
+    return zlib.crc32(b"".join(np.asarray(x).tobytes() for x in arrays if x is not None))

@@ -63,6 +63,7 @@ class RolloutEngine:
         runs_ahead: bool | None = None,
         drafts: Drafts = NO_DRAFTS,
         draft: DraftSource | None = None,
+        drafting: str = "",
     ):
         """
         Args:
@@ -75,9 +76,10 @@ class RolloutEngine:
             burst later. None: where the `Backend` does.
           drafts: those that bursts may verify, to be compiled as well.
           draft: the model that says them, where one does; `compile` loads it.
+          drafting: which drafts are made and why, in words.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
-        self.checks = config.check_integrity
+        self.checks, self.drafting = config.check_integrity, drafting
         self.dtype = dtype
         self.mesh: Mesh = factored_mesh(devices)
         if layouts is None:

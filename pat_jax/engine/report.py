@@ -3,7 +3,7 @@
 Knows numbers and names. Does not know who measured them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -30,8 +30,14 @@ class DraftSums:
     predicted_saving_s: float = 0.0
     saving_s: float = 0.0
 
+    def __add__(self, other: "DraftSums") -> "DraftSums":
+        sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
+        return DraftSums(*sums)
+
     @property
     def words(self) -> str:
+        if not self.steps:
+            return "no drafts were made: none was predicted to pay, or had room"
         return (
             f"drafts in {self.steps} steps: a sequence said {self.tokens / self.steps:.2f} tokens in each, "
             f"expected were {self.expected_tokens / self.steps:.2f}; saved {self.saving_s:.2f} s, "
@@ -46,10 +52,6 @@ class RolloutReport:
     tokens: int = 0
     decode_steps: int = 0
     busy_rows: int = 0  # rows x steps that sampled a token, or several
-    drafted: int = 0  # tokens of drafts that were verified
-    accepted: int = 0  # and of these, those that were said
-    # Both, and those said on a branch, of drafts that are copied, by what they are copied from.
-    by_source: list[list[int]] = field(default_factory=NO_SOURCES.tolist)
     total_rows: int = 0  # rows x steps that ran
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
@@ -69,6 +71,12 @@ class RolloutReport:
     balanced: list[Balanced] = field(default_factory=list)
     bursts: list[Ran] = field(default_factory=list)
     tokens_per_step: list[float] = field(default_factory=list)  # of a row, in each burst
+    drafted_in: list[int] = field(
+        default_factory=list
+    )  # tokens of drafts that each burst has verified
+    accepted_in: list[int] = field(default_factory=list)  # and of these, those that were said
+    # Of each burst: both, and those said on a branch, of drafts that are copied, by what they are copied from.
+    by_source_in: list[list[list[int]]] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
     stagger: Stagger | None = None  # where sequences wait, and draft from their siblings
 
@@ -85,9 +93,9 @@ class RolloutReport:
         self.decode_steps += burst.steps
         self.tokens_per_step.append(tokens / max(1, row_steps))
         self.busy_rows += row_steps
-        self.drafted += drafted.verified
-        self.accepted += tokens - row_steps
-        self.by_source = (np.array(self.by_source) + drafted.by_source).tolist()
+        self.drafted_in.append(drafted.verified)
+        self.accepted_in.append(tokens - row_steps)
+        self.by_source_in.append(drafted.by_source.tolist())
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 
     def add_drafts(self, burst: Ran, foreseen: Foreseen, tokens: float) -> None:
@@ -107,6 +115,21 @@ class RolloutReport:
     def tokens_per_s(self) -> float:
         """0 where nothing was generated, as where all was on disk."""
         return self.tokens / self.total_s if self.total_s else 0.0
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of drafts that were verified."""
+        return sum(self.drafted_in)
+
+    @property
+    def accepted(self) -> int:
+        """And of these, those that were said."""
+        return sum(self.accepted_in)
+
+    @property
+    def by_source(self) -> list[list[int]]:
+        """Both, and those said on a branch, of drafts that are copied, by what they are copied from."""
+        return sum((np.array(one) for one in self.by_source_in), NO_SOURCES).tolist()
 
     @property
     def tokens_per_row_step(self) -> float:
@@ -152,6 +175,13 @@ class RolloutReport:
             live=tuple(self.live),
             done_after=tuple(self.done_after),
             tokens_per_step=tuple(self.tokens_per_step),
+            drafted=tuple(self.drafted_in),
+            accepted=tuple(self.accepted_in),
+            by_source=tuple(tuple(map(tuple, one)) for one in self.by_source_in),
+            draft_saving_s=self.drafts.saving_s if self.drafts.steps else None,
+            predicted_draft_saving_s=(
+                self.drafts.predicted_saving_s if self.drafts.steps else None
+            ),
             layout=tuple(self.layouts),
             total_s=self.total_s,
             total_steps=self.decode_steps,
@@ -161,7 +191,7 @@ class RolloutReport:
 
 
 def describe_stagger(stagger: Stagger) -> str:
-    """Before any sequence has begun."""
+    """Where some wait while the first ones begin."""
     how = "one after the other" if stagger.is_on else "together"
     return f"samples of a prompt begin {how}: {stagger.reason}"
 

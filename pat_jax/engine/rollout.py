@@ -47,8 +47,6 @@ def rollout(
     try:
         with clock("plan"):
             report.stagger = controller.stagger(planner)
-        if report.stagger is not None:
-            tell(describe_stagger(report.stagger))
         while controller.has_work:
             if running is None:
                 plan, stays = _prepare(controller, executor, planner, report, tell), True
@@ -111,6 +109,11 @@ def _prepare(
     with clock("prefill"):
         work = controller.admit()
         report.add_prefill(work, executor.prefill(work))
+    if not report.bursts and report.stagger is not None:
+        if len(controller.table.waiting):
+            tell(describe_stagger(report.stagger))
+        else:  # pages that might have been too few were enough: all have begun
+            report.stagger = None
     with clock("plan"):
         plan, balance = controller.decide(planner)
     if not report.bursts:

@@ -14,7 +14,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.engine.device.nan_search import where_nans_start
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.report import DraftSums, RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import PLAIN, Sampling
 from pat_jax.planning.lengths.model import LengthModel
@@ -49,6 +49,7 @@ class Session:
         # Tokens of the longest sequence, prompt and response, that can be generated.
         self.max_length = most if max_length is None else min(most, max_length)
         self.report = RolloutReport()  # of the newest batch of requests
+        self.drafts = DraftSums()  # of all batches that have ended
         # What is known of responses so far.
         self.lengths = planner.expects or LengthModel.empty(engine.specs.buckets.lengths[-1])
 
@@ -169,6 +170,7 @@ class Session:
                     done, error=f"{name(index[i])}: {done.error}{self._where(requests[i], done)}."
                 )
             yield index[i], done
+        self.drafts += self.report.drafts
         learn()
 
     def _to_first_layout(self, requests: Sequence[Request]) -> None:

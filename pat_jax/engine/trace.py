@@ -71,6 +71,13 @@ class RolloutTrace:
     balanced: tuple[Balanced, ...] = ()
     done_after: tuple[int, ...] = ()  # decode steps after which each sequence was done, ascending
     tokens_per_step: tuple[float, ...] = ()  # of a sequence, in each burst; above 1 with drafts
+    drafted: tuple[int, ...] = ()  # tokens of drafts that each burst has verified
+    accepted: tuple[int, ...] = ()  # of these, those that were said
+    # Of each burst, for each of `drafts.SOURCES`: tokens verified, said, and said on branches; zeros of drafts
+    # that are not copied.
+    by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    draft_saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
+    predicted_draft_saving_s: float | None = None
 
     def __post_init__(self):
         lengths = {len(self.times_s), len(self.steps), len(self.live), len(self.layout)}
@@ -99,7 +106,9 @@ class RolloutTrace:
             Balanced(**move | {"fullest": tuple(move["fullest"])})
             for move in fields.pop("balanced", ())
         )
-        rest: dict[str, Any] = {
-            name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()
-        }
+        rest: dict[str, Any] = {name: _as_tuples(x) for name, x in fields.items()}
         return cls(**rest, switches=switches, balanced=balanced)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value

@@ -34,7 +34,7 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
         log.info("layout dropped: %s", reason)
     for line in describe_memory(setup.memory, config.rollout):
         log.info("%s", line)
-    log.info("%s", setup.drafting)
+    log.info("%s", setup.engine.drafting)
     devices, lora = list(setup.engine.mesh.devices.flat), setup.trainer.trained.lora
     progress.print(opening(config, setup.policy, devices, lora))
     layouts = ", ".join(map(str, setup.layouts))

@@ -35,7 +35,10 @@ class EarlierIterations:
         self._files, self._tokenizer, self.responses = files, tokenizer, empty
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
-        """Takes what was said in an iteration that is over."""
+        """Takes what was said in an iteration that is over.
+
+        Responses that were cut at the most tokens are as good to copy from, up to there.
+        """
         for group in groups:
             self.responses.put(group.prompt.tokens, [one.tokens for one in group.rollouts])
 

@@ -1,4 +1,4 @@
-"""A picture of one rollout: live sequences over time, the layout in force, the switches.
+"""A picture of one rollout: live sequences over time, the layout in force, the switches, and what drafts gave.
 
 Knows `RolloutTrace` and matplotlib, which is imported only when a picture is drawn.
 """
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INK, _GREY, _DRAFTS = "#1f2933", "#6b7785", "#b4232c"
+# What is behind the tokens of drafts that were said: `drafts.SOURCES`, and whoever else says or finds them.
+_SOURCES = {
+    "own text": "#b8651b",
+    "siblings": "#3f9b8f",
+    "earlier responses": "#7a5ea8",
+    "drafts": "#b4232c",
+}
 _BANDS = ("#d6e6fb", "#fce6c0", "#d3eed9", "#f2d9ee", "#e2e0f7", "#fad9d3")
 
 HEADROOM = 1.3  # of the curve, for the names of the layouts
@@ -42,7 +49,7 @@ def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") 
 def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
     from pat_jax.common.picture import Picture
 
-    told_in = 0.16 * min(len(trace.switches), MOST_TOLD + 1)
+    told_in = 0.16 * (min(len(trace.switches), MOST_TOLD + 1) + any(trace.drafted))
     figure = Picture(9.0, 3.8 + told_in)
     axes = figure.add_subplot()
     edges = _edges(trace, axis)
@@ -61,15 +68,48 @@ def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
 
 
 def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
-    """What a sequence said in a step, by a scale of its own on the right."""
+    """What a sequence said in a step, by a scale of its own on the right: one token, and those of drafts by
+    what they are from."""
     right = axes.twinx()
     said = [*trace.tokens_per_step, trace.tokens_per_step[-1]]
+    bottom = np.ones(len(said))
+    for name, counts in _accepted_by_source(trace).items():
+        part = np.array(counts) / np.maximum(trace.accepted, 1) * (np.array(said[:-1]) - 1)
+        top = bottom + np.append(part, part[-1])
+        options = {"label": name, "color": _SOURCES[name], "alpha": 0.5, "linewidth": 0}
+        right.fill_between(edges, bottom, top, step="post", **options)
+        bottom = top
     right.step(edges, said, where="post", color=_DRAFTS, linewidth=1.2)
     right.set_ylim(0, HEADROOM * max(said))
     right.set_ylabel("tokens a step and sequence", color=_DRAFTS)
     right.tick_params(colors=_DRAFTS, labelsize=9)
     right.spines[["top", "left", "bottom"]].set_visible(False)
     right.spines["right"].set_color(_DRAFTS)
+    if any(trace.accepted):  # beside the name of the axis below
+        place = {"loc": "upper right", "bbox_to_anchor": (1.0, -0.07), "borderaxespad": 0.0}
+        right.legend(**place, ncols=4, frameon=False, fontsize=8, handlelength=1.0)
+
+
+def _accepted_by_source(trace: RolloutTrace) -> dict[str, list[int]]:
+    """Tokens of drafts that were said, in each burst, for each source that has given any."""
+    *copied, others = _SOURCES
+    known = {name: [burst[i][1] for burst in trace.by_source] for i, name in enumerate(copied)}
+    rest = [all_of - sum(of) for all_of, *of in zip(trace.accepted, *known.values(), strict=True)]
+    return {name: counts for name, counts in (known | {others: rest}).items() if any(counts)}
+
+
+def _draft_words(trace: RolloutTrace) -> str:
+    *sources, _ = _SOURCES
+    counts = {name: sum(of) for name, of in _accepted_by_source(trace).items() if name in sources}
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    text = f"drafts: {sum(trace.drafted):,} tokens drafted, {sum(trace.accepted):,} accepted"
+    text += f" ({parts})" if parts else ""
+    if trace.draft_saving_s is None or trace.predicted_draft_saving_s is None:
+        return text
+    return (
+        f"{text}; saved {_seconds(trace.draft_saving_s)} "
+        f"(predicted {_seconds(trace.predicted_draft_saving_s)})"
+    )
 
 
 def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
@@ -150,10 +190,13 @@ def _switch_words(switch: Switch, number: int) -> str:
 
 
 def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
-    axes.set_xlabel("seconds since the rollout began" if axis == "time" else "decode steps")
+    below = "seconds since the rollout began" if axis == "time" else "decode steps"
+    axes.set_xlabel(below, loc="left" if any(trace.accepted) else "center")
     told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
     if len(told) > MOST_TOLD:
         told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]
+    if any(trace.drafted):
+        told.append(_draft_words(trace))
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
     axes.set_title(
@@ -162,7 +205,7 @@ def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
         loc="left",
         fontsize=10,
         color=_INK,
-        pad=18 if told else 6,  # above the numbers of the switches
+        pad=18 if switches else 6,  # above the numbers of the switches
     )
     if told:
         axes.figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)

@@ -3,6 +3,7 @@
 Knows options and engines. Does not know where weights come from, nor what is asked of the session.
 """
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,8 @@ from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.warm_up import Warmup
+
+log = logging.getLogger(__name__)
 
 LoadWeights = Callable[[Layout], Params]
 
@@ -41,6 +44,7 @@ def open_session(
       exit_head: see `RolloutEngine.set_weights`.
       max_length, debug_nans: see `Session`.
     """
+    log.info("%s", engine.drafting)
     with progress_bar(total=0, unit="program", desc="compiling") as bar:
 
         def show(done: int, total: int) -> None:

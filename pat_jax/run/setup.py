@@ -75,7 +75,6 @@ class Setup:
     subject: Subject  # what a profile has to be of
     profile: Profile | None  # measured before, if it was
     memory: MemoryModel
-    drafting: str  # which drafts are made, in words
 
     def initial_params(self, config: RunConfig) -> Leaves:
         """Of what is trained."""
@@ -145,7 +144,6 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         subject,
         profile,
         memory_model(engine.specs, config.rollout, limit=alone.limit, resident=resident),
-        drafts.reason,
     )
 
 
@@ -173,7 +171,6 @@ def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device
     for split, reason in without_memory.items():
         log.info("layout dropped: %s: %s", split, reason)
     kept = {split: layout for split, layout in layouts.items() if split not in without_memory}
-    log.info("%s", drafts.reason)
     return _engine(config, policy, devices, kept, eos_ids, resident=(), drafts=drafts)
 
 
@@ -224,6 +221,7 @@ def _engine(
         kv_bytes=room,
         drafts=drafts.drafts,
         draft=draft,
+        drafting=drafts.reason,
     )
 
 

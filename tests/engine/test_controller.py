@@ -289,7 +289,12 @@ def test_the_option_decides_where_it_says_so():
     on = staggering("on")
     found = on.stagger(planner)
     assert found is not None and found.is_on and on.scheduler.queue[:2].tolist() == [0, 6]
-    for controller in (staggering("off"), staggering("auto", texts=0), staggering("on", samples=1)):
+    for controller in (
+        staggering("off"),
+        staggering("auto", texts=0),
+        staggering("on", samples=1),
+        staggering("on", samples=3),  # all 15 have one of 16 rows
+    ):
         assert controller.stagger(planner) is None
         assert controller.scheduler.queue[:2].tolist() == [0, 1]
     assert not planner.queues

@@ -1,6 +1,6 @@
 """A draft model says what its policy may say: no token changes, and its cache follows wherever sequences go."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -8,25 +8,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from after_warm_up import NowAndThen, check_in_all_layouts
 from runs import QWEN3, SMALL_ROLLOUT, run, write_checkpoint, write_problems
-from said_drafts import accepted, requests, with_share_of_the_last
+from said_drafts import SOURCE, accepted, first_layer, requests, with_share_of_the_last
 from two_devices import look_at_pages
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import Company
 from pat_jax.config.speculation import SpeculationConfig
-from pat_jax.engine.device.draft_model import DraftSource
+from pat_jax.engine.device.draft_model import DraftCache, DraftSource
+from pat_jax.engine.device_executor import Digest
 from pat_jax.engine.draft_choice import shape_of, wanted_drafts
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.planner.scripts import ScriptedPath, Step
-from pat_jax.planning.types import Load, Plan, Split
+from pat_jax.planning.planner.scripts import Step
+from pat_jax.planning.types import Split
 from pat_jax.run.metrics import read_metrics
-from tests.lossless import MODELS, Settings, Subject, lively_params, tally
+from tests.lossless import MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
-DRAFT = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
 DRAFTS = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
 
 
@@ -35,19 +37,9 @@ def every_page_is_free_at_the_end_and_no_nan_in_it(monkeypatch):
     look_at_pages(monkeypatch)
 
 
-def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
-    """Of the policy's, which that model is without its last."""
-    del dtype
-    known = dict(jax.tree.leaves_with_path(lively_params(Policy.from_config(MODELS["kv2"]))))
-    own = jax.tree_util.tree_map_with_path(lambda path, _: known[path], DRAFT.abstract_params)
-    return jax.device_put(own, shardings)
-
-
 @cache
 def whole(drafts: Drafts) -> Subject:
-    settings = Settings(
-        min_rows=8, min_length=64, drafts=drafts, draft=DraftSource(DRAFT, first_layer)
-    )
+    settings = Settings(min_rows=8, min_length=64, drafts=drafts, draft=SOURCE)
     return Subject(MODELS["kv2"], settings)
 
 
@@ -58,18 +50,6 @@ def subject(share: float, drafts: Drafts = DRAFTS) -> Subject:
       share: of what the last layer adds; 0: both say the same.
     """
     return with_share_of_the_last(whole(drafts), share)
-
-
-@dataclass(frozen=True)
-class NowAndThen(ScriptedPath):
-    """Some bursts have drafts, and others none: the draft model has to catch up."""
-
-    every: int = 3
-
-    def plan(self, load: Load, current: Split) -> Plan:
-        plan = super().plan(load, current)
-        is_with = load.step // 8 % self.every > 0
-        return replace(plan, budget=self.budget if is_with else 0)
 
 
 def with_tokens(vocab_size: int, vocab_multiple: int) -> Subject:
@@ -137,6 +117,30 @@ def test_it_has_pages_for_bursts_that_are_dispatched_behind_others(monkeypatch):
         assert accepted(check(one, planner)) > 0.85
 
 
+def test_what_its_cache_holds_is_compared(monkeypatch):
+    """By all processes, before each burst: one that had forgotten what was said would be named."""
+    one, told = subject(0.0), []
+    monkeypatch.setattr(Company, "compare", lambda self, name, value: told[-1].append(value))
+    pause = DraftCache.pause
+
+    def forgetting(self: DraftCache) -> None:
+        pause(self)
+        self.known[:] = 0
+
+    for forgets in (False, False, True):
+        told.append([])
+        with monkeypatch.context() as patch:
+            if forgets:
+                patch.setattr(DraftCache, "pause", forgetting)
+            one.run(requests()[:8], replace(one.static(1), budget=3))
+    known, again, forgot = told
+    assert known == again
+    first, second = next((a, b) for a, b in zip(known, forgot, strict=True) if a != b)
+    assert isinstance(first, Digest)
+    names = [name for name in Digest._fields if getattr(first, name) != getattr(second, name)]
+    assert names == ["draft_model"]
+
+
 def test_a_model_that_says_other_things_changes_none():
     one = subject(1.0)
     report = check(one, replace(one.static(2), budget=3))
@@ -157,6 +161,11 @@ def test_a_model_of_fewer_or_more_tokens_changes_none():
     fewer, padded, more = reports
     assert accepted(fewer) > 0.2 and accepted(more) > 0.85
     assert (fewer.drafted, fewer.accepted) == (padded.drafted, padded.accepted)
+
+
+def test_after_the_warm_up_nothing_is_compiled():
+    """In any layout: its cache is made, filled, and filled again behind switches and bursts without drafts."""
+    assert accepted(check_in_all_layouts(subject(0.0), requests(), 3)) > 0.85
 
 
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():

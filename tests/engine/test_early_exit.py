@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from after_warm_up import check_in_all_layouts
 from fakes import made_up_latency
 from said_drafts import accepted, requests, with_share_of_the_last
 from two_devices import DP2, engine, generate, look_at_pages
@@ -91,6 +92,10 @@ def test_switches_change_no_token_either():
     found, report = one.run(requests(), planner)
     check(one, found, expected)
     assert len(report.switches) == 2 and accepted(report) > 0.3
+
+
+def test_after_the_warm_up_nothing_is_compiled():
+    assert accepted(check_in_all_layouts(subject(0.2), requests(), 3)) > 0.3
 
 
 def test_steps_whose_drafts_are_from_elsewhere_are_measured_anew():

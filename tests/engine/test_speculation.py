@@ -6,9 +6,10 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
-from compilations import counted_compilations
+from after_warm_up import measured, run_compiling_nothing
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
+from pat_jax.common.hosts.together import Company
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
@@ -19,11 +20,8 @@ from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import BRANCHES, Acceptance
 from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
-from pat_jax.planning.lengths.model import LengthModel
-from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Stagger
-from pat_jax.profiling.measure.warm_up import Warmup
 from tests.lossless import CARRIES, MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
@@ -205,25 +203,8 @@ def test_responses_end_where_they_do_without_drafts():
 
 def test_after_the_warm_up_nothing_is_compiled():
     one, requests = subject(), static()[0]
-    latency = Warmup(one.engine).measure(one.weights)
-    assert latency.budgets == DRAFTS.budgets
-    costs = latency.on(one.engine.specs.buckets.rows, one.engine.specs.buckets.lengths)
-    assert len(costs.verify_table) == len(latency.verify_table) > 0
-    # Steps that take no time at all: drafts pay, whatever they are worth.
-    free = replace(costs, verify_table=dict.fromkeys(costs.verify_table, 1e-9))
-    planner = CostModelPlanner(
-        tuple(one.engine.layouts),
-        free,
-        LengthModel.empty(64),
-        acceptance=Acceptance.unseen(),
-        drafts=DRAFTS.limits,
-    )
-    layout = next(iter(one.engine.layouts.values()))
-    one.engine.set_weights(one.weights(layout), layout)
-    with counted_compilations() as events:
-        found, report = one.engine.rollout(requests, planner)
-    assert events == []
-    one.engine.release_weights()
+    planner = measured(one)
+    ((found, report),) = run_compiling_nothing(one, requests, planner)
     assert {burst.budget for burst in report.bursts} >= {3}
     check(found, report, least=1.3)
     assert planner.acceptance is not None
@@ -270,6 +251,24 @@ def test_bursts_are_dispatched_ahead_with_drafts(make):
         ]
         assert np.mean(same) > 0.9  # the others' first difference is judged where layouts are
         assert report.accepted > 100 and len(report.switches) >= 2
+
+
+@pytest.mark.parametrize("other", [set(), {"reach"}, {"texts"}], ids=str)
+def test_what_drafts_come_from_is_compared(other: set[str], monkeypatch):
+    """By all processes, before each burst: another belief and another text are differences with a name."""
+    requests, told = asked_twice(count=8)[:8], []
+    monkeypatch.setattr(Company, "compare", lambda self, name, value: told.append((name, value)))
+    digests = []
+    for changed in (set(), other):
+        earlier = EarlierResponses(1000, 100)
+        earlier.put(requests[0].tokens, [np.array([5, 6 + ("texts" in changed)])])
+        planner = FixedLayout(DP2, budget=3, reach=REACH * (0.9 if "reach" in changed else 1.0))
+        told.clear()
+        generate(copying(), requests, planner, earlier=earlier)
+        digests.append(next(value for name, value in told if name == "burst"))
+    one, two = (digest._asdict() for digest in digests)
+    assert {name for name, value in one.items() if value != two[name]} == other
+    assert all(f"{name}=" in str(digests[0]) for name in other)  # as the error has it
 
 
 def test_logits_that_are_no_numbers_end_a_response_with_drafts():

@@ -95,6 +95,13 @@ def test_an_iteration_is_kept_and_comes_back(tmp_path: Path):
     assert said == ["45", "12", "3"]
 
 
+def test_responses_that_were_cut_are_kept_as_well(tmp_path: Path):
+    """They are as good to copy from, and the long ones."""
+    one, (ended, cut) = iterations(tmp_path), group(4, "12", "345").rollouts
+    one.put([RolloutGroup(ended.prompt, (ended, replace(cut, finish=FinishReason.LENGTH)))])
+    assert [TOKENIZER.decode(x.tolist()) for x in one.responses.of([4])] == ["12", "345"]
+
+
 def test_what_cannot_be_read_is_one_sentence_and_an_empty_beginning(tmp_path: Path):
     one = iterations(tmp_path)
     one.put([group(4, "12")])

@@ -1,15 +1,21 @@
 """The picture of a rollout: it is drawn, it shows what the trace says, the trace comes back."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.legend import Legend
 
+from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.planning.drafts import NONE_DRAFTED, Drafted
+from pat_jax.planning.types import Foreseen, Ran, Split
 from pat_jax.run.plot import MOST_TOLD, draw_rollout, plot_rollout
 
 SWITCH = Switch(
@@ -38,7 +44,9 @@ TRACE = RolloutTrace(
 @pytest.fixture
 def drawn(monkeypatch) -> dict[str, list]:
     """What is put on the axes: texts, positions of the lines, bands with their labels' order."""
-    seen: dict[str, list] = {"text": [], "axvline": [], "axvspan": [], "step": []}
+    seen: dict[str, list] = {
+        name: [] for name in ("text", "axvline", "axvspan", "step", "fill_between")
+    }
     for name, calls in seen.items():
         original = getattr(Axes, name)
 
@@ -151,3 +159,106 @@ def test_drafts_are_a_curve_of_their_own(drawn):
     live, again, drafts = drawn["step"]
     assert live == again == ([0.5, 1.5, 2.5, 4.0], [32, 20, 4, 0])
     assert drafts == ([0.5, 1.5, 2.5, 4.0], [1.0, 1.8, 2.5, 2.5])
+
+
+NOWHERE = (((0, 0, 0),) * 3,) * 3  # no source is known
+DRAFTED = replace(
+    TRACE,
+    tokens_per_step=(1.0, 1.5, 3.0),
+    drafted=(0, 24, 40),
+    accepted=(0, 10, 20),
+    # Of each burst, from own text, siblings and earlier responses: verified, said, said on branches.
+    by_source=(
+        ((0, 0, 0),) * 3,
+        ((20, 8, 1), (4, 2, 0), (0, 0, 0)),
+        ((20, 5, 0), (0, 0, 0), (20, 15, 2)),
+    ),
+    draft_saving_s=0.75,
+    predicted_draft_saving_s=1.25,
+)
+
+
+def test_tokens_of_drafts_are_areas_by_what_they_are_from(drawn):
+    """Between one token a step and what was said, one on the other."""
+    figure = draw_rollout(DRAFTED)
+    _, own, siblings, earlier = drawn["fill_between"]
+    assert own[0] == [0.5, 1.5, 2.5, 4.0]
+    layers = [[*bottom] for _, bottom, _ in (own, siblings, earlier)]
+    layers.append([*earlier[2]])
+    assert layers == [
+        pytest.approx(layer)
+        for layer in (
+            [1, 1, 1, 1],
+            [1, 1.4, 1.5, 1.5],  # 8 of 10 tokens, that were half a token a step
+            [1, 1.5, 1.5, 1.5],
+            [1, 1.5, 3, 3],
+        )
+    ]
+    assert names_of(figure) == ["own text", "siblings", "earlier responses"]
+
+
+def names_of(figure: Figure) -> list[str]:
+    return [text.get_text() for text in legend(figure).get_texts()]
+
+
+def legend(figure: Figure) -> Legend:
+    found = figure.axes[1].get_legend()
+    assert found is not None
+    return found
+
+
+def test_what_drafts_gave_is_told_in_a_line():
+    *switches, line = told(DRAFTED)
+    assert switches == told(TRACE)
+    assert line == (
+        "drafts: 64 tokens drafted, 30 accepted (own text 13, siblings 2, earlier responses 15); "
+        "saved 750 ms (predicted 1.25 s)"
+    )
+    wrong = replace(
+        TRACE, tokens_per_step=(1.0,) * 3, drafted=(0, 9, 0), accepted=(0,) * 3, by_source=NOWHERE
+    )
+    assert told(wrong)[1:] == ["drafts: 9 tokens drafted, 0 accepted"]
+
+
+def test_drafts_that_are_not_copied_are_one_area(drawn):
+    figure = draw_rollout(replace(DRAFTED, by_source=NOWHERE))
+    _, area = drawn["fill_between"]
+    assert [*area[2]] == [1.0, 1.5, 3.0, 3.0]
+    assert names_of(figure) == ["drafts"]
+    assert "30 accepted; saved" in figure.get_supxlabel()
+
+
+def test_words_and_names_do_not_cover_each_other():
+    figure = draw_rollout(replace(DRAFTED, accepted=(0, 12, 21)))  # some from elsewhere: four names
+    figure.draw_without_rendering()
+    below = figure.axes[0].xaxis.label.get_window_extent()
+    names = legend(figure).get_window_extent()
+    (words,) = (text.get_window_extent() for text in figure.texts)
+    assert below.x1 < names.x0 and names.x1 <= figure.bbox.x1
+    assert words.y1 <= min(below.y0, names.y0) and 0 <= words.x0 < words.x1 <= figure.bbox.x1
+
+
+def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
+    report = RolloutReport()
+    for i, (tokens, row_steps) in enumerate([(40, 40), (30, 20), (30, 10)]):
+        by_source = np.array(DRAFTED.by_source[i])
+        begun, tried, right, forks, *_ = NONE_DRAFTED
+        drafted = Drafted(begun, tried, right, forks, DRAFTED.drafted[i], by_source)
+        ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
+        report.add_burst(ran, float(i), tokens, row_steps, drafted)
+    assert report.trace.draft_saving_s is None  # no planner has priced them
+    report.add_drafts(ran, Foreseen(tokens=2.0, step_s=0.1, plain_s=0.15), 3.0)
+    trace = report.trace
+    assert (trace.drafted, trace.accepted) == (DRAFTED.drafted, DRAFTED.accepted)
+    assert trace.by_source == DRAFTED.by_source and trace.tokens_per_step == (1.0, 1.5, 3.0)
+    assert (report.drafted, report.accepted) == (64, 30)
+    assert report.by_source == [[40, 13, 1], [4, 2, 0], [20, 15, 2]]
+    assert trace.predicted_draft_saving_s == pytest.approx(10 * (2 * 0.15 - 0.1))
+    assert trace.draft_saving_s == pytest.approx(10 * 3 * 0.15 - 1.0)
+    assert RolloutTrace.from_json(trace.to_json()) == trace
+
+
+def test_a_trace_of_a_version_that_knew_no_sources_is_read():
+    told_before = {name: x for name, x in asdict(TRACE).items() if "draft" not in name}
+    del told_before["accepted"], told_before["by_source"]
+    assert RolloutTrace.from_fields(told_before) == TRACE

@@ -46,7 +46,7 @@ class DraftCache:
         self._split: Split | None = None  # in which the pool is
         self._pool: Pool = ()
         self._tables: BlockTables | None = None
-        self._known = np.zeros(len(responses.table), np.int64)  # tokens of each sequence in it
+        self.known = np.zeros(len(responses.table), np.int64)  # tokens of each sequence in it
         self._drafting = np.zeros(0, np.int64)  # sequences whose bursts have drafts, since `ready`
 
     def ready(self, layout: Layout, length: int, ahead: int) -> ModelDrafting:
@@ -95,13 +95,13 @@ class DraftCache:
         """Bursts with drafts are over, and collected: what they have said is in the pages, but perhaps for
         the last token of a draft that was right to its end."""
         seen = self.responses.table.length[self._drafting] - 2
-        self._known[self._drafting] = np.maximum(seen, 0)
+        self.known[self._drafting] = np.maximum(seen, 0)
         self._drafting = np.zeros(0, np.int64)
 
     def _begin(self, layout: Layout) -> None:
         self.delete()
         specs = self.model.specs
-        self._split, self._known[:] = layout.split, 0
+        self._split, self.known[:] = layout.split, 0
         self._pool = self.programs[Key("draft_allocate", layout.split)]()
         self._tables = BlockTables(
             self.responses.table, num_pages=specs.pages(layout.split), page_size=specs.page_size
@@ -114,16 +114,16 @@ class DraftCache:
         is_here[live[tables.group[live] == group]] = True
         gone = np.flatnonzero((tables.count > 0) & ~is_here)
         tables.release(gone)
-        self._known[gone] = 0
+        self.known[gone] = 0
         tables.group[live] = group
         tables.extend(ahead)
 
     def _catch_up(self, layout: Layout) -> None:
         table, specs = self.responses.table, self.model.specs
         live, size = table.live, specs.page_size
-        start = self._known[live] // size * size
+        start = self.known[live] // size * size
         stop = table.length[live] - 1
-        is_behind = self._known[live] < stop
+        is_behind = self.known[live] < stop
         spans = Spans(*(x[is_behind] for x in (live, table.group(live), start, stop)))
         blocks = specs.prefill_blocks
         calls = prefill_calls(

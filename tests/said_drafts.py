@@ -1,17 +1,22 @@
-"""Requests for engines whose drafts a model says, and how many of its tokens were right."""
+"""Engines whose drafts a model says: requests, a draft model, and how many of its tokens were right."""
 
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import Sampling
-from tests.lossless import Subject
+from pat_jax.models.policy import Params, Policy
+from tests.lossless import MODELS, Subject, lively_params
 
+DRAFT = Policy.from_config(replace(MODELS["kv2"], num_layers=1))
 KINDS = (
     Sampling(temperature=0.0),
     Sampling(temperature=1.0),
@@ -19,6 +24,17 @@ KINDS = (
     Sampling(temperature=0.7, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
     Sampling(temperature=0.7, stop_token_ids=(5, 9, 17)),
 )
+
+
+def first_layer(shardings: Params | None, dtype: jnp.dtype) -> Params:
+    """Of the policy's, which that model is without its last."""
+    del dtype
+    known = dict(jax.tree.leaves_with_path(lively_params(Policy.from_config(MODELS["kv2"]))))
+    own = jax.tree_util.tree_map_with_path(lambda path, _: known[path], DRAFT.abstract_params)
+    return jax.device_put(own, shardings)
+
+
+SOURCE = DraftSource(DRAFT, first_layer)
 
 
 def requests() -> list[Request]:

@@ -1,0 +1,122 @@
+"""Drafts of `generate`, `evaluate` and a session: no result is another, and it is said what they gave."""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+from evaluations import completions, evaluate_here
+from row_writing import write_rows
+from runs import write_checkpoint
+
+from pat_jax import generate
+from pat_jax.config.command_line import run_command
+from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.profiling.measure.warm_up import Warmup
+
+SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
+SUFFIX = ("--speculation.source", "suffix")
+# Their own text repeats itself soon.
+GREEDY = ("--temperature", "0", "--max_completion_length", "48")
+REASON = "speculation: drafts of up to 7 tokens from a response's own text and others to its prompt"
+CAME = r"drafts in \d+ steps: a sequence said [\d.]+ tokens in each, expected were [\d.]+; saved "
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("drafts") / "model")
+
+
+@pytest.fixture
+def drafts_pay(monkeypatch) -> None:
+    """As on a machine where verifying is free."""
+    measure = Warmup.measure
+
+    def measured(self: Warmup, load) -> LatencyModel:
+        found = measure(self, load)
+        return replace(found, verify_table=dict.fromkeys(found.verify_table, 1e-9))
+
+    monkeypatch.setattr(Warmup, "measure", measured)
+
+
+@pytest.fixture
+def generated(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[dict]]:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": text, "n": 2} for text in ("the cat", "a dog", "more")]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def run(*options: str) -> list[dict]:
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        names = ["--model", str(model), "--prompts", str(prompts), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *GREEDY, *options])
+        monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
+        run_command(generate.main)
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    return run
+
+
+def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, capsys):
+    plain = generated("--speculation.source", "none")
+    said = capsys.readouterr().err
+    assert "speculation: none asked for" in said and "drafts in" not in said
+    assert generated(*SUFFIX) == plain and len(plain) == 6
+    said = capsys.readouterr().err
+    assert REASON in said
+    (came,) = re.findall(r"drafts in (\d+) steps: a sequence said ([\d.]+) tokens", said)
+    assert int(came[0]) > 0 and float(came[1]) > 1
+    assert re.search(CAME, said)
+
+
+def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
+    generated()
+    assert "speculation: none for 0.0 M parameters on a CPU" in capsys.readouterr().err
+    measure = Warmup.measure
+
+    def dear(self: Warmup, load) -> LatencyModel:
+        found = measure(self, load)
+        return replace(found, verify_table=dict.fromkeys(found.verify_table, 1e3))
+
+    monkeypatch.setattr(Warmup, "measure", dear)
+    generated(*SUFFIX)
+    assert "no drafts were made: none was predicted to pay" in capsys.readouterr().err
+
+
+def test_evaluate_writes_to_its_log_what_is_drafted_and_what_came(
+    model: Path, tmp_path: Path, drafts_pay, monkeypatch
+):
+    rows = [{"question": f"What is {i} and {i}?", "answer": f"#### {2 * i}"} for i in range(4)]
+    data = write_rows(tmp_path / "sums.jsonl", rows)
+    asked = ["--model", str(model), "--data", str(data), "--num_generations", "2"]
+    found, logs = {}, {}
+    for source in ("none", "suffix"):
+        options = [*asked, "--temperature", "0.3", "--speculation.source", source]
+        results = evaluate_here(monkeypatch, tmp_path, *options, out=source)
+        said = sorted(completions(tmp_path / source), key=lambda x: (x["prompt"], x["completion"]))
+        found[source] = results["sets"], [line["completion"] for line in said]
+        # At once: in one process the next one's log goes here as well.
+        logs[source] = (tmp_path / source / "run.log").read_text()
+    assert found["none"] == found["suffix"] and len(found["none"][1]) == 8
+    assert "speculation: none asked for" in logs["none"] and "drafts in" not in logs["none"]
+    assert REASON in logs["suffix"] and re.search(CAME, logs["suffix"])
+
+
+def test_a_session_tells_the_logger_and_has_the_counts(
+    model: Path, drafts_pay, monkeypatch, caplog
+):
+    monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
+    options = {"batch": 4, "max_length": 128, "layout": "dp2tp1", "devices": 2, "temperature": 0.0}
+    speculation = {"speculation": {"source": "suffix"}}
+    with caplog.at_level(logging.INFO, logger="pat_jax"):
+        session = generate.session({"model": str(model), **options, **speculation})
+        session.generate(["the cat", "a dog"], n=2, max_tokens=48)
+    assert REASON in caplog.text and re.search(CAME, caplog.text)
+    trace = session.rollout
+    assert sum(trace.drafted) >= sum(trace.accepted) > 0
+    assert sum(burst[0][1] + burst[1][1] for burst in trace.by_source) == sum(trace.accepted)
+    assert trace.draft_saving_s is not None and trace.predicted_draft_saving_s is not None
