@@ -75,6 +75,8 @@ class DraftCache:
     ) -> ModelDrafting:
         """What a burst is handed that is dispatched behind another of the same rows, of which nothing is
         known yet: `before`, and pages as far as both may come."""
+        if not self.tables.lacking(ahead).any():
+            return before
         self.tables.extend(ahead)
         return before._replace(tables=self._put_tables(layout, length))
 
