@@ -15,7 +15,6 @@ from pat_jax.engine.layout.buckets import Shapes
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
-from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.state import ReservedPages
@@ -114,14 +113,14 @@ class Controller:
         """Before any sequence has begun: whether the samples of a prompt begin one after the other.
 
         Returns:
-          None where that is no matter: no sequence waits for another, or none drafts from its siblings.
+          None where that is no matter: no sequence can wait for another, or none drafts from its siblings.
         """
         drafts, prompt = self.shapes.drafts, self.contents.prompt
         has_siblings = len(np.unique(prompt)) < len(prompt)
         if drafts.stagger == "off" or not (drafts.texts and has_siblings):
             return None
         if drafts.stagger == "on":
-            found = None if self._has_room_for_all() else Stagger(True)
+            found = Stagger(True)
         else:
             rows = self.split.dp * self.shapes.buckets.rows[self.split][-1]
             asked = self.table.whole_load(), self.scheduler.queue, prompt
@@ -129,13 +128,6 @@ class Controller:
         if found is not None and found.is_on:
             self.scheduler.stagger()
         return found
-
-    def _has_room_for_all(self) -> bool:
-        """Whether every sequence has a row and pages to its end."""
-        table, shapes = self.table, self.shapes
-        of_group = -(-len(table) // self.split.dp)
-        pages = of_group * num_pages_for(int(table.end.max()), shapes.page_size)
-        return of_group <= shapes.buckets.rows[self.split][-1] and pages < shapes.pages[self.split]
 
     def admit(self) -> PrefillWork:
         """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""

@@ -1,6 +1,6 @@
-"""Measures this machine while it warms up: every program of a rollout, run twice, timed once.
+"""Measures this machine while it warms up: every program of a rollout, run until its time is known.
 
-The first run of a program creates communicators and pages memory in; the second is timed. What
+The first run of a program creates communicators and pages memory in; those after it are timed. What
 comes out is the latency model that the planner reads, so warming up and profiling are one thing.
 """
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import permutations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,13 +41,23 @@ from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import KINDS, MOST
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
+from pat_jax.profiling.measure.dummy_bursts import DummyBursts
 from pat_jax.profiling.measure.recheck import describe, rescaled
 
 log = logging.getLogger(__name__)
 
 Move = Callable[[Pool], tuple[Pool, Traffic]]  # one round of pages
 ENOUGH_S = 1.0  # of timed runs of one program
-BURST_CHECKS = 4  # of a timed burst: what a burst does once counts for little, as in a rollout
+LEAST_RUNS = 2  # however long they take: something else may have used the machine during one
+
+
+class Timed(NamedTuple):
+    """A program whose time is wanted."""
+
+    table: str
+    key: tuple
+    once: Callable[[], float]  # runs it; returns the seconds it took
+    per: int = 1  # how many of what is noted one run does
 
 
 class Warmup:
@@ -66,10 +76,11 @@ class Warmup:
         Args:
           known: times measured before; what they are of runs untimed.
           recheck: known times are measured once again, and put right where they have changed.
-          runs: timed runs of one program, fewer where they take longer than a second together.
+          runs: timed runs of one program, two at most where they take longer than a second together.
           progress: told how many programs of how many have run.
         """
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
+        self.dummy = DummyBursts(engine)
         self.runs, self.progress, self.recheck = runs, progress, recheck
         self.known, self.new, self.again = ({name: {} for name in TABLES} for _ in range(3))
         self.drafts_from = self.specs.drafts_from
@@ -147,23 +158,29 @@ class Warmup:
                 log.info("%s", line)
         return self.measured
 
-    def _note(self, table: str, key: tuple, once: Callable[[], float], *, per: int = 1) -> None:
-        """Notes the fastest run after the first (noise only ever adds time), unless it is known.
+    def _note(self, *programs: Timed) -> None:
+        """Notes the fastest run of each after the first (noise only ever adds time), unless it is known.
 
-        Args:
-          once: runs the program; returns the seconds it took.
-          per: how many of what is noted one run does.
+        Several run by turns: what the machine does beside them is in all of them then. A first run that
+        takes long counts too: what a program does once is little of that.
         """
-        once()
-        is_known, seconds = key in self.known[table], []
-        runs = int(self.recheck) if is_known else self.runs
-        while len(seconds) < runs and sum(seconds) < ENOUGH_S:
-            took = once()
-            seconds.append(company().agree("seconds of a program", lambda took=took: took))
-        if seconds:
-            noted = self.again if is_known else self.new
-            noted[table][key] = min(seconds) / per
-        self._count()
+        is_known = [program.key in self.known[program.table] for program in programs]
+        wanted = [int(self.recheck) if known else self.runs for known in is_known]
+        seconds: list[list[float]] = [[] for _ in programs]
+        for nth in range(1 + max(wanted)):
+            for program, runs, took in zip(programs, wanted, seconds, strict=True):
+                is_enough = len(took) >= LEAST_RUNS and sum(took) >= ENOUGH_S
+                if nth and (len(took) >= runs or is_enough):
+                    continue
+                here_s = program.once()
+                new_s = company().agree("seconds of a program", lambda here_s=here_s: here_s)
+                if runs and (nth or new_s >= ENOUGH_S):
+                    took.append(new_s)
+        for program, known, took in zip(programs, is_known, seconds, strict=True):
+            if took:
+                noted = self.again if known else self.new
+                noted[program.table][program.key] = min(took) / program.per
+            self._count()
 
     def _warm(self, once: Callable[[], object]) -> None:
         """Runs a program that is not timed."""
@@ -183,22 +200,15 @@ class Warmup:
             for blocks in sorted(set(self.specs.prefill_sizes), reverse=True):
                 pool = self._prefill(layout, blocks, length, pool)
             for rows in self.specs.buckets.rows[layout.split]:
-                for budget in (0, *self.specs.drafts.of(rows)):
-                    pool = self._decode(layout, rows, length, budget, pool)
+                pool = self._decode(layout, rows, length, pool)
         return pool
-
-    def _tables(self, layout: Layout, rows: int, length: int) -> np.ndarray:
-        """Every row another page, as far as there are as many."""
-        width = self.specs.width(length)
-        pages = np.arange(rows * width) % (self.specs.pages[layout.split] - 1) + 1
-        return np.tile(pages.astype(np.int32).reshape(rows, width), (layout.split.dp, 1))
 
     def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
         """Runs a call that ends sequences of `length` tokens; a large one is timed."""
         split, size = layout.split, self.specs.page_size
         tokens = np.zeros((blocks * split.dp, size), np.int32)
         start = np.full(blocks * split.dp, length - size, np.int32)
-        tables = self._tables(layout, blocks, length)
+        tables = self.dummy.tables(layout, blocks, length)
         program = self.programs[Key("prefill", split, blocks, length)]
 
         def once() -> float:
@@ -208,75 +218,51 @@ class Warmup:
             return time.perf_counter() - start_s
 
         if blocks == self.specs.prefill_blocks:
-            self._note("prefill_table", (split, length), once)
+            self._note(Timed("prefill_table", (split, length), once))
         else:
             self._warm(once)
         return pool
 
-    def _decode(self, layout: Layout, rows: int, length: int, budget: int, pool: Pool) -> Pool:
-        """Times steps with every row live and near the end of its pages."""
-        program = self.programs[Key("decode", layout.split, rows, length, budget=budget)]
-        pace = self.specs.functions.pace(budget)
-        steps = min(pace.burst_steps, BURST_CHECKS * pace.check_every)
-        state = RowState.empty(rows * layout.split.dp)
-        state.live[:], state.ignore_eos[:] = True, True
-        state.position[:], state.end[:] = max(0, length - steps), length + steps
-        is_copied = budget > 0 and not self.specs.drafts.is_said
-        drafting = self._nothing_to_draft_from(layout, rows, length) if is_copied else None
-        reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
-        drafter, asking = self._drafter(layout, rows, length, budget)
-        until = Until(np.int32(steps), np.int32(0), reach)
-        tables, nothing = self._tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
-        # It never runs out: the tables are full, and rows may run past their ends.
-        ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, budget)), np.int32)
-        reserved = ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
-        unseen = np.zeros(seen_shape(self.engine.policy.config, len(state.live)), np.uint32)
+    def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
+        """Times steps with each budget of drafts, every row live and near the end of its pages."""
+        drafter, asking = self.dummy.drafter(layout, rows, length)
+        tables, none_drawn = self.dummy.tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
+        unseen = np.zeros(seen_shape(self.engine.policy.config, rows * layout.split.dp), np.uint32)
 
-        def once() -> float:
-            # Positions go back to where they were: each run writes the same tokens.
-            nonlocal pool, asking
-            rows_on_device, seen, pages, none_drawn, blank = layout.put(
-                (state, unseen, tables, nothing, drafting), "batch"
-            )
-            jax.block_until_ready(rows_on_device)
-            carried = DecodeState(rows_on_device, seen, pool, pages, none_drawn, blank, asking)
-            start = time.perf_counter()
-            carried, _ = jax.block_until_ready(
-                program(self.engine.params, carried, reserved, until, drafter)
-            )
-            pool, asking = carried.pool, carried.asking
-            return time.perf_counter() - start
+        def timed(budget: int) -> Timed:
+            program = self.programs[Key("decode", layout.split, rows, length, budget=budget)]
+            steps, state, reserved = self.dummy.burst(layout, rows, length, budget)
+            is_copied = budget > 0 and not self.specs.drafts.is_said
+            drafting = self.dummy.texts(layout, rows, length) if is_copied else None
+            reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
+            until = Until(np.int32(steps), np.int32(0), reach)
 
-        at = layout.split, rows, length
-        if budget:
-            self._note("verify_table", (*at, budget), once, per=steps)
-        else:
-            self._note("decode_table", at, once, per=steps)
+            def once() -> float:
+                # Positions go back to where they were: each run writes the same tokens.
+                nonlocal pool, asking
+                rows_on_device, seen, pages, drawn, blank = layout.put(
+                    (state, unseen, tables, none_drawn, drafting), "batch"
+                )
+                jax.block_until_ready(rows_on_device)
+                asked = asking if budget else None
+                carried = DecodeState(rows_on_device, seen, pool, pages, drawn, blank, asked)
+                says = drafter if budget else None
+                start = time.perf_counter()
+                carried, _ = jax.block_until_ready(
+                    program(self.engine.params, carried, reserved, until, says)
+                )
+                pool = carried.pool
+                if budget:
+                    asking = carried.asking
+                return time.perf_counter() - start
+
+            at = layout.split, rows, length
+            if budget:
+                return Timed("verify_table", (*at, budget), once, per=steps)
+            return Timed("decode_table", at, once, per=steps)
+
+        self._note(*map(timed, (0, *self.specs.drafts.of(rows))))
         return pool
-
-    def _drafter(
-        self, layout: Layout, rows: int, length: int, budget: int
-    ) -> tuple[Any, ModelDrafting | None]:
-        """Who says drafts, and a draft model's cache."""
-        if not budget or not self.specs.draft_specs:
-            return (self.engine.weights.exit_head if budget else None), None
-        specs, model = self.specs.draft_specs, self.engine.draft_model
-        assert model is not None, "set_draft_model comes first"
-        pool = self.programs[Key("draft_allocate", layout.split)]()
-        count, width = rows * layout.split.dp, specs.width(length)
-        pages = np.arange(count * width) % (specs.pages(layout.split) - 1) + 1
-        tables = pages.astype(np.int32).reshape(count, width)
-        placed = layout.put((tables, np.zeros(count, np.int32)), "batch")
-        return model.params, ModelDrafting(pool, *placed)
-
-    def _nothing_to_draft_from(self, layout: Layout, rows: int, length: int) -> Drafting:
-        """A step takes as long whatever it finds."""
-        size, drafts = self.specs.width(length) * self.specs.page_size, self.specs.drafts
-        room = self.specs.text_room(length)
-        like = abstract_drafting(layout, rows, size, drafts.longest, room)
-        text: Any = np.full(like.text.shape, NO_TOKEN, np.int32)
-        borders: Any = np.zeros(like.borders.shape, np.int32)
-        return Drafting(text, Runs.none(len(text)), borders)
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
         """Copies pages; untimed."""
@@ -327,7 +313,7 @@ class Warmup:
         for move in (*moves[1:], *moves[1:]):
             once(move)
         if key is not None:
-            self._note("migrate_table", key, partial(once, moves[0]))
+            self._note(Timed("migrate_table", key, partial(once, moves[0])))
         else:
             self._warm(partial(once, moves[0]))
         return pool
@@ -343,7 +329,7 @@ class Warmup:
             self.engine.release_weights()
             return seconds
 
-        self._note("reslice_table", (source.split, target.split), once)
+        self._note(Timed("reslice_table", (source.split, target.split), once))
 
 
 def _delete(pool: Pool) -> None:

@@ -293,7 +293,6 @@ def test_the_option_decides_where_it_says_so():
         staggering("off"),
         staggering("auto", texts=0),
         staggering("on", samples=1),
-        staggering("on", samples=3),  # all 15 have one of 16 rows
     ):
         assert controller.stagger(planner) is None
         assert controller.scheduler.queue[:2].tolist() == [0, 1]

@@ -1,10 +1,7 @@
 """A warm-up on two devices whose times are made up."""
 
-from collections.abc import Callable
-from typing import Any
-
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.profiling.measure.warm_up import Timed, Warmup
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 
@@ -17,7 +14,8 @@ def made_up_step(split: Split, rows: int) -> float:
 class MadeUpClock(Warmup):
     """Runs what it should, and notes times that make the plans certain."""
 
-    def _note(self, table: str, key: Any, once: Callable[[], float], *, per: int = 1) -> None:
-        super()._note(table, key, once, per=per)
-        seconds = made_up_step(key[0], key[1]) if table == "decode_table" else 0.01
-        self.new[table][key] = seconds
+    def _note(self, *programs: Timed) -> None:
+        super()._note(*programs)
+        for table, key, *_ in programs:
+            seconds = made_up_step(key[0], key[1]) if table == "decode_table" else 0.01
+            self.new[table][key] = seconds

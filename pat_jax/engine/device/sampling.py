@@ -78,39 +78,38 @@ def sample(
     has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
     has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
     is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
-    kept = jax.lax.cond(
-        jnp.any(is_changed),
-        lambda x: _filter(
-            _forbid(_penalize(x, options, seen, ahead), forbidden) / divisor, options
-        ),
-        lambda x: x / divisor,
-        logits,
-    )
-    best = jnp.argmax(kept, axis=-1).astype(jnp.int32)
-    largest = _pick(kept, best)
-    drawn, total = _invert(kept, largest, numbers)
-    # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
-    tokens = jnp.where(is_greedy | (total == 0), best, drawn)
-    logprobs = _pick(kept, tokens) - largest - jnp.log(total)
-    unfiltered = jax.lax.cond(
-        jnp.any(is_changed),
-        lambda x: _pick(x, tokens) - jax.nn.logsumexp(x, axis=-1),
-        lambda _: logprobs,
-        logits / divisor,
-    )
-    return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
+
+    def plain(logits: Array) -> tuple[Array, Array, Array]:
+        tokens, logprobs = _draw(logits / divisor, numbers, is_greedy)
+        return tokens, logprobs, logprobs
+
+    def changed(logits: Array) -> tuple[Array, Array, Array]:
+        allowed = _forbid(_penalize(logits, options, seen, ahead), forbidden)
+        tokens, logprobs = _draw(_filter(allowed / divisor, options), numbers, is_greedy)
+        unfiltered = _pick(logits / divisor, tokens)
+        unfiltered = unfiltered - jax.nn.logsumexp(logits / divisor, axis=-1)
+        return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
+
+    # Whole branches: what they hand on is small, so that nothing as large as the logits is written where
+    # no row asks for it.
+    return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
 
 
-def _invert(
-    logits: Float[Array, "rows vocab"], largest: Float[Array, " rows"], numbers: Array
+def _draw(
+    logits: Float[Array, "rows vocab"],
+    numbers: Float[Array, " rows"],
+    is_greedy: Bool[Array, " rows"],
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """The token at which the cumulative distribution passes the number, and Σ exp(logit - largest).
+    """The token at which the cumulative distribution passes the number, or the likeliest, and its log-probability.
 
-    First the block of the vocabulary, then the token in it: the vocabulary is read once, and no
-    array of its size is written.
+    First the block of the vocabulary, then the token in it: no array of its size is written.
     """
     width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
     blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    highest = jnp.max(blocks, axis=-1)
+    largest = jnp.max(highest, axis=-1)
+    block = jnp.argmax(highest, axis=-1)
+    best = block * width + jnp.argmax(_block(blocks, block), axis=-1)
     masses = jnp.sum(jnp.exp(blocks - largest[:, None, None]), axis=-1)
     sums = jnp.cumsum(masses, axis=-1)
     # A parallel sum is not monotone in its last bits: only what can be drawn is a boundary.
@@ -120,13 +119,20 @@ def _invert(
     goal = numbers * total
     block = jnp.argmax(reached > goal[:, None], axis=-1)
     before = jnp.where(block > 0, _pick(sums, jnp.maximum(block - 1, 0)), 0.0)
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    probs = jnp.exp(inside - largest[:, None])
+    probs = jnp.exp(_block(blocks, block) - largest[:, None])
     reached = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
     is_beyond = reached > (goal - before)[:, None]
     last = width - 1 - jnp.argmax(probs[:, ::-1] > 0, axis=-1)  # where rounding leaves none beyond
-    token = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
-    return (block * width + token).astype(jnp.int32), total
+    inside = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
+    # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
+    tokens = jnp.where(is_greedy | (total == 0), best, block * width + inside).astype(jnp.int32)
+    return tokens, _pick(logits, tokens) - largest - jnp.log(total)
+
+
+def _block(
+    blocks: Float[Array, "rows blocks width"], block: Int[Array, " rows"]
+) -> Float[Array, "rows width"]:
+    return jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
 
 
 def _pick(x: Float[Array, "rows columns"], column: Int[Array, " rows"]) -> Float[Array, " rows"]:
@@ -171,8 +177,10 @@ def remember(seen: Seen, tokens: Int[Array, "rows some"], is_new: Bool[Array, "r
 
 
 def _in_vocab(logits: Array, vocab_size: int) -> Array:
-    in_vocab = jnp.arange(logits.shape[-1])[None, :] < vocab_size
-    return jnp.where(in_vocab, logits.astype(jnp.float32), NEVER)
+    logits = logits.astype(jnp.float32)
+    if vocab_size == logits.shape[-1]:
+        return logits
+    return jnp.where(jnp.arange(logits.shape[-1])[None, :] < vocab_size, logits, NEVER)
 
 
 def _penalize(logits: Array, options: RowSampling, seen: Seen, ahead: Ahead | None) -> Array:

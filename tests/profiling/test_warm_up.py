@@ -1,0 +1,65 @@
+"""Which runs of a program its time is taken from."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pat_jax.planning.latency.model import TABLES
+from pat_jax.planning.types import Split
+from pat_jax.profiling.measure.warm_up import Timed, Warmup
+
+TP2 = Split(1, 2)
+
+
+class Machine:
+    """Programs whose runs take the seconds that are given, one after the other."""
+
+    def __init__(self, *seconds: list[float]):
+        self.seconds, self.ran = seconds, []
+
+    def programs(self, *, steps: int = 1) -> list[Timed]:
+        def once(i: int) -> float:
+            self.ran.append(i)
+            return self.seconds[i][self.ran.count(i) - 1]
+
+        return [
+            Timed("decode_table", (TP2, i), lambda i=i: once(i), per=steps)
+            for i in range(len(self.seconds))
+        ]
+
+
+def warm_up(runs: int = 2, *, recheck: bool = False, known: tuple = ()) -> Warmup:
+    specs: Any = SimpleNamespace(drafts_from="suffix")
+    engine: Any = SimpleNamespace(specs=specs, programs=None)
+    warmup = Warmup(engine, runs=runs, recheck=recheck)
+    warmup.known = {name: {} for name in TABLES} | {"decode_table": dict.fromkeys(known, 1.0)}
+    return warmup
+
+
+def test_the_first_run_is_not_timed_and_the_fastest_of_the_others_is():
+    machine, warmup = Machine([0.9, 0.3, 0.2]), warm_up()
+    warmup._note(*machine.programs(steps=4))
+    assert warmup.new["decode_table"] == {(TP2, 0): pytest.approx(0.05)}
+
+
+def test_several_run_by_turns():
+    machine, warmup = Machine([0.5] * 3, [0.5] * 3), warm_up()
+    warmup._note(*machine.programs())
+    assert machine.ran == [0, 1, 0, 1, 0, 1] and warmup.done == 2
+
+
+def test_a_long_run_counts_from_the_first_on_and_has_a_second():
+    """One alone might have been disturbed."""
+    machine, warmup = Machine([5.0, 9.0], [12.0, 6.0]), warm_up(runs=5)
+    warmup._note(*machine.programs())
+    assert machine.ran == [0, 1, 0, 1]
+    assert warmup.new["decode_table"] == {(TP2, 0): 5.0, (TP2, 1): 6.0}
+
+
+@pytest.mark.parametrize(("recheck", "again"), [(False, {}), (True, {(TP2, 0): 0.4})])
+def test_what_is_known_runs_and_is_timed_once_where_it_is_to_be_checked(recheck, again):
+    machine, warmup = Machine([0.5, 0.4]), warm_up(recheck=recheck, known=((TP2, 0),))
+    warmup._note(*machine.programs())
+    assert warmup.again["decode_table"] == again and not warmup.new["decode_table"]
+    assert len(machine.ran) == 1 + recheck
