@@ -73,17 +73,17 @@ def sample(
       softmax at temperature 1. NaN where a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
-    logits = _in_vocab(logits, vocab_size)
     divisor = jnp.where(is_greedy, 1.0, options.temperature)[:, None]
     has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
     has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
     is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
 
     def plain(logits: Array) -> tuple[Array, Array, Array]:
-        tokens, logprobs = _draw(logits / divisor, numbers, is_greedy)
+        tokens, logprobs = _draw(_in_vocab(logits, vocab_size) / divisor, numbers, is_greedy)
         return tokens, logprobs, logprobs
 
     def changed(logits: Array) -> tuple[Array, Array, Array]:
+        logits = _in_vocab(logits, vocab_size)
         allowed = _forbid(_penalize(logits, options, seen, ahead), forbidden)
         tokens, logprobs = _draw(_filter(allowed / divisor, options), numbers, is_greedy)
         unfiltered = _pick(logits / divisor, tokens)
