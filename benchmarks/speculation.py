@@ -148,7 +148,7 @@ class Rig:
             max_prompt_length=PROMPT,
             max_completion_length=args.tokens,
             min_rows=min(4, count),
-            min_length=256,
+            min_length=args.min_length,
         )
         drafts = Drafts(tuple(args.budgets), args.longest, args.most_tokens, args.texts)
         self.weights = jax.device_get(self.policy.init(0))
@@ -259,6 +259,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16, help="of a prompt")
     parser.add_argument("--responses", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=448, help="most of a response")
+    parser.add_argument("--min_length", type=int, default=256, help="tokens of the shortest bucket")
     parser.add_argument("--budgets", type=int, nargs="+", default=[1, 3, 7])
     parser.add_argument("--longest", type=int, default=7, help="tokens of a draft")
     parser.add_argument("--most_tokens", type=int, default=64, help="of a group in a step")
