@@ -6,8 +6,8 @@ Needs the extra `plan` and no accelerator. Bursts that verify copied drafts are 
 data-parallel group of all of them, with Qwen3-8B's shapes and one layer: what is counted is the same for any number
 of layers. Counted are the instructions of one step that find matches, give them room and lay out the line
 (`draft`), and that accept what is right and append it to the texts (`accept`). Both are left out of a step without
-drafts; what verification computes for more tokens is not counted here. Where a branch is right, its keys and values
-move: not counted either.
+drafts; what verification computes for more tokens is not counted here, but for what sampling does with their logits
+(`sample`). Where a branch is right, its keys and values move: not counted either.
 
     microseconds    bytes over the bandwidth of the device's memory; a GPU that launches kernel by kernel takes a few
                     microseconds for each of them as well, of which most overlap with nothing
@@ -39,6 +39,7 @@ TARGETS = ("h100:8",)
 MODEL, PAGE, BLOCKS, STEPS, EVERY = "qwen3-8b", 16, 64, 64, 8
 ROWS, LENGTHS = (1, 8, 32, 128), (2048, 16_384)
 SCOPES = ("draft", "accept")
+SAMPLING = "sample"
 
 
 def count(target: Target, rows: int, length: int) -> dict[str, float]:
@@ -63,7 +64,7 @@ def count(target: Target, rows: int, length: int) -> dict[str, float]:
     table.compile(key)
     text = table[key].as_text()  # pyright: ignore[reportFunctionMemberAccess]
     found: dict[str, float] = {"rows": rows, "tokens of a row": length, "budget": budget}
-    for scope in SCOPES:
+    for scope in (*SCOPES, SAMPLING):
         counted = hlo_costs.count(text, inside=2, scopes=(scope,))
         found |= {f"{scope}: bytes": counted.num_bytes, f"{scope}: kernels": counted.instructions}
     moved = sum(found[f"{scope}: bytes"] for scope in SCOPES)
@@ -78,14 +79,18 @@ def ask(target: str, rows: Sequence[int]) -> list[dict[str, float]]:
 
 
 def table(cells: Mapping[str, list[dict[str, Any]]]) -> str:
-    lines = ["| target | rows | tokens of a row | budget | MB of a step | µs | kernels |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = [
+        "| target | rows | tokens of a row | budget | MB of a step | µs | kernels | sampling, MB |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for target, found in cells.items():
         for one in found:
             size = sum(one[f"{scope}: bytes"] for scope in SCOPES) / 1e6
             kernels = sum(one[f"{scope}: kernels"] for scope in SCOPES)
             shape = f"{one['rows']} | {one['tokens of a row']:,} | {one['budget']}"
-            lines.append(f"| {target} | {shape} | {size:.2f} | {one['microseconds']} | {kernels} |")
+            drawing = one[f"{SAMPLING}: bytes"] / 1e6
+            told = f"{size:.2f} | {one['microseconds']} | {kernels} | {drawing:.0f}"
+            lines.append(f"| {target} | {shape} | {told} |")
     return "\n".join(lines)
 
 

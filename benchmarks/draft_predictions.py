@@ -112,7 +112,7 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
     for _ in range(splits):
         order = rng.permutation(groups)
         seen, unseen = (counted.among(x) for x in (order[: groups // 2], order[groups // 2 :]))
-        learned = Acceptance.unseen().observed(seen.counts(learned_with))
+        learned = Acceptance.unseen().observed(seen.counts(learned_with)).of_new_rollout()
         kinds = unseen.counts(learned_with)
         for draft in drafts:
             came = unseen.came(draft)

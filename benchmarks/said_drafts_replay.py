@@ -13,6 +13,9 @@ The acceptance is assumed: a token of a draft is right with the same probability
 Nobody has counted here how often Qwen3-0.6B or a trained exit head is right. Beside it: no drafts, and drafts copied from
 a response's own text and its siblings, as often right as the built-in table has it.
 
+All run in the layouts that have room for all prompts beside the training state, with whatever says the drafts and
+without it; where there is none, that source is not replayed.
+
 Planners learn what drafts are worth from the first burst on; every replay begins anew. Beside each is one that knows it
 from the beginning. A draft model's cache has pages for --speculation.cache_tokens, as many as that has by itself. What
 it computes to catch up with its policy, behind a stretch without drafts or a switch, is added to its time; the planner does not foresee it.
@@ -38,14 +41,13 @@ import numpy as np
 from benchmarks.kernel_tables import GPUS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import Pinned
 from benchmarks.speculation_cells import ADAPTIVE, GPU, LENGTHS, Rollouts, in_processes, static
-from benchmarks.speculation_replay import Seconds, pooled, spread
+from benchmarks.speculation_replay import Seconds, spread
 from benchmarks.workloads import read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import AlgorithmConfig, RunConfig
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
@@ -111,10 +113,17 @@ class Cell(Rollouts):
             return SpeculationConfig(f"{EXIT}{self.policy.num_layers // 4}")
         return SpeculationConfig(source if source == COPIED else MODEL + ASKED)
 
-    def machine(self, source: str) -> Machine:
-        """In the layouts with room there. Drafts are worth nothing known yet."""
-        asked_for = self.speculation(source) if source else SpeculationConfig("none")
-        drafts, splits = drafts_of(asked_for, "cuda"), _roomy(self.policy, self.config, asked_for)
+    def machine(self, source: str) -> Machine | None:
+        """In the layouts with room there, drafts or not; None: there is none. Drafts are worth nothing known yet."""
+        without = SpeculationConfig("none")
+        asked_for = self.speculation(source) if source else without
+        both = [_roomy(self.policy, self.config, x) for x in (without, asked_for)]
+        splits, drafts = (
+            [split for split in both[0] if split in both[1]],
+            drafts_of(asked_for, "cuda"),
+        )
+        if not splits:
+            return None
         composer = Composer(measured_kernels(self.data, GPU), self.policy)
         asked = self.draft_model if drafts.has_model else None
         buckets = Buckets.of(splits, self.size, self.config)
@@ -134,21 +143,26 @@ class Cell(Rollouts):
 def _roomy(
     policy: ModelConfig, config: RolloutConfig, speculation: SpeculationConfig
 ) -> tuple[Split, ...]:
-    """Layouts with room beside the training state."""
+    """Layouts with room for all prompts beside the training state."""
     learning = AlgorithmConfig(mini_batch_size=config.prompts_per_step)
     run = RunConfig(
         compute_dtype="bfloat16", rollout=config, algorithm=learning, speculation=speculation
     )
     draft_model = preset(ASKED) if speculation.draft_model else None
     order = Order.of(Target.parse(GPUS[GPU]), run, policy, (0,), draft_model)
-    lost = layouts_without_memory(needs_of(order), config)
-    return tuple(split for split in SPLITS if split not in lost)
+    needs, count = needs_of(order), config.prompts_per_step * config.num_generations
+    least = {
+        split: max(needs.held(split), needs.starting(split, count, config.max_prompt_length))
+        for split in SPLITS
+    }
+    return tuple(split for split in SPLITS if least[split] <= needs.usable)
 
 
 def run_cell(cell: Cell, replays: int) -> dict[str, Any]:
-    """Seconds of every system in every replay, and what those with drafts did."""
+    """Seconds of every system that has room, in every replay, and what those with drafts did."""
     lengths = cell.known.fitted()
     bare = cell.machine("")
+    assert bare is not None, "a cell without drafts"
     machines = {source: cell.machine(source) for source in (COPIED, *SAID)}
     found: dict[str, Any] = {"seconds": {}, "did": {}}
     for seed in range(replays):
@@ -162,7 +176,10 @@ def run_cell(cell: Cell, replays: int) -> dict[str, Any]:
         for name, seconds in took.items():
             _note(found["seconds"], name, seconds)
         for name, source, truth, believed in drafting():
-            machine = replace(machines[source], acceptance=truth)
+            machine = machines[source]
+            if machine is None:
+                continue
+            machine = replace(machine, acceptance=truth)
             drafts: dict[str, Any] = {"acceptance": believed, "drafts": machine.drafts.limits}
             done = replay(
                 workload,
@@ -217,13 +234,17 @@ def _did(workload: Workload, done: RolloutReport, behind_s: float) -> dict[str, 
     }
 
 
-def summary(seconds: Seconds) -> dict[str, Any]:
-    """Of some replays: how many times as fast as others each system is, in the mean and at worst."""
-    known = {name: np.array(values) for name, values in seconds.items()}
+def summary(cells: Sequence[Seconds]) -> dict[str, Any]:
+    """Of the replays of some cells: how many times as fast as others each system is where it has room, in the
+    mean and at worst."""
+
+    def ratios(other: str, name: str) -> np.ndarray:
+        having = [one for one in cells if name in one]
+        return np.concatenate([np.divide(one[other], one[name]) for one in having])
+
+    names = [name for name in SYSTEMS if any(name in one for one in cells)]
     return {
-        f"speed_up_over_{other}": {
-            name: spread(known[other] / known[name], np.min) for name in SYSTEMS
-        }
+        f"speed_up_over_{other}": {name: spread(ratios(other, name), np.min) for name in names}
         for other in (BEST, ADAPTIVE, COPIED)
     }
 
@@ -239,7 +260,7 @@ def of_cell(found: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         "seconds": {name: mean(s) for name, s in found["seconds"].items()},
-        **summary(found["seconds"]),
+        **summary([found["seconds"]]),
         "did": did,
     }
 
@@ -248,7 +269,7 @@ def print_cell(cell: Cell, found: Mapping[str, Any]) -> None:
     one = of_cell(found)
     print(f"\n{cell}: {one['seconds'][BEST]:.1f} s in the best static layout")
     print(f"{'':40}{'seconds':>9}{'speed-up':>9}{'tokens':>8}{'drafted':>9}{'foretold':>9}")
-    for name in SYSTEMS:
+    for name in (x for x in SYSTEMS if x in one["seconds"]):
         up, did = one[f"speed_up_over_{BEST}"][name]["mean"], one["did"].get(name)
         line = f"{name:40}{one['seconds'][name]:9.1f}{up:9.2f}"
         if did:
@@ -283,7 +304,7 @@ def main() -> None:
     except NoData as error:
         sys.exit(str(error))
     results = measure(args)
-    table = summary(pooled(found["seconds"] for found in results.values()))
+    table = summary([found["seconds"] for found in results.values()])
     print(json.dumps(table, indent=1))
     if args.out:
         content = {

@@ -2,7 +2,10 @@
 
 import pytest
 
-from benchmarks.draft_overhead import LENGTHS, ask
+from benchmarks.draft_overhead import LENGTHS, MODEL, ask
+from pat_jax.models.presets import preset
+
+VOCAB = preset(MODEL).padded_vocab_size
 
 
 @pytest.mark.cross_compile
@@ -14,3 +17,6 @@ def test_it_reads_and_writes_for_less_than_a_tenth_of_a_millisecond():
     least = [4 * 32 * 5 * length for length in LENGTHS]
     assert all(one["draft: bytes"] > n for one, n in zip(cells, least, strict=True))
     assert all(0 < one["microseconds"] < 100 and one["draft: kernels"] > 0 for one in cells)
+    # Read, laid out as rows, and read twice.
+    logits = [4 * 32 * (1 + one["budget"]) * VOCAB for one in cells]
+    assert all(2 * n < one["sample: bytes"] < 4.2 * n for one, n in zip(cells, logits, strict=True))

@@ -45,7 +45,15 @@ def test_a_draft_model_catches_up_once_behind_bursts_without_drafts_and_switches
 def test_speed_ups_are_those_of_each_replay():
     seconds = {name: [10.0, 10.0] for name in (*SYSTEMS, BEST)}
     seconds |= {BEST: [20.0, 12.0], ADAPTIVE: [16.0, 12.0], COPIED: [5.0, 6.0]}
-    found, one = summary(seconds), name_of("qwen3-0.6b", 0.7)
+    found, one = summary([seconds]), name_of("qwen3-0.6b", 0.7)
     assert found[f"speed_up_over_{BEST}"][one] == {"mean": 1.6, "worst": 1.2}
     assert found[f"speed_up_over_{ADAPTIVE}"][one] == {"mean": 1.4, "worst": 1.2}
     assert found[f"speed_up_over_{COPIED}"][one] == {"mean": 0.55, "worst": 0.5}
+
+
+def test_a_system_counts_where_it_has_room():
+    less = {BEST: [9.0], ADAPTIVE: [9.0], COPIED: [3.0]}
+    more = less | {name_of("qwen3-0.6b", 0.7): [6.0]}
+    found = summary([less, more])[f"speed_up_over_{BEST}"]
+    assert found[name_of("qwen3-0.6b", 0.7)] == {"mean": 1.5, "worst": 1.5}
+    assert found.keys() == {ADAPTIVE, COPIED, name_of("qwen3-0.6b", 0.7)}

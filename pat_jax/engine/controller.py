@@ -113,7 +113,8 @@ class Controller:
         """Before any sequence has begun: whether the samples of a prompt begin one after the other.
 
         Returns:
-          None where that is no matter: no sequence can wait for another, or none drafts from its siblings.
+          None where that is no matter: it is off, no sequence has a sibling, or none drafts from them. Whether
+          any waited then, `rollout` sees.
         """
         drafts, prompt = self.shapes.drafts, self.contents.prompt
         has_siblings = len(np.unique(prompt)) < len(prompt)

@@ -45,9 +45,7 @@ class DummyBursts:
         ring = np.zeros((layout.split.dp, self.specs.shapes.reserve_size(rows, budget)), np.int32)
         return steps, state, ReservedPages(ring, np.full(layout.split.dp, 2**30, np.int32))
 
-    def drafter(
-        self, layout: Layout, rows: int, length: int
-    ) -> tuple[Any, ModelDrafting | None]:
+    def drafter(self, layout: Layout, rows: int, length: int) -> tuple[Any, ModelDrafting | None]:
         """Who says drafts, and a draft model's cache."""
         if not self.specs.drafts.of(rows):
             return None, None
@@ -62,12 +60,13 @@ class DummyBursts:
         placed = layout.put((tables, np.zeros(count, np.int32)), "batch")
         return model.params, ModelDrafting(pool, *placed)
 
-    def texts(self, layout: Layout, rows: int, length: int) -> Drafting:
-        """A step takes as long whatever it finds."""
+    def texts(self, layout: Layout, rows: int, length: int) -> Drafting | None:
+        """Where drafts are copied: nothing to copy them from, for a step takes as long whatever it finds."""
+        if self.specs.drafts.is_said or not self.specs.drafts.of(rows):
+            return None
         size, drafts = self.specs.width(length) * self.specs.page_size, self.specs.drafts
         room = self.specs.text_room(length)
         like = abstract_drafting(layout, rows, size, drafts.longest, room)
         text: Any = np.full(like.text.shape, NO_TOKEN, np.int32)
         borders: Any = np.zeros(like.borders.shape, np.int32)
         return Drafting(text, Runs.none(len(text)), borders)
-

@@ -1,6 +1,6 @@
 """Measures this machine while it warms up: every program of a rollout, run until its time is known.
 
-The first run of a program creates communicators and pages memory in; those after it are timed. What
+The first run of a program creates communicators and pages memory in, so at least one other is timed. What
 comes out is the latency model that the planner reads, so warming up and profiling are one thing.
 """
 
@@ -26,17 +26,10 @@ from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import (
     DecodeState,
-    Drafting,
-    ModelDrafting,
     Pool,
-    ReservedPages,
-    RowState,
-    Runs,
     Until,
-    abstract_drafting,
     seen_shape,
 )
-from pat_jax.engine.sequences.types import NO_TOKEN
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import KINDS, MOST
 from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
@@ -47,8 +40,7 @@ from pat_jax.profiling.measure.recheck import describe, rescaled
 log = logging.getLogger(__name__)
 
 Move = Callable[[Pool], tuple[Pool, Traffic]]  # one round of pages
-ENOUGH_S = 1.0  # of timed runs of one program
-LEAST_RUNS = 2  # however long they take: something else may have used the machine during one
+ENOUGH_S = 1.0  # of runs of one program behind its first
 
 
 class Timed(NamedTuple):
@@ -76,7 +68,7 @@ class Warmup:
         Args:
           known: times measured before; what they are of runs untimed.
           recheck: known times are measured once again, and put right where they have changed.
-          runs: timed runs of one program, two at most where they take longer than a second together.
+          runs: of one program behind its first, fewer once these have taken a second.
           progress: told how many programs of how many have run.
         """
         self.engine, self.programs, self.specs = engine, engine.programs, engine.specs
@@ -159,25 +151,21 @@ class Warmup:
         return self.measured
 
     def _note(self, *programs: Timed) -> None:
-        """Notes the fastest run of each after the first (noise only ever adds time), unless it is known.
+        """Notes the fastest run of each (noise only ever adds time), unless it is known.
 
-        Several run by turns: what the machine does beside them is in all of them then. A first run that
-        takes long counts too: what a program does once is little of that.
+        Several run by turns: what the machine does beside them hits one as it hits another.
         """
         is_known = [program.key in self.known[program.table] for program in programs]
         wanted = [int(self.recheck) if known else self.runs for known in is_known]
         seconds: list[list[float]] = [[] for _ in programs]
         for nth in range(1 + max(wanted)):
             for program, runs, took in zip(programs, wanted, seconds, strict=True):
-                is_enough = len(took) >= LEAST_RUNS and sum(took) >= ENOUGH_S
-                if nth and (len(took) >= runs or is_enough):
+                if nth > runs or sum(took[1:]) >= ENOUGH_S:
                     continue
                 here_s = program.once()
-                new_s = company().agree("seconds of a program", lambda here_s=here_s: here_s)
-                if runs and (nth or new_s >= ENOUGH_S):
-                    took.append(new_s)
-        for program, known, took in zip(programs, is_known, seconds, strict=True):
-            if took:
+                took.append(company().agree("seconds of a program", lambda here_s=here_s: here_s))
+        for program, known, runs, took in zip(programs, is_known, wanted, seconds, strict=True):
+            if runs:
                 noted = self.again if known else self.new
                 noted[program.table][program.key] = min(took) / program.per
             self._count()
@@ -226,15 +214,18 @@ class Warmup:
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
         """Times steps with each budget of drafts, every row live and near the end of its pages."""
         drafter, asking = self.dummy.drafter(layout, rows, length)
-        tables, none_drawn = self.dummy.tables(layout, rows, length), np.zeros(layout.split.dp, np.int32)
+        texts = self.dummy.texts(layout, rows, length)
+        tables, none_drawn = (
+            self.dummy.tables(layout, rows, length),
+            np.zeros(layout.split.dp, np.int32),
+        )
         unseen = np.zeros(seen_shape(self.engine.policy.config, rows * layout.split.dp), np.uint32)
 
         def timed(budget: int) -> Timed:
             program = self.programs[Key("decode", layout.split, rows, length, budget=budget)]
             steps, state, reserved = self.dummy.burst(layout, rows, length, budget)
-            is_copied = budget > 0 and not self.specs.drafts.is_said
-            drafting = self.dummy.texts(layout, rows, length) if is_copied else None
-            reach = np.zeros((2, KINDS, 1 + MOST), np.float32) if is_copied else None
+            drafting = texts if budget else None
+            reach = None if drafting is None else np.zeros((2, KINDS, 1 + MOST), np.float32)
             until = Until(np.int32(steps), np.int32(0), reach)
 
             def once() -> float:

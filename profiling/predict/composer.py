@@ -37,7 +37,7 @@ from pat_jax.profiling.predict.links import added, waiting_s
 LOGIT_BYTES = 4  # gathered in float32
 SWITCH_S = 0.05  # assumed: draining the burst, launching, host accounts
 DRAFTING_S = 5e-5  # assumed, of a step: some twenty kernels of 2 to 3 us
-SAMPLING_BYTES = 16  # of a logit: read, widened, compared with noise and read again
+SAMPLING_BYTES = 16  # of a logit: read, laid out as rows, and read twice
 PREFILL_BLOCKS = 128  # pages of a group in one call
 PREFILL_ROWS = 16  # prompts of the measured attention
 LONG_PROMPT = 8192  # tokens

@@ -217,6 +217,26 @@ def test_large_vocabularies_are_drawn_from_block_by_block(vocab, spread):
     np.testing.assert_allclose(logprobs, np.log(probs[tokens]), atol=1e-4)
 
 
+@pytest.mark.parametrize("vocab", [7, 509, 3 * 512, 5 * 8 * 101])
+def test_the_likeliest_token_is_found_in_any_block_and_of_equal_ones_the_first(vocab):
+    """One that is no number, or infinite, comes out as such wherever it is."""
+    rng, rows = np.random.default_rng(vocab), 64
+    logits = rng.normal(0, 1, (rows, vocab)).astype(np.float32)
+    first, second = np.sort(rng.integers(0, vocab, (2, rows)), axis=0)
+    logits[np.arange(rows), first] = logits[np.arange(rows), second] = 9.0
+    logits[0, -1], logits[1, -1] = np.nan, np.inf
+    tokens, logprobs, _ = jax.jit(lambda *args: sample(*args, vocab_size=vocab))(
+        logits,
+        np.full(rows, 0.5, np.float32),
+        rows_of([Sampling(temperature=0.0)] * rows),
+        np.zeros((rows, 2, -(-vocab // 32)), np.uint32),
+        np.full((rows, 1), -1, np.int32),
+    )
+    np.testing.assert_array_equal(tokens[2:], first[2:])
+    assert tokens[1] == vocab - 1 and np.isnan(logprobs[:2]).all()
+    assert np.isfinite(logprobs[2:]).all()
+
+
 def test_a_number_depends_on_key_and_position_alone():
     keys = np.stack([sequence_key(1, i) for i in range(6)])
     positions = np.arange(6, dtype=np.int32)

@@ -309,7 +309,7 @@ def test_samples_one_after_the_other_save_what_the_planner_says():
 
 
 @given(grouped, st.sampled_from(SPLITS), st.sampled_from(["auto", "on"]))
-def test_where_all_have_rows_nothing_is_staggered(workload, split, way):
+def test_where_all_have_rows_nothing_is_claimed(workload, split, way):
     machine = drafting(HALF)
     machine = replace(machine, drafts=replace(DRAFTS, texts=4, stagger=way))
     done, told = listened(workload, planner_of(machine, HALF, (split,)), machine)

@@ -59,6 +59,9 @@ def sample(
 
         p = softmax(filter(penalize(logits) / temperature));  token = min {v : Σ_{u ≤ v} p_u > number}
 
+    Where any row has an option, another program sums up the probabilities of all: to the same values but for
+    rounding, so that a row without one may draw another token at a near-tie.
+
     Args:
       numbers: uniform in [0, 1).
       options: see `types.Sampling`.
@@ -90,8 +93,7 @@ def sample(
         unfiltered = unfiltered - jax.nn.logsumexp(logits / divisor, axis=-1)
         return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
 
-    # Whole branches: what they hand on is small, so that nothing as large as the logits is written where
-    # no row asks for it.
+    # Whole branches, which hand on a few numbers a row: arrays as large as the logits would be copied.
     return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
 
 
@@ -100,9 +102,11 @@ def _draw(
     numbers: Float[Array, " rows"],
     is_greedy: Bool[Array, " rows"],
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """The token at which the cumulative distribution passes the number, or the likeliest, and its log-probability.
+    """The token at which the cumulative distribution passes the number, or the likeliest; and its
+    log-probability.
 
-    First the block of the vocabulary, then the token in it: no array of its size is written.
+    First the block of the vocabulary, then the token in it, for both: the logits are read twice, and no
+    array of their size is written.
     """
     width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
     blocks = jnp.reshape(logits, (logits.shape[0], -1, width))

@@ -114,6 +114,7 @@ class CostModelPlanner(Planner):
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
+        self.acceptance = self.acceptance and self.acceptance.of_new_rollout()
         forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = self._compiled_only(self._costs(forecast), None)
         total, choices = costs.cheapest(self.safety)
