@@ -118,7 +118,9 @@ def _draw(
     sums = jnp.cumsum(masses, axis=-1)
     # A parallel sum is not monotone in its last bits: only what can be drawn is a boundary.
     reached = jnp.where(masses > 0, sums, 0.0)
-    total = jnp.max(reached, axis=-1)
+    # XLA:CPU's largest of some numbers may pass over a NaN, and an infinite logit less itself is one: sums do not.
+    failed = jnp.any(jnp.isnan(masses), axis=-1)
+    total = jnp.where(failed, jnp.nan, jnp.max(reached, axis=-1))
     # Scaled by the last sum, which is so only up to rounding: the number, not the sums.
     goal = numbers * total
     block = jnp.argmax(reached > goal[:, None], axis=-1)
@@ -128,8 +130,7 @@ def _draw(
     is_beyond = reached > (goal - before)[:, None]
     last = width - 1 - jnp.argmax(probs[:, ::-1] > 0, axis=-1)  # where rounding leaves none beyond
     inside = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
-    # Nothing adds up in a row with a NaN, which then is "largest", or with an infinity.
-    tokens = jnp.where(is_greedy | (total == 0), best, block * width + inside).astype(jnp.int32)
+    tokens = jnp.where(is_greedy | failed, best, block * width + inside).astype(jnp.int32)
     return tokens, _pick(logits, tokens) - largest - jnp.log(total)
 
 
