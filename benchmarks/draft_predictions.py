@@ -1,21 +1,25 @@
-"""How well `planning.drafts.Acceptance` foretells what drafts of 1 to 8 tokens say, on prompts it has not seen:
+"""How well `AcceptanceByAge` foretells what drafts of 1 to 8 tokens say, on prompts it has not seen:
 of chains alone, and of trees with a branch of as many tokens beside each.
 
-Half of a set's prompts are learned from, with drafts of one length; what it then expects of other lengths is
-compared with what came on the other half.
+Half of a set's prompts are a first rollout, with drafts of one length; the other half is the next, with drafts of
+another: each burst is foretold before it runs, and learned from, as the planner does it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Acceptance, Drafted
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
+from pat_jax.planning.types import Foreseen, Verified
 from pat_jax.profiling.simulate.draft_counting import Steps
 from pat_jax.profiling.simulate.draft_runs import InRuns
 
 BURST = 32  # steps
 SHORT = 3  # tokens of a draft: from it too longer ones are foretold
+SINGLE = "single bursts"  # how far each is off, in the mean
 
 
 def prior_of(counts: Sequence[Drafted]) -> Mapping[str, np.ndarray]:
@@ -39,7 +43,9 @@ class Counted:
     """What came of a set, with drafts of each length."""
 
     tokens: np.ndarray  # of each group
-    steps: Mapping[int, np.ndarray]  # int[bursts, groups], by the tokens of a draft
+    # By the tokens of a draft, int[bursts, groups]: steps of single rows, and tokens of drafts accepted in them.
+    steps: Mapping[int, np.ndarray]
+    accepted: Mapping[int, np.ndarray]
     # As `Drafted` has it but for sources, arrays with these two axes in front.
     drafted: Mapping[int, Sequence[np.ndarray]]
     has_branches: bool = False  # of as many tokens
@@ -51,21 +57,25 @@ class Counted:
           tokens: of each group.
           found: by the tokens of a draft.
         """
-        steps, drafted, groups = {}, {}, len(tokens)
+        steps, accepted, drafted, groups = {}, {}, {}, len(tokens)
         for draft, one in found.items():
             known = InRuns.of(one, draft)
             shape = 1 + int(known.step.max()) // BURST, groups
             part = known.step // BURST * groups + known.group
             counts = known.counts(draft, part, shape[0] * groups)
             drafted[draft] = [x.reshape(*shape, *x.shape[1:]) for x in counts]
-            steps[draft] = np.bincount(part, minlength=shape[0] * groups).reshape(shape)
-        return cls(tokens, steps, drafted, has_branches)
+            size, right = shape[0] * groups, known.right(draft * has_branches)
+            steps[draft] = np.bincount(part, minlength=size).reshape(shape)
+            accepted[draft] = np.bincount(part, right, minlength=size).reshape(shape)
+        return cls(tokens, steps, accepted, drafted, has_branches)
 
     def among(self, groups: np.ndarray) -> "Counted":
         """These groups alone."""
-        steps = {n: x[:, groups] for n, x in self.steps.items()}
+        steps, accepted = (
+            {n: x[:, groups] for n, x in of.items()} for of in (self.steps, self.accepted)
+        )
         drafted = {n: [y[:, groups] for y in x] for n, x in self.drafted.items()}
-        return Counted(self.tokens[groups], steps, drafted, self.has_branches)
+        return Counted(self.tokens[groups], steps, accepted, drafted, self.has_branches)
 
     def came(self, draft: int) -> float:
         """Tokens accepted a step, in the mean."""
@@ -78,30 +88,40 @@ class Counted:
     def counts(self, draft: int) -> Drafted:
         return Drafted(*(x.sum(axis=(0, 1)) for x in self.drafted[draft]))
 
-    def bursts(self, draft: int) -> list[tuple[int, Drafted]]:
-        """Steps of each burst and `counts`, in the order in which they run."""
-        by_burst = [x.sum(axis=1) for x in self.drafted[draft]]
-        steps = self.steps[draft].sum(axis=1).tolist()
-        return [(n, Drafted(*of)) for n, *of in zip(steps, *by_burst, strict=True) if n]
+    def bursts(self, draft: int) -> list[Verified]:
+        """What came of each, in the order in which they run; nothing of it was foreseen."""
+        found, age = [], 0.0
+        by_burst = zip(*(x.sum(axis=1) for x in self.drafted[draft]), strict=True)
+        steps, accepted = (x[draft].sum(axis=1).tolist() for x in (self.steps, self.accepted))
+        for row_steps, right, counts in zip(steps, accepted, by_burst, strict=True):
+            if not row_steps:
+                continue
+            said = BURST * (1 + right / row_steps)  # by a row that was live throughout
+            tokens = row_steps + int(right)
+            found.append(Verified(Drafted(*counts), age + said / 2, None, tokens, row_steps))
+            age += said
+        return found
 
 
-def predictions(learned: Acceptance, unseen: Counted, draft: int, kinds: Drafted) -> dict:
-    """Tokens accepted that are expected of a step, by what is known.
+class Told(NamedTuple):
+    """Of a rollout, burst by burst, each before it runs."""
 
-    Args:
-      kinds: counts of the unseen prompts, with drafts of another length.
-    """
-    online, expected = learned, []
-    for steps, counts in unseen.bursts(draft):  # each before it runs
-        expected.append(steps * unseen.expected(online, draft))
-        online = online.observed(counts)
-    of_these = replace(learned, begun=kinds.begun.astype(float))
-    return {
-        "before anything was seen": unseen.expected(Acceptance.unseen(), draft),
-        "kinds of the prompts learned from": unseen.expected(learned, draft),
-        "kinds of the runs that came": unseen.expected(of_these, draft),
-        "burst by burst": sum(expected) / unseen.steps[draft].sum(),
-    }
+    after: AcceptanceByAge
+    accepted: float  # tokens of drafts expected of a step, in the mean
+    off: float  # the mean size of how far that of a burst was from what came
+
+
+def told(known: AcceptanceByAge, counted: Counted, draft: int) -> Told:
+    known, expected, off = known.of_new_rollout(), 0.0, 0.0
+    for burst in counted.bursts(draft):
+        of_age = counted.expected(known.at(burst.age), draft)
+        right = known.times * of_age
+        expected += burst.row_steps * right
+        off += abs(burst.row_steps * (1 + right) - burst.tokens)
+        foreseen = Foreseen(1 + right, of_age, step_s=1.0, plain_s=1.0)
+        known = known.observed(replace(burst, foreseen=foreseen))
+    steps = counted.steps[draft].sum()
+    return Told(known, expected / steps, off / steps)
 
 
 def errors(counted: Counted, learned_with: int, splits: int) -> dict:
@@ -112,13 +132,23 @@ def errors(counted: Counted, learned_with: int, splits: int) -> dict:
     for _ in range(splits):
         order = rng.permutation(groups)
         seen, unseen = (counted.among(x) for x in (order[: groups // 2], order[groups // 2 :]))
-        learned = Acceptance.unseen().observed(seen.counts(learned_with)).of_new_rollout()
-        kinds = unseen.counts(learned_with)
+        as_a_whole = Acceptance.unseen().observed(seen.counts(learned_with))
+        learned = told(AcceptanceByAge.unseen(), seen, learned_with).after
         for draft in drafts:
             came = unseen.came(draft)
-            for name, expected in predictions(learned, unseen, draft, kinds).items():
+            rollout = told(learned, unseen, draft)
+            expected = {
+                "before anything was seen": unseen.expected(Acceptance.unseen(), draft),
+                "as on the prompts learned from": unseen.expected(as_a_whole, draft),
+                "a first rollout, burst by burst": told(
+                    AcceptanceByAge.unseen(), unseen, draft
+                ).accepted,
+                "burst by burst": rollout.accepted,
+            }
+            off = {name: 100 * (one / came - 1) for name, one in expected.items()}
+            for name, error in (off | {SINGLE: 100 * rollout.off / came}).items():
                 found.setdefault(name, [[] for _ in drafts])
-                found[name][drafts.index(draft)].append(100 * (expected / came - 1))
+                found[name][drafts.index(draft)].append(error)
     same = {
         f"on the prompts learned from, with drafts of {n}": _on_the_same(counted, n)
         for n in (learned_with, SHORT)

@@ -18,7 +18,7 @@ from pat_jax.engine.report import (
 )
 from pat_jax.engine.trace import Balanced, Switch
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Balance, Plan, Ran, Relocated, way
+from pat_jax.planning.types import Balance, Plan, Ran, Relocated, Verified, way
 
 Tell = Callable[[str], None]
 
@@ -74,7 +74,8 @@ def rollout(
                 if is_timed:
                     planner.observe(ran)
                 if ran.budget:
-                    planner.observe(done.drafted)
+                    said = done.tokens, done.live_steps
+                    planner.observe(Verified(done.drafted, done.age, running.foreseen, *said))
             ended = [done.ended]
             if has_enough is not None:
                 enough, spoilt = controller.end(has_enough)

@@ -61,9 +61,6 @@ PRIOR_RUNS = 1.0  # that it counts for, of each kind of match and each token
 # Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
 # grow and begin to repeat; how good they are with the prompt too. What foretold the next burst best.
 BEGUN_HALVE, RIGHT_HALVE = 500.0, 2_000.0
-# Of how the share of a match has changed from burst to burst, this much is expected to follow until the
-# next: what is known is a burst old, and texts repeat more and more. Seen best of 0, 0.5 and 1.
-ONWARD = 0.5
 MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 # How likely right a token must be to be verified: what the room of a step comes to.
 BARS = np.concatenate([[0.0], np.geomspace(0.02, 0.97, 15)])
@@ -159,33 +156,31 @@ class Acceptance:
     right: np.ndarray  # float[2, kinds, MOST], where it was right
     forks: np.ndarray  # float[kinds, kinds], steps by the kind of the run and of the branch
     is_said: bool = False  # by a model, not copied
-    # float[kinds] each, of the runs seen after the last two bursts of this rollout: how many began with each kind.
-    shares: tuple[np.ndarray, ...] = ()
 
     @classmethod
     def unseen(cls, *, is_said: bool = False) -> "Acceptance":
         nothing, begun = np.zeros((2, KINDS, MOST)), PRIOR_RUNS * np.array(PRIOR_BEGUN)
         return cls(begun, nothing, nothing, PRIOR_RUNS * np.array(PRIOR_FORKS), is_said)
 
-    def observed(self, drafted: Drafted) -> "Acceptance":
-        """After a burst with drafts."""
+    def observed(
+        self, drafted: Drafted, *, halve: tuple[float, float] = (BEGUN_HALVE, RIGHT_HALVE)
+    ) -> "Acceptance":
+        """After a burst with drafts.
+
+        Args:
+          halve: runs after which what was seen counts half, of how often matches come and of how good they are.
+        """
         runs = float(drafted.begun.sum())
         if not runs:
             return self
-        kept = 0.5 ** (runs / RIGHT_HALVE)
-        begun = 0.5 ** (runs / BEGUN_HALVE) * self.begun + drafted.begun
+        kept_begun, kept = (0.5 ** (runs / half) for half in halve)
         return replace(
             self,
-            begun=begun,
-            shares=(*self.shares[-1:], begun / begun.sum()),
-            forks=0.5 ** (runs / BEGUN_HALVE) * self.forks + drafted.forks,
+            begun=kept_begun * self.begun + drafted.begun,
+            forks=kept_begun * self.forks + drafted.forks,
             tried=kept * self.tried + drafted.tried,
             right=kept * self.right + drafted.right,
         )
-
-    def of_new_rollout(self) -> "Acceptance":
-        """Before its first burst: texts begin anew, and what changed at the end of the last rollout says nothing."""
-        return replace(self, shares=())
 
     @cached_property
     def reach(self) -> np.ndarray:
@@ -201,13 +196,8 @@ class Acceptance:
 
     @property
     def share(self) -> np.ndarray:
-        """Of the runs of the next burst, how many are expected to begin with each kind of match, float[kinds]."""
-        now = self.begun / self.begun.sum()
-        if len(self.shares) < 2:
-            return now
-        before, now = self.shares
-        onward = np.maximum(now + ONWARD * (now - before), now / 2)
-        return onward / onward.sum()
+        """Of runs, how many begin with each kind of match, float[kinds]."""
+        return self.begun / self.begun.sum()
 
     def tokens(self, budget: Numbers, draft: int, rows: Numbers) -> Numbers:
         """What a row is expected to say in a step, 1 without drafts: see `Ways.tokens`.

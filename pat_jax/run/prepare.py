@@ -6,7 +6,7 @@ from pathlib import Path
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile, load_profile
 from pat_jax.planning.lengths.model import LengthModel
@@ -39,7 +39,7 @@ def cost_planner(
         carry=config.rollout.kv_carry,
         is_frozen=config.deterministic,
         memory=setup.memory,
-        acceptance=Acceptance.unseen(is_said=setup.engine.specs.drafts.is_said),
+        acceptance=AcceptanceByAge.unseen(is_said=setup.engine.specs.drafts.is_said),
         drafts=setup.engine.specs.drafts.limits,
     )
 

@@ -15,7 +15,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import engine_memory
 from pat_jax.engine.session import Session
 from pat_jax.models.policy import Params
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -72,6 +72,6 @@ def _planner(
         latency.on(buckets.rows, buckets.lengths),
         LengthModel.empty(buckets.lengths[-1]),
         memory=memory,
-        acceptance=Acceptance.unseen(is_said=engine.specs.drafts.is_said),
+        acceptance=AcceptanceByAge.unseen(is_said=engine.specs.drafts.is_said),
         drafts=engine.specs.drafts.limits,
     )

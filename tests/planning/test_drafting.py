@@ -8,7 +8,8 @@ from fakes import make_load
 from made_up_machines import DP8, FASTER_WITH_TP, TP8, lengths_of, machine
 
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.planning.drafts import NONE_DRAFTED, Acceptance, Drafted
+from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Ran
@@ -29,7 +30,7 @@ def drafting(dearer: float = 1.02):
 
 
 def planner(acceptance: Acceptance, latency=None) -> CostModelPlanner:
-    beliefs = {"acceptance": acceptance, "drafts": DRAFTS.limits}
+    beliefs = {"acceptance": AcceptanceByAge(acceptance), "drafts": DRAFTS.limits}
     return CostModelPlanner((TP8,), latency or drafting(), lengths_of((100, 1000)), **beliefs)
 
 
@@ -43,14 +44,6 @@ def test_trials_are_made_with_the_smallest_budget_that_has_a_program(live: int, 
     assert one.plan(load, TP8).budget == 0, "nothing was lost yet that a trial may cost"
     one.observe(Ran(TP8, 128, 64, live, live * 20.0, 1000, 200.0))
     assert one.plan(load, TP8).budget == least
-
-
-def test_a_change_at_the_end_of_a_rollout_is_not_expected_to_go_on_in_the_next():
-    one = planner(Acceptance.unseen())
-    one.observe(Drafted(*(x[0] for x in NONE_DRAFTED))._replace(begun=np.arange(7)))
-    assert one.acceptance is not None and one.acceptance.shares
-    one.start(make_load(8, TP8))
-    assert not one.acceptance.shares
 
 
 def test_budgets_that_only_other_layouts_have_are_none():

@@ -177,23 +177,6 @@ def test_some_runs_begin_with_each_kind_and_all_with_one(found):
     assert (share > 0).all() and share.sum() == pytest.approx(1.0)
 
 
-def test_half_of_a_change_is_expected_to_follow_within_a_rollout():
-    """Texts repeat more and more while they grow."""
-    runs = 10_000  # so many that nothing from before them counts
-    shares = np.zeros((2, KINDS))
-    shares[0, [1, 4]], shares[1, [1, 4]] = (0.9, 0.1), (0.7, 0.3)
-    one, two = (of_kind(1, runs, 1)._replace(begun=runs * share) for share in shares)
-    changed = seen([one, two])
-    assert changed.share[[1, 4]] == pytest.approx([0.6, 0.4], abs=1e-3)
-    assert changed.tokens(7, 7, 1) > changed.of_new_rollout().tokens(7, 7, 1)
-    # A kind that has all but gone does not come less than never.
-    gone = seen([two, two._replace(begun=runs * np.eye(KINDS)[1])])
-    assert 0 < gone.share[4] < 1e-3
-    # What the last rollout came to in the end says nothing of how the next goes on.
-    begun = seen([one], seen([two, two]).of_new_rollout())
-    assert begun.share[[1, 4]] == pytest.approx([0.9, 0.1], abs=1e-3)
-
-
 def test_before_anything_is_seen_it_is_what_was_counted():
     reach = Acceptance.unseen().reach
     assert (reach[:, :, 0] == 1).all() and (reach[:, 0, 1:] == 0).all()

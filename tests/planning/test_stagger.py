@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_up_machines import FASTER_WITH_TP, TP8, lengths_of, machine
 
 from pat_jax.engine.layout.buckets import Drafts
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.stagger import (
     FIRST_TOKENS,
@@ -112,7 +112,7 @@ def planner(**options) -> CostModelPlanner:
         for budget in DRAFTS.of(rows)
     }
     latency = replace(base, verify_table=verify)
-    beliefs = {"acceptance": Acceptance.unseen(), "drafts": DRAFTS.limits}
+    beliefs = {"acceptance": AcceptanceByAge.unseen(), "drafts": DRAFTS.limits}
     return CostModelPlanner((TP8,), latency, lengths_of((100, 500), (140, 500)), **beliefs)
 
 

@@ -23,6 +23,7 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.rollout import rollout
 from pat_jax.planning.drafts import DRAFTS as OF_RUNS
 from pat_jax.planning.drafts import SAID, Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
@@ -47,7 +48,7 @@ def planner_of(machine, acceptance: Acceptance, splits=SPLITS) -> CostModelPlann
     lengths = LengthModel.empty(CAP).updated(
         make_workload(7, 500).responses, np.zeros(500, bool), None
     )
-    drafts = {"acceptance": acceptance, "drafts": machine.drafts.limits}
+    drafts = {"acceptance": AcceptanceByAge(acceptance), "drafts": machine.drafts.limits}
     return CostModelPlanner(splits, machine.truth, lengths, memory=machine.memory, **drafts)
 
 
@@ -102,8 +103,8 @@ def test_what_is_counted_is_what_planners_learn_from():
     planner = planner_of(machine, Acceptance.unseen(), (TP8,))
     for seed in range(30):
         replay(make_workload(seed), planner, machine)
-    learned = planner.acceptance
-    assert learned is not None
+    assert planner.acceptance is not None
+    learned = planner.acceptance.latest
     for budget, rows in ((1, 8), (3, 8), (3, 1)):
         args = budget, DRAFTS.longest, rows
         assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
@@ -118,7 +119,7 @@ def test_counts_of_runs_add_up():
             seen.append(outcome)
 
     done = replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), machine)
-    begun, tried, right, *_ = zip(*seen[1::2], strict=True)
+    begun, tried, right, *_ = zip(*(one.drafted for one in seen[1::2]), strict=True)
     runs = np.sum(begun, axis=0)
     tried, right = (np.sum(x, axis=0)[OF_RUNS] for x in (tried, right))
     # A run says what is right of it and a token more.
@@ -174,7 +175,10 @@ class TestSaid:
         steps = done.busy_rows / 16
         assert 119 <= rate * steps <= 121 + rate and done.tokens == 16 * 120
         assert done.drafted == pytest.approx(budget * done.busy_rows, abs=1)
-        begun, *both = (np.sum(x, axis=0) for x in list(zip(*seen[1::2], strict=True))[:3])
+        begun, *both = (
+            np.sum(x, axis=0)
+            for x in list(zip(*(one.drafted for one in seen[1::2]), strict=True))[:3]
+        )
         tried, right_ = (x[OF_RUNS] for x in both)
         assert begun[SAID] == pytest.approx(done.busy_rows, abs=1) and begun.sum() == begun[SAID]
         expected = done.busy_rows * right ** np.arange(1 + budget)
@@ -197,8 +201,8 @@ class TestSaid:
         done = replay(make_workload(5), planner, machine)
         assert done.drafts.steps > 0.9 * done.decode_steps
         assert done.drafts.tokens == pytest.approx(done.drafts.expected_tokens, rel=0.02)
-        learned = planner.acceptance
-        assert learned is not None
+        assert planner.acceptance is not None
+        learned = planner.acceptance.latest
         np.testing.assert_allclose(
             learned.reach[OF_RUNS, SAID, 1:4], right ** np.arange(1, 4), rtol=0.03
         )
@@ -233,15 +237,15 @@ class TestSaid:
 class TestPlanner:
     workload = make_workload(5)
 
-    def seconds(self, machine, acceptance: Acceptance | None) -> float:
-        planner = planner_of(machine, Acceptance.unseen())
-        return replay(self.workload, replace(planner, acceptance=acceptance), machine).total_s
+    def undrafted_s(self, machine) -> float:
+        planner = replace(planner_of(machine, Acceptance.unseen()), acceptance=None)
+        return replay(self.workload, planner, machine).total_s
 
     def test_drafts_where_they_pay(self):
         machine = drafting(acceptance_of(0.8), dearer=1.05)
         drafted = replay(self.workload, planner_of(machine, Acceptance.unseen()), machine)
         assert {burst.budget for burst in drafted.bursts} <= set(DRAFTS.budgets)
-        assert drafted.total_s < 0.7 * self.seconds(machine, None)
+        assert drafted.total_s < 0.7 * self.undrafted_s(machine)
 
     def test_and_not_where_they_do_not(self):
         """It believes at first that they are worth something, and learns that they are not."""
@@ -253,7 +257,7 @@ class TestPlanner:
         later = replay(self.workload, planner, machine)
         share = [np.mean([burst.budget > 0 for burst in done.bursts]) for done in (first, later)]
         assert share[0] > share[1] < 0.2
-        assert later.total_s < 1.05 * self.seconds(machine, None)
+        assert later.total_s < 1.05 * self.undrafted_s(machine)
 
     def test_nor_where_a_step_with_them_takes_as_much_longer_as_it_says_more(self):
         machine = drafting(HALF, dearer=2.0)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
-from pat_jax.planning.planner.forecast import WEIGHTS
+from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.turns import Turns
 from pat_jax.planning.types import DraftLimits, Foreseen
 
@@ -27,16 +27,19 @@ class Drafting:
     least: np.ndarray  # int[split], the smallest budget that there is now; 0: there is none
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
     plain_s: np.ndarray  # float[split], a step without drafts
-    # By budget: float[split] each, seconds of a step and what a row is expected to say in it.
+    # By budget: float[split] each, seconds of a step and what of a row's drafts is expected to be right in it,
+    # by what is known of its age.
     steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
+    more: float  # times as much as is known comes in this rollout
 
     def foreseen(self, split: int, budget: int, times: float) -> Foreseen:
         """
         Args:
           times: as long as priced that steps take in the split.
         """
-        step_s, tokens = (float(x[split]) for x in self.steps[budget])
-        return Foreseen(tokens, times * step_s, times * float(self.plain_s[split]))
+        step_s, known = (float(x[split]) for x in self.steps[budget])
+        plain_s = float(self.plain_s[split])
+        return Foreseen(1 + self.more * known, known, times * step_s, times * plain_s)
 
     def budget(self, split: int, undrafted_s: float) -> int:
         """
@@ -52,21 +55,21 @@ class Drafting:
 def cheapest_steps(
     tables: CostTables,
     turns: Turns,
-    mean_context: np.ndarray,
-    acceptance: Acceptance | None,
+    forecast: Forecast,
+    acceptance: AcceptanceByAge | None,
     limits: DraftLimits,
 ) -> tuple[np.ndarray, Drafting]:
     """Expected seconds in which each live sequence goes on by a token, float[split, moments], with the
     drafts that are cheapest at each moment.
 
     Args:
-      mean_context: float[moments], tokens in the cache of a live sequence.
       acceptance: what drafts are worth; None: there are none.
       limits: of those.
     """
 
     def priced(one: CostTables) -> np.ndarray:
-        return np.tensordot(WEIGHTS, one.steps(turns.rows, turns.context, mean_context), axes=1)
+        steps = one.steps(turns.rows, turns.context, forecast.mean_context)
+        return np.tensordot(WEIGHTS, steps, axes=1)
 
     plain = best = priced(tables)
     choice, least = np.zeros((2, len(plain)), np.int64)
@@ -75,44 +78,52 @@ def cheapest_steps(
     # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
     rows = turns.rows.max(axis=0)
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
-    is_cached = (rows <= 1) | (rows * mean_context <= limits.cached)
+    is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
     if acceptance is None:
-        return best, Drafting(choice, least, trial_s, plain[:, 0], known)
+        return best, Drafting(choice, least, trial_s, plain[:, 0], known, 1.0)
     for budget, verifying in tables.verifying:
         may_draft = is_cached & np.isin(bucket, verifying.rows)
         most = budget if acceptance.is_said else limits.tokens
-        tokens = _tokens(acceptance, budget, most, verifying.rows, turns, tables)
+        right = _right(acceptance, budget, most, verifying.rows, turns, tables, forecast.age)
+        tokens = 1 + acceptance.times * right
         steps = np.where(may_draft, priced(verifying), LARGE_S)
-        known[budget] = steps[:, 0], tokens[:, 0]
+        known[budget] = steps[:, 0], right[:, 0]
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
         is_least = may_draft[:, 0] & (least == 0)
         least = np.where(is_least, budget, least)
         trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
-    return best, Drafting(choice, least, trial_s, plain[:, 0], known)
+    return best, Drafting(choice, least, trial_s, plain[:, 0], known, acceptance.times)
 
 
-def _tokens(
-    acceptance: Acceptance,
+def _right(
+    acceptance: AcceptanceByAge,
     budget: int,
     draft: int,
     rows: np.ndarray,
     turns: Turns,
     tables: CostTables,
+    age: np.ndarray,
 ) -> np.ndarray:
-    """What a row says in a step, float[split, moments]: the fewer of a bucket's rows are live, the more
-    room each of them has.
+    """What of a row's drafts is known to be right in a step, float[split, moments]: the fewer of a bucket's rows
+    are live, the more room each of them has.
 
     Args:
       rows: int[rows], buckets that have the budget.
+      age: float[moments], tokens that a row has said.
     """
     place = np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)
     live = np.maximum(1.0, FILLED * rows[:, None])
-    said = np.asarray(acceptance.tokens(rows[:, None] * (1 + budget) / live - 1, draft, live))
+    room = rows[:, None] * (1 + budget) / live - 1
+    known, of_moment = acceptance.at_ages(age)
+    right = (
+        np.stack([one.tokens(room, draft, live) for one in known])[of_moment] - 1
+    )  # [moments, rows, parts]
     dp = np.array([split.dp for split in tables.splits])[:, None]
     filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
     # Between two parts a straight line.
-    right = np.clip(np.searchsorted(-FILLED, -filled), 1, len(FILLED) - 1)
-    share = (FILLED[right - 1] - filled) / (FILLED[right - 1] - FILLED[right])
-    return (1 - share) * said[place, right - 1] + share * said[place, right]
+    part = np.clip(np.searchsorted(-FILLED, -filled), 1, len(FILLED) - 1)
+    share = (FILLED[part - 1] - filled) / (FILLED[part - 1] - FILLED[part])
+    moment = np.arange(len(age))
+    return (1 - share) * right[moment, place, part - 1] + share * right[moment, place, part]

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts import Acceptance, Drafted
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.correction import Correction
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
@@ -45,6 +45,7 @@ from pat_jax.planning.types import (
     Relocated,
     Split,
     Stagger,
+    Verified,
     recompute_below,
 )
 
@@ -100,7 +101,7 @@ class CostModelPlanner(Planner):
     is_frozen: bool = False  # no cost of a step or a switch is ever corrected: `--deterministic`
     memory: MemoryModel | None = None  # pools that are too small cost turns; no room, no candidate
     uncompiled: Uncompiled | None = None  # layouts that no plan leads to until they are compiled
-    acceptance: Acceptance | None = None  # what drafts are worth; None: there are none
+    acceptance: AcceptanceByAge | None = None  # what drafts are worth; None: there are none
     drafts: DraftLimits = UNLIMITED
     switch_costs: SwitchCosts = field(default_factory=SwitchCosts)  # as this run has seen them
     balance_costs: SwitchCosts = field(default_factory=SwitchCosts)  # of moves between groups
@@ -169,7 +170,8 @@ class CostModelPlanner(Planner):
             return plan
         times = self.latency.correction.factor(plan.split)
         foreseen = costs.drafting.foreseen(there, budget, times)
-        return replace(plan, budget=budget, reach=self.acceptance.reach, foreseen=foreseen)
+        reach = self.acceptance.at(forecast.age[0]).reach
+        return replace(plan, budget=budget, reach=reach, foreseen=foreseen)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)
@@ -202,7 +204,7 @@ class CostModelPlanner(Planner):
             case Ran() if not self.is_frozen:
                 self.latency = self.latency.observed(outcome)
                 self._undrafted_s = 0.0 if outcome.budget else self._undrafted_s + outcome.seconds
-            case Drafted() if self.acceptance is not None and not self.is_frozen:
+            case Verified() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
             case Relocated(Plan() as plan):
                 self._observe_switch(plan, outcome)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from pat_jax.planning.drafts import Acceptance
+from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SwitchCosts
 from pat_jax.planning.memory import MemoryModel
@@ -40,7 +40,7 @@ class Costs:
         carry: OneWay | Literal["auto"],
         switch_costs: SwitchCosts,
         memory: MemoryModel | None = None,
-        acceptance: Acceptance | None = None,
+        acceptance: AcceptanceByAge | None = None,
         limits: DraftLimits = UNLIMITED,
     ) -> "Costs":
         """
@@ -53,7 +53,7 @@ class Costs:
         turns = Turns.of(forecast, tables.splits, memory)
         correction = latency.correction
         factors = np.array([correction.factor(split) for split in tables.splits])
-        step, drafting = cheapest_steps(tables, turns, forecast.mean_context, acceptance, limits)
+        step, drafting = cheapest_steps(tables, turns, forecast, acceptance, limits)
         fullest = turns.rows[0]
         mean_context = np.broadcast_to(forecast.mean_context, fullest.shape)
         one = tables.recomputations(np.ones_like(fullest), mean_context)
