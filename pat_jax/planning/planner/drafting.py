@@ -27,19 +27,17 @@ class Drafting:
     least: np.ndarray  # int[split], the smallest budget that there is now; 0: there is none
     trial_s: np.ndarray  # float[split], what a burst with it is expected to lose
     plain_s: np.ndarray  # float[split], a step without drafts
-    # By budget: float[split] each, seconds of a step and what of a row's drafts is expected to be right in it,
-    # by what is known of its age.
-    steps: Mapping[int, tuple[np.ndarray, np.ndarray]]
-    more: float  # times as much as is known comes in this rollout
+    # By budget: float[split] each, seconds of a step, what a row is expected to say in it, and what of its drafts
+    # is right by what is known of its age alone.
+    steps: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
     def foreseen(self, split: int, budget: int, times: float) -> Foreseen:
         """
         Args:
           times: as long as priced that steps take in the split.
         """
-        step_s, known = (float(x[split]) for x in self.steps[budget])
-        plain_s = float(self.plain_s[split])
-        return Foreseen(1 + self.more * known, known, times * step_s, times * plain_s)
+        step_s, tokens, known = (float(x[split]) for x in self.steps[budget])
+        return Foreseen(tokens, known, times * step_s, times * float(self.plain_s[split]))
 
     def budget(self, split: int, undrafted_s: float) -> int:
         """
@@ -74,27 +72,27 @@ def cheapest_steps(
     plain = best = priced(tables)
     choice, least = np.zeros((2, len(plain)), np.int64)
     trial_s = np.zeros(len(plain))
-    known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    known: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     # With few rows small budgets have no programs, with many large ones: see `Drafts.of`.
     rows = turns.rows.max(axis=0)
     bucket = np.append(tables.rows, 0)[np.searchsorted(tables.rows, rows)]
     is_cached = (rows <= 1) | (rows * forecast.mean_context <= limits.cached)
     if acceptance is None:
-        return best, Drafting(choice, least, trial_s, plain[:, 0], known, 1.0)
+        return best, Drafting(choice, least, trial_s, plain[:, 0], known)
     for budget, verifying in tables.verifying:
         may_draft = is_cached & np.isin(bucket, verifying.rows)
         most = budget if acceptance.is_said else limits.tokens
         right = _right(acceptance, budget, most, verifying.rows, turns, tables, forecast.age)
-        tokens = 1 + acceptance.times * right
+        tokens = 1 + np.minimum(acceptance.times * right, most)
         steps = np.where(may_draft, priced(verifying), LARGE_S)
-        known[budget] = steps[:, 0], right[:, 0]
+        known[budget] = steps[:, 0], tokens[:, 0], right[:, 0]
         is_better = steps / tokens < np.minimum(best, (1 - LEAST_GAIN) * plain)
         choice = np.where(is_better[:, 0], budget, choice)
         best = np.where(is_better, steps / tokens, best)
         is_least = may_draft[:, 0] & (least == 0)
         least = np.where(is_least, budget, least)
         trial_s[is_least] = TRIAL_STEPS * np.maximum(steps - tokens * plain, 0.0)[is_least, 0]
-    return best, Drafting(choice, least, trial_s, plain[:, 0], known, acceptance.times)
+    return best, Drafting(choice, least, trial_s, plain[:, 0], known)
 
 
 def _right(
@@ -117,9 +115,8 @@ def _right(
     live = np.maximum(1.0, FILLED * rows[:, None])
     room = rows[:, None] * (1 + budget) / live - 1
     known, of_moment = acceptance.at_ages(age)
-    right = (
-        np.stack([one.tokens(room, draft, live) for one in known])[of_moment] - 1
-    )  # [moments, rows, parts]
+    # By moment, bucket and part of it.
+    right = np.stack([one.tokens(room, draft, live) for one in known])[of_moment] - 1
     dp = np.array([split.dp for split in tables.splits])[:, None]
     filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
     # Between two parts a straight line.
