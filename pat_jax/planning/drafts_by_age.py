@@ -19,6 +19,7 @@ AGE_HALVE = 4_000.0
 # Steps of single rows after which what came in this rollout counts half, and tokens of drafts with which one
 # begins as if they had been foretold and come. Seen best of 500, 2,000 and 10,000.
 ROLLOUT_HALVE, PRIOR_RIGHT = 500.0, 20.0
+TINY = 1e-9  # tokens, where none ever came and none was foretold
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class AcceptanceByAge:
     @property
     def times(self) -> float:
         """So many times what is known of an age is right in this rollout."""
-        return self.came / self.foretold if self.known else 1.0
+        return self.came / max(self.foretold, TINY) if self.known else 1.0
 
     def at(self, age: float) -> Acceptance:
         """What is known of rows that have said so many tokens: of the nearest age of which anything is."""

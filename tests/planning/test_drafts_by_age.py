@@ -78,6 +78,14 @@ def test_a_rollout_that_is_worse_than_the_last_is_expected_to_be_so_at_every_age
     assert right(begun, 4000) == pytest.approx(truth(0.8), rel=0.01)
 
 
+def test_where_nothing_was_ever_right_nothing_is_expected():
+    """After so many steps that no float holds what a rollout began with."""
+    known = AcceptanceByAge.unseen().observed(came(0.0, 10.0)).of_new_rollout()
+    foreseen, steps = Foreseen(1.0, 0.0, 1.0, 1.0), 10**7
+    none_right = Verified(came(0.0, 10.0).drafted, 10.0, foreseen, steps, steps)
+    assert known.observed(none_right).times == 0
+
+
 def test_a_few_steps_say_little_of_a_rollout():
     known = rollout(AcceptanceByAge.unseen(), {10.0: 0.8}).of_new_rollout()
     none_right = Verified(came(0.0, 10.0).drafted, 10.0, came(0.8, 10.0, known).foreseen, 4, 4)
