@@ -14,7 +14,7 @@ import numpy as np
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Acceptance, Drafted
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.types import Foreseen, Verified
-from pat_jax.profiling.simulate.draft_counting import Steps
+from pat_jax.profiling.simulate.draft_counting import Steps, right_of
 from pat_jax.profiling.simulate.draft_runs import InRuns
 
 BURST = 32  # steps
@@ -64,7 +64,10 @@ class Counted:
             part = known.step // BURST * groups + known.group
             counts = known.counts(draft, part, shape[0] * groups)
             drafted[draft] = [x.reshape(*shape, *x.shape[1:]) for x in counts]
-            size, right = shape[0] * groups, known.right(draft * has_branches)
+            size, right = (
+                shape[0] * groups,
+                right_of(known.accepted, known.branched, draft * has_branches),
+            )
             steps[draft] = np.bincount(part, minlength=size).reshape(shape)
             accepted[draft] = np.bincount(part, right, minlength=size).reshape(shape)
         return cls(tokens, steps, accepted, drafted, has_branches)

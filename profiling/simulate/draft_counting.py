@@ -259,7 +259,7 @@ class _Lockstep:
         matched, place = self._longest(at)
         beside, other = self._longest(at, but=np.where(matched > 0, record.tokens[place], NOWHERE))
         accepted, branched = self._right(row, matched, place), self._right(row, beside, other)
-        right = np.where(accepted > 0, accepted, np.minimum(branched, rules.branch))
+        right = right_of(accepted, branched, rules.branch)
         then = np.minimum(at + right + 1, self.stop[row])
         said = _spans(at, then)
         self.own.tell(said)
@@ -300,6 +300,11 @@ class _Lockstep:
         matched = np.max((found >= 0) * np.arange(1, self.record.context + 1), axis=1)
         place = np.take_along_axis(found, np.maximum(matched - 1, 0)[:, None], axis=1)[:, 0]
         return matched, np.maximum(place, 0)
+
+
+def right_of(accepted: np.ndarray, branched: np.ndarray, branch: int) -> np.ndarray:
+    """Tokens that each step accepts, of its draft or of up to so many of its branch, int[steps]."""
+    return np.where(accepted > 0, accepted, np.minimum(branched, branch))
 
 
 def verify(record: Record, rules: Rules) -> Steps:

@@ -39,10 +39,6 @@ class InRuns(NamedTuple):
         branches = beside, steps.branched, steps.matched > 0
         return cls(steps.group, steps.step, steps.accepted, begun, place, goes_on, last, *branches)
 
-    def right(self, branch: int) -> np.ndarray:
-        """Tokens that each step accepts, int[steps], where it has up to so many of a branch."""
-        return np.where(self.accepted > 0, self.accepted, np.minimum(self.branched, branch))
-
     def counts(self, draft: int, part: np.ndarray, parts: int) -> tuple[np.ndarray, ...]:
         """Of parts of the steps: what `Drafted` has but for sources, with an axis for the parts in front.
 

@@ -19,6 +19,7 @@ from pat_jax.planning.planner.stagger import (
     Schedule,
     staggered,
 )
+from pat_jax.planning.planner.stagger_prices import scheduled_forecast
 from pat_jax.planning.types import Load
 
 DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
@@ -86,6 +87,8 @@ def test_a_schedule_is_seen_between_edges():
     np.testing.assert_allclose(live, [2, 2, 0.5])
     np.testing.assert_allclose(mean, [35, 60, 85 + 0.0])
     np.testing.assert_allclose(longest, [60, 110, 110])
+    # Of that, what has been said.
+    np.testing.assert_allclose(scheduled_forecast(found, (TP8,), 3).age[:2], [25, 50])
 
 
 @settings(deadline=None)

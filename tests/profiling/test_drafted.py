@@ -27,7 +27,7 @@ from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import Split
+from pat_jax.planning.types import Split, Verified
 from pat_jax.profiling.simulate.draft_sources import said
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -108,6 +108,20 @@ def test_what_is_counted_is_what_planners_learn_from():
     for budget, rows in ((1, 8), (3, 8), (3, 1)):
         args = budget, DRAFTS.longest, rows
         assert learned.tokens(*args) == pytest.approx(truth.tokens(*args), rel=0.03)
+
+
+def test_ages_are_what_rows_have_said_halfway_through_a_burst():
+    seen, truth = [], HALF
+
+    class Watching(FixedLayout):
+        def observe(self, outcome):
+            seen.append(outcome)
+
+    replay(ALIKE, Watching(TP8, budget=3, reach=truth.reach), drafting(truth))
+    came = [one for one in seen if isinstance(one, Verified)]
+    said = np.cumsum([0, *(one.tokens / 16 for one in came)])
+    assert len(came) > 1 and said[-1] == 120
+    np.testing.assert_allclose([one.age for one in came], (said[1:] + said[:-1]) / 2, atol=1)
 
 
 def test_counts_of_runs_add_up():
