@@ -8,7 +8,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Load, Outcome, Plan, Split, Stagger
+from pat_jax.planning.types import Balance, Load, Outcome, Plan, SendLimits, Split, Stagger
 
 
 class AgreedPlanner(Planner):
@@ -26,8 +26,11 @@ class AgreedPlanner(Planner):
     def plan(self, load: Load, current: Split) -> Plan:
         return company().agree("plan", lambda: self._planner.plan(load, current))
 
-    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
-        return company().agree("balance", lambda: self._planner.balance(load, plan, options))
+    def balance(
+        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
+    ) -> Balance | None:
+        asked = load, plan, options, limits
+        return company().agree("balance", lambda: self._planner.balance(*asked))
 
     def stagger(self, queue: Queue, current: Split) -> Stagger | None:
         return company().agree("stagger", lambda: self._planner.stagger(queue, current))

@@ -6,12 +6,14 @@ in the scheduler, or in the planner, once.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from pat_jax.engine.layout.buckets import Shapes
+from pat_jax.engine.relocation.rounds import Shift
+from pat_jax.engine.relocation.sent_pages import SentPages
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
@@ -22,7 +24,7 @@ from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Foreseen, Load, Plan, Split, Stagger
+from pat_jax.planning.types import Balance, Foreseen, Load, Plan, SendLimits, Split, Stagger
 
 REFILL_PART = 8
 
@@ -59,6 +61,17 @@ class Relocation:
     group: np.ndarray  # int[live], of each afterwards
     is_left: np.ndarray  # bool[live], whose pages are left behind; the others migrate
     moves: PageMoves
+    is_sent: np.ndarray  # bool[moves], pages whose copies are there: see `Controller.send`
+    sent_s: float = 0.0  # that sending them has taken
+
+
+@dataclass
+class _Between:
+    """A move between its two stages."""
+
+    balance: Balance
+    pages: SentPages
+    sent_s: float = 0.0
 
 
 class Collected(NamedTuple):
@@ -105,6 +118,7 @@ class Controller:
         self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
+        self._between: _Between | None = None
 
     @property
     def has_work(self) -> bool:
@@ -149,16 +163,23 @@ class Controller:
         self.num_preempted += self.scheduler.grow(room, at_once=at_once)
 
     def decide(self, planner: Planner) -> tuple[Plan, Balance | None]:
-        """The layout of the next burst, and which sequences go to other groups where it stays the same."""
+        """The layout of the next burst, and which sequences go to other groups where it stays the same.
+
+        A move that has begun is brought to its end.
+        """
         load = self.table.load()
         plan = planner.plan(load, self.split)
         if plan.split != self.split:
             return plan, None
+        if (begun := self._between) is not None:
+            return plan, replace(begun.balance, group=begun.pages.groups(), sending=None)
         # What is laid out for bursts on their way is free again before any sequences move.
         laid_out = self._reserve.left if self._reserve is not None and self._running else 0
         row_buckets = self.shapes.buckets.rows[self.split]
         options = self.scheduler.balance_options(row_buckets, laid_out)
-        return plan, planner.balance(load, plan, options)
+        rounds = self.shapes.send_rounds.get(self.split, 0)
+        limits = SendLimits(rounds, self.shapes.pace(plan.budget).check_every)
+        return plan, planner.balance(load, plan, options, limits)
 
     def relocate(self, plan: Plan) -> Relocation:
         """The first half of a switch to the plan's layout; `arrive` must follow.
@@ -176,8 +197,10 @@ class Controller:
             num_pages=self.shapes.pages[target],
             is_recomputed=is_recomputed,
         )
-        self.split = target
-        return Relocation(source, target, load, group, is_left, moves)
+        self.split, self._between = target, None
+        return Relocation(
+            source, target, load, group, is_left, moves, np.zeros(len(moves.old_page), bool)
+        )
 
     def arrive(
         self, relocation: Relocation, new_page: np.ndarray | None
@@ -196,12 +219,34 @@ class Controller:
             is_left = is_left | self.scheduler.settle(relocation.moves, new_page)
         return self.scheduler.arrive(relocation.group, is_left, self.shapes.check_every)
 
+    def send(self, balance: Balance) -> tuple[Shift, ...]:
+        """The first of the two stages of a move: pages to be sent while a burst runs; `balance` is the second.
+
+        That burst is as long as they are on their way, and none is dispatched behind it.
+        """
+        assert balance.sending is not None and not self._running
+        pages = SentPages(self.scheduler.tables, balance.group, balance.sending.rounds)
+        self._between = _Between(balance, pages)
+        return pages.shifts
+
+    def note_sent(self, seconds: float) -> None:
+        """What the first stage has taken."""
+        assert self._between is not None
+        self._between.sent_s = seconds
+
     def balance(self, balance: Balance) -> Relocation:
         """Live sequences to the groups that `balance` gives them."""
-        load, table = self.table.load(), self.table
+        load, table, begun = self.table.load(), self.table, self._between
+        is_kept = None if begun is None else begun.pages.is_kept()
         moves = self.scheduler.balance(balance.group)
+        is_sent, sent_s = np.zeros(len(moves.old_page), bool), 0.0
+        if begun is not None and is_kept is not None:
+            is_sent = is_kept[moves.old_group, moves.new_group, moves.old_page]
+            sent_s = begun.sent_s
+        self._between = None
         stay = np.zeros(load.live, bool)
-        return Relocation(self.split, self.split, load, table.group(table.live), stay, moves)
+        group = table.group(table.live)
+        return Relocation(self.split, self.split, load, group, stay, moves, is_sent, sent_s)
 
     def fit(self) -> None:
         """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
@@ -219,6 +264,10 @@ class Controller:
         budget = self._budget(plan)
         pace = self.shapes.pace(budget)
         shape, steps = self._next(budget, tokens_before=0)
+        if self._between is not None:
+            sending, every = self._between.balance.sending, pace.check_every
+            assert sending is not None
+            steps = min(steps, -(-sending.steps // every) * every)
         tables = self.scheduler.tables
         size = self.shapes.reserve_size(self.table.rows_per_group, budget)
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
@@ -253,7 +302,9 @@ class Controller:
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
         budget = running.shape.budget
-        if table.version != self._version or len(table.waiting) or self._budget(plan) != budget:
+        if table.version != self._version or len(table.waiting) or self._between is not None:
+            return None
+        if self._budget(plan) != budget:
             return None
         live = table.live
         goes_on = live[table.end[live] - table.length[live] > running.max_steps]

@@ -125,6 +125,11 @@ def _prepare(
         report.switches.append(switch)
         tell(f"switch: {plan.reason}; took {switch.seconds:.3f} s")
         planner.observe(Relocated(plan, switch.seconds, switch.kv))
+    elif balance is not None and balance.sending is not None:
+        began = clock.elapsed
+        with clock("balance"):
+            executor.send(controller.send(balance))
+        controller.note_sent(clock.elapsed - began)
     elif balance is not None:
         with clock("balance"):
             moved = _balance(controller, executor, balance)
@@ -171,7 +176,7 @@ def _balance(controller: Controller, executor: Executor, balance: Balance) -> Ba
     began, fullest = executor.clock.elapsed, controller.table.fullest
     relocation = controller.balance(balance)
     arrival = executor.relocate(relocation)
-    seconds = executor.clock.elapsed - began
+    seconds = relocation.sent_s + executor.clock.elapsed - began
     return Balanced(
         step=controller.table.num_steps,
         layout=str(relocation.source),
@@ -183,4 +188,5 @@ def _balance(controller: Controller, executor: Executor, balance: Balance) -> Ba
         predicted_cost_s=balance.predicted_cost_s,
         bytes_moved=arrival.num_bytes or 0,
         least_bytes=arrival.least_bytes,
+        pages_sent=int(relocation.is_sent.sum()),
     )

@@ -223,7 +223,7 @@ class Scheduler:
                 tables.pools[group].discard(pages)
                 is_left[k] = True
         tables.forget(live[is_left])
-        tables.renumber(PageMoves(*(x[~stays] for x in moves)), new_page[~stays])
+        tables.renumber(moves.part(~stays), new_page[~stays])
         return is_left
 
     def arrive(

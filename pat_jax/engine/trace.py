@@ -51,6 +51,7 @@ class Balanced:
     predicted_cost_s: float
     bytes_moved: int = 0  # from device to device, all devices; empty slots of buffers included
     least_bytes: int = 0  # of the pages that moved
+    pages_sent: int = 0  # of them, those that were sent while all decoded on
 
 
 @dataclass(frozen=True)

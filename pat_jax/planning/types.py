@@ -153,6 +153,24 @@ class Plan:
     foreseen: Foreseen | None = None  # of these drafts
 
 
+class SendLimits(NamedTuple):
+    """Of a move's first stage."""
+
+    rounds: int = 0  # of pages that are on their way at once, at most: memory holds no more
+    steps: int = 1  # a burst makes a multiple of so many
+
+
+ONE_STAGE = SendLimits()
+
+
+class Sending(NamedTuple):
+    """The first of a move's two stages: pages that will not change any more are sent while all sequences
+    decode on where they are (RLHFSpec, arXiv 2512.04752)."""
+
+    rounds: int  # at most
+    steps: int  # of the burst meanwhile
+
+
 @dataclass(frozen=True)
 class Balance:
     """Sequences that are to go to other data-parallel groups of their layout, with their pages."""
@@ -162,6 +180,7 @@ class Balance:
     predicted_cost_s: float = 0.0
     reason: str = ""
     prediction: Prediction | None = None  # where the planner learns from what comes of it
+    sending: Sending | None = None  # first; None: all pages move at once
 
 
 @dataclass(frozen=True)

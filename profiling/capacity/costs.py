@@ -53,6 +53,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         order.model,
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
+        is_one_process=order.target.is_one_process,
     )
     drafts, draft = plant.drafter.drafts, order.draft_model
     # Its weights are never quantized.

@@ -12,7 +12,7 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.planning.types import MIGRATE_ALL, Balance, Load, Plan, Split
+from pat_jax.planning.types import MIGRATE_ALL, Balance, Load, Plan, SendLimits, Split
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -56,8 +56,11 @@ class _AsTaken(Planner):
         to_come += [move.fullest[0] for move in self._moves(done) if move.step > load.step]
         return Plan(split, max(to_come, default=0), below)
 
-    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
-        del plan
+    def balance(
+        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
+    ) -> Balance | None:
+        """In one stage each, also those that were made in two."""
+        del plan, limits
         fullest, step = _fullest(load.group), load.step + self.slack
         moves = self._moves(self._switches_done(load))
         due = [move for move in moves if move.step <= step and fullest <= move.fullest[0]]

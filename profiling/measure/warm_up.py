@@ -16,12 +16,12 @@ import numpy as np
 
 from pat_jax.common.hosts.together import company
 from pat_jax.engine.device.migration import Migration, Shifting, Traffic
-from pat_jax.engine.device.pages import Exchange
+from pat_jax.engine.device.pages import Exchange, elsewhere
 from pat_jax.engine.device.program_specs import COPIES
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
+from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shift, Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import (
@@ -32,7 +32,7 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import KINDS, MOST
-from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
+from pat_jax.planning.latency.model import ROUNDS, STAGES, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.measure.dummy_bursts import DummyBursts
 from pat_jax.profiling.measure.recheck import describe, rescaled
@@ -102,7 +102,13 @@ class Warmup:
         layouts = len(self.engine.layouts)
         counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
         programs = sum(len(list(self.programs.keys(name))) for name in counted)
-        return programs + layouts * (layouts - 1)
+        sending = map(self._sends, self.engine.layouts.values())
+        return programs + layouts * (layouts - 1) + len(STAGES) * sum(sending)
+
+    @staticmethod
+    def _sends(layout: Layout) -> bool:
+        """Whether pages may go to other groups of it while programs run."""
+        return layout.split.dp > 1 and layout.backend.sends_beside
 
     @property
     def measured(self) -> LatencyModel:
@@ -288,6 +294,29 @@ class Warmup:
             moves = [partial(shifting.run, moves=one) for one in far]
             key = (split, split, ROUNDS[0]) if size == SHIFT_SIZES[0] else None
             pool = self._rounds(key, moves, pool)
+        return self._stages(layout, pool) if self._sends(layout) else pool
+
+    def _stages(self, layout: Layout, pool: Pool) -> Pool:
+        """Times what a round between groups is made of where it is sent beside programs: packing and
+        unpacking it, and its way."""
+        split, shifting = layout.split, Shifting(self.programs, layout)
+        empty = np.full((split.dp, SHIFT_SIZES[0]), NULL_PAGE)
+        shift = Shift(1, empty, empty)
+        packed = jax.block_until_ready(shifting.pack(pool, shift))
+
+        def pack() -> float:
+            nonlocal pool
+            start = time.perf_counter()
+            pool = jax.block_until_ready(shifting.unpack(pool, shifting.pack(pool, shift), empty))
+            return time.perf_counter() - start
+
+        def send() -> float:
+            start = time.perf_counter()
+            jax.block_until_ready(elsewhere(layout, packed, shift.distance))
+            return time.perf_counter() - start
+
+        for kind, once in zip(STAGES, (pack, send), strict=True):
+            self._note(Timed("migrate_table", (split, split, kind), once))
         return pool
 
     def _rounds(self, key: tuple | None, moves: Sequence[Move], pool: Pool) -> Pool:

@@ -4,7 +4,8 @@ Computed: a decode step is the sum of its kernels over all layers, the embedding
 sampling does with its logits, the sums of a layer behind its products as far as its links let them
 (`links.added`); re-slicing reads and writes the new shards at the memory's rate (going
 down: gathers them over the links); migrating, and moving sequences between the groups of a layout,
-sends what a device gives away at the rate of the links; recomputing is a prefill.
+sends what a device gives away at the rate of the links; what moves between groups is read and written twice at
+the memory's rate besides, to pack it and to unpack it; recomputing is a prefill.
 
 Assumed: `UNLISTED` seconds of a step that are in no kernel table; `SWITCH_S` of host and launch time a switch; a move between groups is charged its bytes alone.
 The KV cache is taken to fit.
@@ -29,7 +30,7 @@ from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.paged_layer import reads_what_rows_hold
-from pat_jax.planning.latency.model import ROUNDS, LatencyModel
+from pat_jax.planning.latency.model import ROUNDS, STAGES, LatencyModel
 from pat_jax.planning.types import Reads, Split
 from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Kernels
 from pat_jax.profiling.predict.links import added, waiting_s
@@ -72,15 +73,18 @@ class Composer:
         *,
         page_size: int = PAGE_SIZE,
         prefill_blocks: int = PREFILL_BLOCKS,
+        is_one_process: bool = True,
     ):
         """
         Args:
+          is_one_process: has all devices: pages go to other groups beside programs.
           page_size: tokens.
           prefill_blocks: pages of a group in one call.
           unlisted: not given: that of the platform.
         """
         self.kernels, self.model, self.switch_s = kernels, model, switch_s
         self.page_size, self.prefill_blocks = page_size, prefill_blocks
+        self.is_one_process = is_one_process
         self.unlisted = unlisted or UNLISTED[kernels.chip.platform]
 
     @property
@@ -214,11 +218,19 @@ class Composer:
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
         return sent / self.kernels.exchange_bytes_s(wide)
 
-    def shift(self, split: Split) -> float:
-        """A round of pages to other groups: each device of a group sends its part of all of them."""
+    def shift(self, split: Split) -> tuple[float, float]:
+        """A round of pages to other groups: each device of a group packs its part of all of them, sends it,
+        and unpacks what comes. Seconds of packing and unpacking, and of the way."""
         shards = min(split.tp, self.model.num_kv_heads)
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards
-        return sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
+        packed = 4 * sent / self.kernels.chip.memory_bytes_s
+        return packed, sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
+
+    def _shifts(self, split: Split) -> dict[tuple[Split, Split, str], float]:
+        """As `LatencyModel.migrate_table` has them."""
+        both = self.shift(split)
+        beside = dict(zip(STAGES, both, strict=True)) if self.is_one_process else {}
+        return {(split, split, kind): s for kind, s in ({ROUNDS[0]: sum(both)} | beside).items()}
 
     def _steps(
         self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds
@@ -269,7 +281,8 @@ class Composer:
                 verify |= {(*at, budget): seconds for at, seconds in steps.items()}
         pairs = list(permutations(splits, 2))
         rounds = {(*pair, kind): self.migrate(*pair) for pair in pairs for kind in ROUNDS}
-        rounds |= {(split, split, ROUNDS[0]): self.shift(split) for split in splits if split.dp > 1}
+        for split in splits:
+            rounds |= self._shifts(split) if split.dp > 1 else {}
         return LatencyModel(
             decode_table=decode,
             reslice_table={pair: self.reslice(*pair) for pair in pairs},

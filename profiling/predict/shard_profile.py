@@ -178,6 +178,7 @@ class ShardProfiler:
             self.model,
             page_size=self.config.page_size,
             prefill_blocks=self.config.prefill_blocks,
+            is_one_process=self.target.is_one_process,
         )
 
     @cached_property

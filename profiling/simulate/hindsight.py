@@ -217,7 +217,7 @@ class _World:
         fewer = rows[np.searchsorted(rows, fullest) - 1]
         rounds = np.ceil((fullest - fewer) * self.least_context / self.truth.round_tokens)
         is_possible = -(-self.live // split.dp) <= fewer
-        return np.where(is_possible, rounds * self.truth.shift_round(split), np.inf)
+        return np.where(is_possible, rounds * self.truth.least_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
         """What recomputing some sequences and migrating the others costs at least.

@@ -5,6 +5,7 @@ live sequence. What rows do in bursts with drafts: `drafted.py`.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -13,6 +14,7 @@ import numpy as np
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.executor import Arrival, Executor
+from pat_jax.engine.relocation.rounds import Shift, shifts
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
@@ -54,6 +56,7 @@ class SimulatedExecutor(Executor):
         self.clock = Stopwatch(lambda: self.now_s)
         self._running: deque[Burst] = deque()
         self._drawn = np.zeros(0, np.int64)  # of each group's reserve
+        self._sent_s = 0.0  # when the pages that were sent last are there
         self._drafted = DraftedRows(machine, tables)
 
     def prefill(self, work: PrefillWork) -> int:
@@ -160,11 +163,22 @@ class SimulatedExecutor(Executor):
         self._drawn += by_group.sum(axis=1)
         return pages
 
+    def send(self, shifts: Sequence[Shift]) -> None:
+        """Packing and unpacking take the devices' time, the way does not."""
+        packed_s, sent_s = self.machine.truth.shift_stages(self.split)
+        self.now_s += len(shifts) * packed_s
+        self._sent_s = self.now_s + len(shifts) * sent_s
+
     def relocate(self, relocation: Relocation) -> Arrival:
         truth, load = self.machine.truth, relocation.load
         source, self.split = relocation.source, relocation.target
         if source == self.split:
-            self.now_s += balance_seconds(truth, source, load, relocation.group)
+            self.now_s = max(self.now_s, self._sent_s)
+            if relocation.is_sent.any():
+                rest = relocation.moves.part(~relocation.is_sent)
+                self.now_s += len(list(shifts(rest, source.dp))) * truth.shift_round(source)
+            else:
+                self.now_s += balance_seconds(truth, source, load, relocation.group)
         else:
             self.now_s += truth.reslice(source, self.split)
         return Arrival()

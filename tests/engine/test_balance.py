@@ -234,8 +234,8 @@ class Eager(FixedLayout):
 
     seen: list[tuple[Load, Balance]] = field(default_factory=list)
 
-    def balance(self, load: Load, plan: Plan, options) -> Balance | None:
-        del plan
+    def balance(self, load: Load, plan: Plan, options, limits) -> Balance | None:
+        del plan, limits
         if not options:
             return None
         self.seen.append((load, Balance(options[0])))

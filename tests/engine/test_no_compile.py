@@ -178,8 +178,8 @@ class Restless(FixedLayout):
 
     moved = 0
 
-    def balance(self, load: Load, plan: Plan, options) -> Balance | None:
-        del options
+    def balance(self, load: Load, plan: Plan, options, limits) -> Balance | None:
+        del options, limits
         count = np.bincount(load.group, minlength=plan.split.dp)
         if count.max() - count.min() < 1:
             return None

@@ -11,7 +11,15 @@ from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, ma
 
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.types import Balance, Load, Plan, Relocated, Split
+from pat_jax.planning.types import (
+    ONE_STAGE,
+    Balance,
+    Load,
+    Plan,
+    Relocated,
+    SendLimits,
+    Split,
+)
 
 DP8, DP4TP2, DP2TP4, TP8 = SPLITS
 STAY = Plan(DP4TP2, threshold=0)
@@ -39,8 +47,13 @@ def make_planner(
     return planner
 
 
-def asked(planner: CostModelPlanner, *options: np.ndarray, plan: Plan = STAY) -> Balance | None:
-    return planner.balance(load(), plan, options)
+def asked(
+    planner: CostModelPlanner,
+    *options: np.ndarray,
+    plan: Plan = STAY,
+    limits: SendLimits = ONE_STAGE,
+) -> Balance | None:
+    return planner.balance(load(), plan, options, limits)
 
 
 def test_it_takes_what_gains_most():
@@ -61,7 +74,7 @@ def test_it_moves_nothing_for_nothing():
     assert asked(make_planner(1e-4, row_s=0.0), ONE, FOUR) is None, "no step is faster"
     assert asked(make_planner(None), ONE, FOUR) is None, "nobody knows what it costs"
     assert asked(make_planner(1e-4)) is None
-    last = make_planner(1e-3).balance(load(left=1), STAY, [ONE, FOUR])
+    last = make_planner(1e-3).balance(load(left=1), STAY, [ONE, FOUR], ONE_STAGE)
     assert last is None, "one step to go"
 
 

@@ -41,7 +41,10 @@ class Restless(AtSteps):
 
     drawn: int = 0
 
-    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+    def balance(
+        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits
+    ) -> Balance | None:
+        del load, plan, limits
         return Balance(options[self.drawn % len(options)]) if options else None
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from pat_jax.engine.device.migration import Migration, Shifting, Traffic
+from pat_jax.engine.device.migration import Migration, Sent, Shifting, Traffic
 from pat_jax.engine.device.program_specs import COPIES, ProgramSpecs
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.relocation.rounds import Shift, Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
 from pat_jax.engine.sequences.state import Pool
@@ -25,6 +25,7 @@ class DevicePool:
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
         self.specs, self.programs, self.layout = specs, programs, layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
+        self._sent: list[Sent] = []
 
     def prefill(
         self, params: Params, tokens: np.ndarray, start: np.ndarray, tables: np.ndarray, length: int
@@ -52,15 +53,24 @@ class DevicePool:
 
     def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> Traffic:
         """To the groups of another layout; what is not among the shipments is lost."""
-        source, self.layout = self.layout, target
+        source, self.layout, self._sent = self.layout, target, []
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
         self.pages, traffic = migration.run(self.pages, shipments)
         return traffic
 
-    def shift(self, moves: PageMoves) -> Traffic:
-        """To other groups of the same layout."""
-        self.pages, traffic = Shifting(self.programs, self.layout).run(self.pages, moves)
+    def send(self, shifts: Sequence[Shift]) -> None:
+        """Copies to other groups, on their way beside what is dispatched next."""
+        self._sent = Shifting(self.programs, self.layout).send(self.pages, shifts)
+
+    def shift(self, moves: PageMoves, is_sent: np.ndarray) -> Traffic:
+        """To other groups of the same layout.
+
+        Args:
+          is_sent: bool[moves], those of which `send` has brought copies; all others are dropped.
+        """
+        shifting, (sent, self._sent) = Shifting(self.programs, self.layout), (self._sent, [])
+        self.pages, traffic = shifting.run(self.pages, moves, sent, is_sent)
         return traffic
 
     def settle(self) -> None:
@@ -72,6 +82,7 @@ class DevicePool:
 
         Where a rollout was interrupted in the middle of a call, it has given its arrays up already.
         """
+        self._sent = []
         for leaf in jax.tree.leaves(self.pages):
             if not leaf.is_deleted():
                 jax.block_until_ready(leaf)

@@ -6,14 +6,15 @@ go where, `relocation/order.py` which pages go together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from pat_jax.engine.device.pages import Buffer, Exchange, part_bytes
+from pat_jax.engine.device.pages import Buffer, Exchange, elsewhere, part_bytes
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.relocation.rounds import ALL, Shift, Shipment, shifts
+from pat_jax.engine.relocation.rounds import ALL, Shift, Shipment, arriving, shifts
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import Pool
@@ -98,37 +99,84 @@ class Migration:
         return [np.where(home, pages[group], NULL_PAGE)]
 
 
+class Sent(NamedTuple):
+    """Copies of pages that are in other groups, or on their way."""
+
+    shift: Shift
+    arrived: Buffer
+
+
 class Shifting:
     """Between the groups of a layout."""
 
     def __init__(self, programs: ProgramTable, layout: Layout):
         self.programs, self.layout, self.waits = programs, layout, layout.backend.waits
 
-    def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
+    def run(
+        self,
+        pool: Pool,
+        moves: PageMoves,
+        sent: Sequence[Sent] = (),
+        is_sent: np.ndarray | None = None,
+    ) -> tuple[Pool, Traffic]:
         """Copies the pages of `moves` to their new groups.
 
         Only dispatched, except on CPU, like a migration.
 
         Args:
           pool: consumed. No page that arrives lies in one that leaves.
+          sent: copies of some of the pages, and of others that no longer count.
+          is_sent: bool[moves], whose copies do; none where not given.
         """
-        split, sent, count, largest = self.layout.split, 0, 0, 0
-        for shift in shifts(moves, split.dp):
-            pool = self._ship(shift, pool)
-            sent += shift.old_page.size
-            count += 1
+        split, rest, slots, count, largest = self.layout.split, moves, 0, 0, 0
+        if is_sent is not None:
+            by_sending, rest = moves.part(is_sent), moves.part(~is_sent)
+            for one in sent:
+                pool = self.unpack(pool, one.arrived, arriving(one.shift, by_sending))
+        for shift in shifts(rest, split.dp):
+            arrived = self._ship(shift, pool)
+            pool = self.unpack(pool, arrived, shift.new_page)
             largest = max(largest, shift.old_page.shape[1])
+            slots, count = slots + shift.old_page.size, count + 1
+        # Those sent before were on their way together.
+        before = sum(one.shift.old_page.shape[1] for one in sent)
+        slots += sum(one.shift.old_page.size for one in sent)
         part = part_bytes(self.layout, pool)
-        sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
-        return pool, Traffic(sent, due, count, 2 * part * largest)
+        staged = 2 * part * max(largest, before)
+        moved, due = (part * split.tp * pages for pages in (slots, len(moves.old_page)))
+        return pool, Traffic(moved, due, count + len(sent), staged)
 
-    def _ship(self, shift: Shift, pool: Pool) -> Pool:
+    def send(self, pool: Pool, shifts: Sequence[Shift]) -> list[Sent]:
+        """Copies pages to other groups, into buffers, while other programs run.
+
+        Args:
+          pool: may be consumed by what is dispatched next.
+        """
+        packed = [self.pack(pool, shift) for shift in shifts]
+        # Their time is not that of the burst that follows.
+        jax.block_until_ready(packed)
+        return [
+            Sent(shift, elsewhere(self.layout, buffer, shift.distance))
+            for shift, buffer in zip(shifts, packed, strict=True)
+        ]
+
+    def pack(self, pool: Pool, shift: Shift) -> Buffer:
+        """Copies of pages, in one piece for each group."""
         split, size = self.layout.split, shift.old_page.shape[1]
-        packed = self.programs[Key("pack", split, size, target=split)](pool, _flat(shift.old_page))
-        arrived = self.programs[Key("shift", split, size)](np.int32(shift.distance), packed)
+        return self.programs[Key("pack", split, size, target=split)](pool, _flat(shift.old_page))
+
+    def _ship(self, shift: Shift, pool: Pool) -> Buffer:
+        packed, size = self.pack(pool, shift), shift.old_page.shape[1]
+        program = self.programs[Key("shift", self.layout.split, size)]
+        arrived = program(np.int32(shift.distance), packed)
         if self.waits:
             jax.block_until_ready(arrived)
-        return self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
+        return arrived
+
+    def unpack(self, pool: Pool, arrived: Buffer, new_page: np.ndarray) -> Pool:
+        """Copies that have arrived to their pages, int[groups, size]; NULL_PAGE: to none."""
+        program = self.programs[Key("unpack", self.layout.split, new_page.shape[1])]
+        return program(pool, arrived, _flat(new_page))
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

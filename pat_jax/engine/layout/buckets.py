@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pat_jax.models.config import ModelConfig
@@ -216,6 +216,8 @@ class Shapes:
     burst_steps: int  # most steps of a burst without drafts
     check_every: int  # steps between two of its tests of whether it ends
     drafts: Drafts = NO_DRAFTS
+    # Rounds of pages that memory holds on their way between groups, packed and arrived, while they decode.
+    send_rounds: Mapping[Split, int] = field(default_factory=dict)
 
     def pace(self, budget: int) -> Pace:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))

@@ -51,9 +51,9 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
     going, num_late = sorted(holds, key=len), 1
     while True:
         goes = np.unique(np.concatenate([np.zeros(0, int), *going]))
-        found = _tried(PageMoves(*(x[goes] for x in moves)), old, new, SIZES)
+        found = _tried(moves.part(goes), old, new, SIZES)
         if len(going) == len(holds) and not isinstance(found, Placed):
-            alone = _tried(PageMoves(*(x[goes] for x in moves)), old, new, SIZES[-1:])
+            alone = _tried(moves.part(goes), old, new, SIZES[-1:])
             found = alone if isinstance(alone, Placed) else found
         if isinstance(found, Placed):
             new_page = np.full(len(moves.old_page), NULL_PAGE)

@@ -46,6 +46,10 @@ class PageMoves(NamedTuple):
         new_page = np.concatenate([none, *(move.new_page for move in moves)])
         return cls(old_group, old_page, new_group, new_page)
 
+    def part(self, which: np.ndarray) -> "PageMoves":
+        """Some of them, bool[pages]."""
+        return PageMoves(*(x[which] for x in self))
+
 
 class Spans(NamedTuple):
     """Runs of tokens to be prefilled, one of each of some sequences."""

@@ -19,6 +19,7 @@ from pat_jax.planning.latency.model import (
     READS,
     ROUNDS,
     SHAPE,
+    STAGES,
     TABLES,
     LatencyModel,
 )
@@ -32,7 +33,7 @@ MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows
 KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
     "decode_table": (1, 2, ()),
     "reslice_table": (2, 0, ()),
-    "migrate_table": (2, 0, ROUNDS),
+    "migrate_table": (2, 0, (*ROUNDS, *STAGES)),
     "prefill_table": (1, 1, ()),
     "verify_table": (1, 3, ()),
 }

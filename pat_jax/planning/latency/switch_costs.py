@@ -74,7 +74,7 @@ class SwitchCosts:
         for one, weight in zip(self.seen, self._weights, strict=True):
             at = splits.index(one.source), splits.index(one.target)
             factor[at] += OWN**2 * one.reslice_s * weight
-        believed = np.maximum(LEAST * profile_s, factor * profile_s + self._extra)
+        believed = np.maximum(LEAST * profile_s, factor * profile_s + self.extra_s)
         return np.where(profile_s > 0, believed, 0.0)
 
     def kv(self, carry: Carry) -> float:
@@ -92,7 +92,7 @@ class SwitchCosts:
         """Believed seconds of a move of pages without any weights."""
         if not self.seen:
             return profile_s
-        return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)
+        return max(LEAST * profile_s, self.kv("migrate") * profile_s + self.extra_s)
 
     @property
     def ways(self) -> tuple[float, float]:
@@ -109,8 +109,10 @@ class SwitchCosts:
         return float(self._profile_s.mean())
 
     @property
-    def _extra(self) -> float:
-        """What every switch takes besides its bytes, seconds."""
+    def extra_s(self) -> float:
+        """What every switch takes besides its bytes, as far as was seen; seconds."""
+        if not self.seen:
+            return 0.0
         return float(self._size**2 * self._weights.sum())
 
     @property

@@ -21,7 +21,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import balance_seconds
+from pat_jax.planning.planner.balance import balance_seconds, two_stages
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.planner.compilation import Uncompiled, follow
@@ -43,6 +43,8 @@ from pat_jax.planning.types import (
     Prediction,
     Ran,
     Relocated,
+    Sending,
+    SendLimits,
     Split,
     Stagger,
     Verified,
@@ -77,13 +79,16 @@ class Planner(ABC):
         """From now on responses are expected to be as `lengths` says."""
         del lengths
 
-    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+    def balance(
+        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
+    ) -> Balance | None:
         """Which sequences go to other groups of the layout in which `plan` stays, if that pays.
 
         Args:
           options: int[live] each, groups of the live sequences among which to choose.
+          limits: of what may be sent before they go.
         """
-        del load, plan, options
+        del load, plan, options, limits
         return None
 
 
@@ -242,17 +247,18 @@ class CostModelPlanner(Planner):
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
             self.balance_costs = self.balance_costs.observed(seen)
 
-    def balance(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Balance | None:
+    def balance(
+        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
+    ) -> Balance | None:
         """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
         split = plan.split
-        profile_s = [balance_seconds(self.latency, split, load, group) for group in options]
-        if not options or min(profile_s) == math.inf:
+        if not options or self.latency.shift_round(split) == math.inf:
             return None
-        stay, _ = self._remaining(load, plan)
+        stay, now_s = self._remaining(load, plan)
         best, most, fullest = None, 0.0, int(np.bincount(load.group).max())
-        for group, seconds in zip(options, profile_s, strict=True):
-            cost = self.balance_costs.pages(seconds)
+        for group in options:
             left, step_s = self._remaining(replace(load, group=group), plan)
+            seconds, cost, sending = self._cheapest_move(load, plan, group, now_s, step_s, limits)
             if (gain := stay - left - self.safety * cost) <= most:
                 continue
             most = gain
@@ -261,9 +267,40 @@ class CostModelPlanner(Planner):
                 f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
                 f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
             )
+            if sending is not None:
+                why += f", in two stages with {sending.steps} steps between them"
             prediction = Prediction(split, split, 0.0, seconds, step_s)
-            best = Balance(group, stay - left, cost, why, prediction)
+            best = Balance(group, stay - left, cost, why, prediction, sending)
         return best
+
+    def _cheapest_move(
+        self,
+        load: Load,
+        plan: Plan,
+        group: np.ndarray,
+        now_s: np.ndarray,
+        then_s: np.ndarray,
+        limits: SendLimits,
+    ) -> tuple[float, float, Sending | None]:
+        """Profiled seconds of a move, what it is believed to cost, and its first stage if it has one.
+
+        Args:
+          now_s, then_s: float[layouts], the profile's of a step before and after.
+        """
+        here, costs = self.splits.index(plan.split), self.balance_costs
+        seconds = balance_seconds(self.latency, plan.split, load, group)
+        cost = costs.pages(seconds)
+        drafted = plan.foreseen.step_s if plan.budget and plan.foreseen else None
+        step_s = drafted or float(now_s[here]) * self.latency.correction.factor(plan.split)
+        even_s = step_s * float(then_s[here] / now_s[here])
+        split, moved = plan.split, (load, group)
+        if (two := two_stages(self.latency, split, *moved, (step_s, even_s), limits)) is None:
+            return seconds, cost, None
+        # The host has to do with it twice.
+        staged = costs.pages(two.idle_s) + max(0.0, costs.extra_s) + two.later_s
+        if self.safety * staged >= cost:
+            return seconds, cost, None
+        return two.idle_s, staged, Sending(limits.rounds, two.steps)
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
