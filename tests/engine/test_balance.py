@@ -7,6 +7,7 @@ from itertools import product
 import jax
 import numpy as np
 import pytest
+from compilations import counted_compilations
 from fakes import SETTINGS, subject
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,9 @@ from pat_jax.engine.device.pages import pack, shift, unpack
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.memory import shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.scheduler import Scheduler
@@ -27,9 +30,11 @@ from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Balance, Load, Plan, Split
+from pat_jax.planning.types import Balance, Load, Plan, Sending, Split
+from pat_jax.profiling.measure.warm_up import Warmup
 from tests.lossless import EOS_IDS
 from tests.near_ties import Tally, compare
 
@@ -228,17 +233,53 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         assert traffic.least_bytes == len(old) * page <= traffic.num_bytes
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
+def test_pages_that_were_sent_before_arrive_too_and_those_that_no_longer_count_do_not(case):
+    """The pool is written over after the first stage; of what was sent some pages no longer move."""
+    rng = np.random.default_rng(case)
+    for layout in chain(*case).values():
+        dp, num_pages = layout.split.dp, 64
+        if dp == 1:
+            continue
+        pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
+        old, new = np.repeat(pairs, rng.integers(3, 8, len(pairs)), axis=0).T
+        old_page, new_page = (drawn_pages(rng, groups, num_pages) for groups in (old, new))
+        moves = PageMoves(old, old_page, new, new_page)
+        was_sent, goes = rng.random((2, len(old))) < 0.7
+        x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
+        later = x.copy()
+        later[(old * num_pages + old_page)[was_sent]] += 1
+        expected = later.copy()
+        to, come = new * num_pages + new_page, old * num_pages + old_page
+        expected[to[goes]] = np.where(
+            was_sent[goes, None, None, None], x[come[goes]], later[come[goes]]
+        )
+        shifting = Shifting(_Programs(layout), layout)  # type: ignore[arg-type]
+        nowhere = replace_pages(moves.part(was_sent))
+        sent = shifting.send(put(x, layout), list(shifts(nowhere, dp)))
+        moving = moves.part(goes)
+        arrived, traffic = shifting.run(put(later, layout), moving, sent, was_sent[goes])
+        assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
+        assert traffic.num_bytes >= traffic.least_bytes > 0
+
+
+def replace_pages(moves: PageMoves) -> PageMoves:
+    """The same, to no page yet."""
+    return moves._replace(new_page=np.full_like(moves.new_page, NULL_PAGE))
+
+
 @dataclass(frozen=True)
 class Eager(FixedLayout):
     """Takes the option with the fewest rows whenever there is one."""
 
     seen: list[tuple[Load, Balance]] = field(default_factory=list)
+    sending: Sending | None = None  # first
 
     def balance(self, load: Load, plan: Plan, options, limits) -> Balance | None:
         del plan, limits
         if not options:
             return None
-        self.seen.append((load, Balance(options[0])))
+        self.seen.append((load, Balance(options[0], sending=self.sending)))
         return self.seen[-1][1]
 
 
@@ -313,6 +354,32 @@ def test_balancing_changes_no_token(split, seed):
         assert done.seconds > 0
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("split", [DP8, DP4], ids=str)
+def test_balancing_in_two_stages_changes_no_token(split, runs_ahead, monkeypatch):
+    """Full pages are sent, a burst of so many steps runs, the others follow."""
+    requests, steps = uneven(0), 3
+    expected, plain = run(requests, FixedLayout(split), split)
+    monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
+    planner = Eager(split, sending=Sending(rounds=8, steps=steps))
+    found, report = run(requests, planner, split)
+    decisions = subject("kv2").judge.decisions(requests, expected)
+    total = sum(map(compare, expected, found, decisions), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.95 * total.tokens > 300
+    assert 0 < len(report.balanced) <= len(planner.seen)
+    assert (report.tokens, report.preempted) == (plain.tokens, 0)
+    assert report.prefill_tokens == plain.prefill_tokens
+    assert report.total_rows < plain.total_rows
+    begun = {load.step for load, _ in planner.seen}
+    every = engine().specs.shapes.check_every
+    for done in report.balanced:
+        assert 0 < done.pages_sent < done.pages
+        # A burst of no more steps came between them; it may have ended where rows fit a smaller bucket.
+        assert any(0 < done.step - step <= every * -(-steps // every) for step in begun)
+        assert done.bytes_moved >= done.least_bytes > 0
+
+
 def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
     """It is planned before the burst's results are known, and again once they are."""
     requests = uneven(0)
@@ -327,3 +394,44 @@ def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
     assert 0 < len(report.balanced) < len(planner.seen)
     assert (report.tokens, report.preempted) == (plain.tokens, 0)
     assert report.total_rows < plain.total_rows
+
+
+class TestWhereCopiesGoOnBesidePrograms:
+    """As on a GPU: what it takes to send pages is measured, and memory says how many."""
+
+    @pytest.fixture(autouse=True)
+    def beside(self, monkeypatch):
+        backend = replace(Backend.of("cpu"), sends_beside=True)
+        monkeypatch.setattr(Layout, "backend", backend)
+
+    def test_the_warm_up_measures_both_stages_and_compiles_nothing(self, monkeypatch):
+        warmup = Warmup(engine())
+        total = warmup.total
+        pool = engine().programs[Key("allocate", DP8)]()
+        with counted_compilations() as events:
+            pool = warmup._shift(engine().layouts[DP8], pool)
+        assert events == []
+        jax.tree.map(lambda x: x.delete(), pool)
+        latency = warmup.measured
+        packed, sent = latency.shift_stages(DP8)
+        assert 0 < packed < 1 and 0 < sent < 1
+        monkeypatch.setattr(Layout, "backend", Backend.of("cpu"))
+        assert total == Warmup(engine()).total + 2 * len(STAGES)
+        assert warmup.done == len(SHIFT_SIZES) + len(STAGES)
+        assert latency.shift_stages(DP4) == (np.inf, np.inf)
+
+    def test_as_many_rounds_go_as_the_memory_of_a_switch_holds(self):
+        specs = engine().specs
+        page = {split: shard_bytes(specs.pool(engine().layouts[split])) for split in (DP8, DP4)}
+        page = {split: page[split] // specs.pages[split] for split in page}
+        assert specs.shapes.send_rounds == {
+            split: specs.staging_bytes // (2 * SHIFT_SIZES[0] * page[split]) for split in page
+        }
+        assert all(specs.shapes.send_rounds.values())
+
+
+def test_where_they_do_not_nothing_is_sent_before():
+    assert set(engine().specs.shapes.send_rounds.values()) == {0}
+    assert not Backend.of("cpu").sends_beside
+    assert Backend.of("gpu").sends_beside and Backend.of("tpu").sends_beside
+    assert not Backend.of("gpu", spans_processes=True).sends_beside

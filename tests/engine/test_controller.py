@@ -1,6 +1,6 @@
 """What a rollout does next: decided on host state alone, by cases with a known answer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.drafts import NONE_DRAFTED
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Plan, Split, Stagger
+from pat_jax.planning.types import Balance, Plan, Sending, Split, Stagger
 
 DP2 = Split(2, 1)
 PROMPT, CAP = 5, 59
@@ -297,3 +297,73 @@ def test_the_option_decides_where_it_says_so():
         assert controller.stagger(planner) is None
         assert controller.scheduler.queue[:2].tolist() == [0, 1]
     assert not planner.queues
+
+
+class TestTwoStages:
+    """Four of eight go from the first group to the second, a page of four tokens at a time."""
+
+    def begun(self, steps: int) -> tuple[Controller, Balance]:
+        controller = make_controller(16, prompt=10)
+        end(controller, kept=8)
+        controller.end(lambda i: i in set(controller.table.live[8:12].tolist()))
+        table = controller.table
+        group = table.group(table.live)
+        group[np.flatnonzero(group == 0)[:2]] = 1
+        balance = Balance(group, sending=Sending(rounds=4, steps=steps))
+        controller.fit()
+        assert len(controller.send(balance)) == 1
+        controller.note_sent(0.25)
+        return controller, balance
+
+    def test_the_burst_between_them_is_as_long_as_the_way_and_has_none_behind_it(self):
+        for steps, most in ((1, 4), (4, 4), (5, 8), (1000, 16)):
+            controller, _ = self.begun(steps)
+            burst = controller.burst(at(0))
+            assert burst.max_steps == most
+            assert controller.burst_behind(burst, at(0)) is None
+
+    def test_the_second_follows_before_anything_else_is_planned(self):
+        controller, balance = self.begun(4)
+        collect(controller, controller.burst(at(0)), 4)
+        planner = NoBalance(DP2)
+        plan, second = controller.decide(planner)
+        assert plan.split == DP2 and planner.asked == 0
+        assert second is not None and second.sending is None
+        assert second.group.tolist() == balance.group.tolist()
+        relocation = controller.balance(second)
+        # Of nine tokens in three pages two were full; another one is, and begins, by now.
+        assert len(relocation.moves.old_page) == 2 * 4 and relocation.is_sent.sum() == 2 * 2
+        assert relocation.sent_s == 0.25
+        assert controller.decide(planner) == (plan, None) and planner.asked == 1
+
+    def test_who_has_ended_does_not_go(self):
+        controller, balance = self.begun(4)
+        gone = int(controller.table.live[np.flatnonzero(balance.group == 1)[0]])
+        collect(controller, controller.burst(at(0)), 4)
+        controller.end(lambda i: i == gone)
+        _, second = controller.decide(NoBalance(DP2))
+        assert second is not None and len(second.group) == len(balance.group) - 1
+        relocation = controller.balance(second)
+        assert len(relocation.moves.old_page) == 4 and relocation.is_sent.sum() == 2
+
+    def test_a_switch_comes_first_and_leaves_nothing_of_it(self):
+        controller, _ = self.begun(4)
+        collect(controller, controller.burst(at(0)), 4)
+        other = Split(1, 2)
+        plan, second = controller.decide(FixedLayout(other))
+        assert (plan.split, second) == (other, None)
+
+
+@dataclass(frozen=True)
+class NoBalance(FixedLayout):
+    """Counts how often it is asked for one."""
+
+    seen: list[int] = field(default_factory=list)
+
+    @property
+    def asked(self) -> int:
+        return len(self.seen)
+
+    def balance(self, load, plan, options, limits) -> Balance | None:
+        self.seen.append(len(options))
+        return None

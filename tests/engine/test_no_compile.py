@@ -16,7 +16,7 @@ from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Outcome, Plan, Relocated
+from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Outcome, Plan, Relocated, Sending
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.optimizer import make_optimizer
@@ -174,7 +174,7 @@ def test_iterations_that_train_adapters_compile_nothing(warm):
 
 
 class Restless(FixedLayout):
-    """Always moves a sequence of the fullest group to the emptiest one."""
+    """Always moves a sequence of the fullest group to the emptiest one, by turns in one stage and in two."""
 
     moved = 0
 
@@ -185,7 +185,7 @@ class Restless(FixedLayout):
             return None
         group = load.group.copy()
         group[np.flatnonzero(group == count.argmax())[0]] = count.argmin()
-        return Balance(group)
+        return Balance(group, sending=Sending(2, 4) if Restless.moved % 2 else None)
 
     def observe(self, outcome: Outcome) -> None:
         Restless.moved += isinstance(outcome, Relocated)

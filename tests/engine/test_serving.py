@@ -1,12 +1,15 @@
 """Rows and pages of sequences, held against devices that write and move tokens as they are told."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from bursts import burst, carry, crowded
 from devices_draw import draw_in_a_burst
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.relocation.rounds import Shipment
+from pat_jax.engine.relocation.rounds import Shift, Shipment, arriving
+from pat_jax.engine.relocation.sent_pages import SentPages
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
@@ -106,6 +109,23 @@ class Devices:
         for old_group, old_page, new_group, new_page in zip(*moves, strict=True):
             self.cache[new_group, new_page] = self.cache[old_group, old_page]
 
+    def send(self, shifts: Sequence[Shift]) -> None:
+        """Copies of what pages hold now, in the groups that are so much further on."""
+        groups = np.arange(len(self.tables.pools))[:, None]
+        self.sent = [
+            (one, np.roll(self.cache[groups, one.old_page], one.distance, axis=0)) for one in shifts
+        ]
+
+    def unpack(self, moves: PageMoves) -> None:
+        """What was sent, as far as `moves` say where it belongs."""
+        count = 0
+        for shift, copies in self.sent:
+            new_page = arriving(shift, moves)
+            for group, slot in np.argwhere(new_page != NULL_PAGE).tolist():
+                self.cache[group, new_page[group, slot]] = copies[group, slot]
+                count += 1
+        assert count == len(moves.old_page)
+
 
 def share_memory(
     a: tuple[int, int], b: tuple[int, int], old: tuple[int, int], new: tuple[int, int]
@@ -137,6 +157,7 @@ class Serving(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.responses, num_pages=self.num_pages, page_size=page_size)
         self.tables = self.scheduler.tables
         self.devices = Devices(self.scheduler)
+        self.sent: SentPages | None = None
 
     has_work = precondition(lambda self: self.table.has_work)
 
@@ -193,7 +214,7 @@ class Serving(RuleBasedStateMachine):
             return
         flags = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
         smallest = 1 + -(-int(table.end.max() - 1) // self.tables.page_size)
-        before = len(self.tables.pools), self.num_pages
+        before, self.sent = (len(self.tables.pools), self.num_pages), None
         self.num_pages = max(smallest, self.num_pages - fewer)
         is_recomputed = np.array(data.draw(flags))
         with crowded(waits):
@@ -214,15 +235,12 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data(), giving=st.lists(st.booleans(), min_size=4, max_size=4))
     def balance(self, data, giving):
         """Any sequences of some groups go to any of the others; those whose pages do not fit stay."""
-        table, scheduler = self.table, self.scheduler
-        live, groups = table.live, range(table.num_groups)
-        getting = [g for g in groups if not giving[g]]
+        table, scheduler, self.sent = self.table, self.scheduler, None
+        live, old = table.live, table.group(table.live)
+        group = self.wish(data, giving)
+        getting = [g for g in range(table.num_groups) if not giving[g]]
         if not (len(live) and getting):
             return
-        old = table.group(live)
-        wish = st.sampled_from([None, *getting])
-        wishes = [data.draw(wish) if giving[g] else None for g in old.tolist()]
-        group = np.array([g if w is None else w for g, w in zip(old, wishes, strict=True)])
         held = self.tables.count[live].tolist()
         free = [pool.num_free for pool in self.tables.pools]
         turn = scheduler._turn.copy()
@@ -242,6 +260,44 @@ class Serving(RuleBasedStateMachine):
         assert len(moves.old_page) <= sum(filled)
         self.devices.shift(moves)
         for i, g in zip(live.tolist(), new.tolist(), strict=True):
+            self.devices.check(i, g, int(table.length[i]) - 1)
+
+    def wish(self, data, giving: list[bool]) -> np.ndarray:
+        """Where each live sequence is to be: one of some groups in any of the others, or where it is."""
+        old = self.table.group(self.table.live)
+        getting = [g for g in range(self.table.num_groups) if not giving[g]]
+        wish = st.sampled_from([None, *getting])
+        wishes = [data.draw(wish) if giving[g] else None for g in old.tolist()]
+        pairs = zip(old.tolist(), wishes, strict=True)
+        return np.array([g if w is None else w for g, w in pairs], np.int64)
+
+    @has_work
+    @rule(
+        data=st.data(),
+        giving=st.lists(st.booleans(), min_size=4, max_size=4),
+        rounds=st.integers(0, 3),
+    )
+    def send(self, data, giving, rounds):
+        """Copies of full pages go where their sequences are to be, who say more, end, or make room."""
+        self.sent = SentPages(self.tables, self.wish(data, giving), rounds)
+        assert len(self.sent.shifts) <= rounds
+        self.devices.send(self.sent.shifts)
+
+    @precondition(lambda self: self.sent is not None)
+    @rule()
+    def follow(self):
+        """The other pages follow, of those that are still there."""
+        table, sent, self.sent = self.table, self.sent, None
+        assert sent is not None
+        live, group, is_kept = table.live, sent.groups(), sent.is_kept()
+        if not len(live):
+            return
+        moves = self.scheduler.balance(group)
+        self.rows = max(self.rows, table.rows_per_group)
+        is_sent = is_kept[moves.old_group, moves.new_group, moves.old_page]
+        self.devices.unpack(moves.part(is_sent))
+        self.devices.shift(moves.part(~is_sent))
+        for i, g in zip(live.tolist(), table.group(live).tolist(), strict=True):
             self.devices.check(i, g, int(table.length[i]) - 1)
 
     @precondition(lambda self: not self.table.has_work)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
+from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import (
@@ -16,6 +17,7 @@ from pat_jax.planning.types import (
     Balance,
     Load,
     Plan,
+    Prediction,
     Relocated,
     SendLimits,
     Split,
@@ -128,3 +130,71 @@ def test_pages_that_go_equally_far_go_together(moves, round_tokens):
         rounds += -(-max(due) // round_tokens)
     found = balance_seconds(latency, Split(4, 2), Load(old, zeros, context, zeros), new)
     assert found == pytest.approx(rounds * seconds)
+
+
+def staged(packed_s: float, sent_s: float, shift_s: float = 0.01) -> CostModelPlanner:
+    """A round is one token."""
+    planner = make_planner(shift_s)
+    stages = {(DP4TP2, DP4TP2, kind): s for kind, s in zip(STAGES, (packed_s, sent_s), strict=True)}
+    table = planner.latency.migrate_table
+    planner.latency = replace(planner.latency, migrate_table={**table, **stages})
+    return planner
+
+
+class TestTwoStages:
+    """`FOUR` moves 185 tokens to distances 3, 1, 3 and 1 of the first group: 5, 60, 60 and 60."""
+
+    def test_a_slow_way_goes_on_while_they_decode(self):
+        """100 rounds are sent, 85 follow; a step is uneven as long as the 100 are on their way."""
+        planner = staged(packed_s=1e-4, sent_s=0.012)
+        one = asked(planner, FOUR)
+        two = asked(planner, FOUR, limits=SendLimits(100, 4))
+        assert one is not None and two is not None and one.sending is None
+        now_s, even_s = (planner._remaining(load(g), STAY)[1][1] for g in (GROUP, FOUR))
+        steps = 4 * -(-100 * 0.012 // (4 * now_s))
+        assert two.sending == (100, steps)
+        idle_s = 100 * 1e-4 + 85 * 0.01
+        assert two.predicted_cost_s == pytest.approx(idle_s + steps * (now_s - even_s))
+        assert two.prediction is not None and two.prediction.kv_s == pytest.approx(idle_s)
+        assert 1.2 * two.predicted_cost_s < one.predicted_cost_s == pytest.approx(1.85)
+        assert two.predicted_saving_s == one.predicted_saving_s
+        assert f"two stages with {steps:.0f} steps" in two.reason
+
+    def test_the_last_page_of_each_distance_always_follows(self):
+        two = asked(staged(1e-4, 0.012), FOUR, limits=SendLimits(1000, 1))
+        assert two is not None and two.prediction is not None
+        assert two.prediction.kv_s == pytest.approx(185 * 1e-4 + 2 * 0.01)
+
+    @pytest.mark.parametrize(
+        "packed_s, sent_s, limits",
+        [
+            (1e-4, 0.012, ONE_STAGE),
+            (1e-4, 0.012, SendLimits(20, 1)),  # memory holds too little for the last fifth to pay
+            (9e-3, 0.001, SendLimits(100, 1)),  # packing is what takes the time
+            (1e-4, 3.0, SendLimits(100, 1)),  # they would be uneven for too long
+            (1e-4, 0.012, SendLimits(100, 500)),  # so would they for a whole burst
+        ],
+    )
+    def test_it_takes_one_where_two_do_not_pay(self, packed_s, sent_s, limits):
+        planner = staged(packed_s, sent_s)
+        balance = asked(planner, FOUR, limits=limits)
+        assert same(balance, asked(planner, FOUR))
+
+    def test_the_host_is_asked_twice(self):
+        """Moves were seen to take much besides their bytes: one time more would."""
+        planner = staged(packed_s=1e-4, sent_s=0.012, shift_s=0.003)
+        limits = SendLimits(100, 1)
+        first = asked(planner, FOUR, limits=limits)
+        assert first is not None and first.sending is not None
+        for profile_s in (1e-3, 2e-3, 0.5):
+            prediction = Prediction(DP4TP2, DP4TP2, 0.0, profile_s, np.zeros(4))
+            planner.observe(Relocated(replace(first, prediction=prediction), profile_s + 0.5))
+        assert planner.balance_costs.extra_s > 0.3
+        later = asked(planner, FOUR, limits=limits)
+        assert later is not None and later.sending is None
+
+
+def same(a: Balance | None, b: Balance | None) -> bool:
+    assert a is not None and b is not None
+    costs = [(x.predicted_saving_s, x.predicted_cost_s, x.sending, x.reason) for x in (a, b)]
+    return costs[0] == costs[1] and bool((a.group == b.group).all())

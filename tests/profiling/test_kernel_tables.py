@@ -78,14 +78,23 @@ class FlatKernels(KernelTables):
 
 
 def test_groups_are_kept_even_where_several_are():
-    """A round is 512 tokens of 128 KiB, shared among the devices of a group."""
+    """A round is 512 tokens of 128 KiB, shared among the devices of a group; packing and unpacking it
+    reads and writes it twice."""
     buckets = Buckets.build(SPLITS, capacity=64, min_rows=1, min_length=512, max_length=1024)
     truth = Composer(FlatKernels(), preset("llama-3.1-8b"), unlisted=Unlisted()).latency_model(
         buckets
     )
     for split in (DP8, DP4TP2, DP2TP4):
-        assert truth.shift_round(split) == pytest.approx(512 * 128 * 1024 / split.tp / 1e11)
-    assert truth.shift_round(TP8) == math.inf
+        part = 512 * 128 * 1024 / split.tp
+        packed, sent = 4 * part / 1e12, part / 1e11
+        assert truth.shift_stages(split) == pytest.approx((packed, sent))
+        assert truth.shift_round(split) == pytest.approx(packed + sent)
+        assert truth.least_round(split) == pytest.approx(packed)
+    assert truth.shift_round(TP8) == truth.least_round(TP8) == math.inf
+    several = Composer(FlatKernels(), preset("llama-3.1-8b"), is_one_process=False)
+    apart = several.latency_model(buckets)
+    assert apart.shift_stages(DP8) == (math.inf, math.inf)
+    assert apart.least_round(DP8) == apart.shift_round(DP8) == truth.shift_round(DP8)
     machine = Machine(truth, SPLITS, buckets)
     # Those of the first group, to which every eighth is dealt, run on alone.
     responses = np.where(np.arange(64) % 8 == 0, 500, 16)

@@ -7,16 +7,23 @@ import pytest
 from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, workloads
+from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, with_pools, workloads
 
+from pat_jax.engine.controller import Relocation
 from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.relocation.rounds import SIZES, Shift
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.block_tables import BlockTables
+from pat_jax.engine.sequences.page_allocator import NULL_PAGE
+from pat_jax.engine.sequences.prefill_calls import PageMoves
+from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.regret import regret
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
+from pat_jax.profiling.simulate.simulated_executor import SimulatedExecutor
 from pat_jax.profiling.simulate.simulator import replay
 
 DP8 = SPLITS[0]
@@ -91,3 +98,60 @@ class TestBalance:
         assert all(balance.fullest[1] < balance.fullest[0] for balance in even.trace.balanced)
         assert len(even.trace.balanced) <= len(machine.buckets.rows[split])
         assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.trace.balanced)
+
+    def staged(self, send_rounds: int) -> Machine:
+        """A round has 32 pages of a token, and is slow on its way; memory holds so many."""
+        machine = make_machine(per_row=0.005, shift_per_token=0.1)
+        stages = {(DP8, DP8, "packed"): 0.01, (DP8, DP8, "sent"): 0.08}
+        table = {**machine.truth.migrate_table, **stages}
+        truth = replace(machine.truth, migrate_table=table, page_size=1, round_tokens=SIZES[0])
+        memory = with_pools(machine, 1).memory
+        assert memory is not None
+        memory = replace(memory, staging=2 * SIZES[0] * memory.page[DP8] * send_rounds)
+        return replace(machine, truth=truth, memory=memory, buckets=self.machine.buckets)
+
+    def test_pages_are_sent_while_all_decode_on(self):
+        """Seven of 101 tokens leave for as many groups, in four rounds each: all those of the first five are
+        sent. What they say meanwhile, eight tokens, follows in a round each; the others need five by then."""
+        responses = np.where(np.arange(64) % 8 == 0, 90, 32)
+        workload = Workload(np.full(64, 70), responses, CAP)
+        at_once, staged = (
+            replay(workload, CostModelPlanner((DP8,), machine.truth, self.lengths), machine)
+            for machine in map(self.staged, (0, 20))
+        )
+        (one,), (two,) = at_once.trace.balanced, staged.trace.balanced
+        assert (one.pages_sent, one.pages, one.step) == (0, 7 * 101, 32)
+        assert one.seconds == pytest.approx(7 * 4 * 0.1)
+        assert (two.sequences, two.fullest, two.step) == (7, (8, 1), 40)
+        assert (two.pages, two.pages_sent) == (7 * (101 + 8), 5 * 101)
+        assert two.seconds == pytest.approx(20 * 0.01 + (5 + 2 * 5) * 0.1)
+        assert staged.trace.total_steps == at_once.trace.total_steps
+        assert staged.total_s == pytest.approx(staged.spent("prefill", "decode", "balance"))
+        assert staged.spent("balance") == pytest.approx(two.seconds)
+        # Groups are even eight steps later.
+        even, uneven = at_once.bursts[1], staged.bursts[1]
+        assert (even.rows, uneven.rows, uneven.steps) == (1, 8, 8)
+        saved, later_s = at_once.total_s - staged.total_s, 8 * (uneven.step_s - even.step_s)
+        assert saved == pytest.approx(one.seconds - two.seconds - later_s)
+        assert saved > 0.5 and later_s > 0.2
+        assert two.predicted_cost_s > two.seconds - 2 * 0.1
+
+    def test_bursts_wait_for_what_is_on_its_way_for_longer_than_they_run(self):
+        machine = self.staged(20)
+        executor = SimulatedExecutor(np.ones(1, int), machine, tables_of(machine), DP8)
+        empty = np.full((8, SIZES[0]), NULL_PAGE)
+        executor.send([Shift(1, empty, empty)] * 3)
+        assert executor.now_s == pytest.approx(3 * 0.01)
+        none = PageMoves.of([])
+        load = executor.table.load()
+        executor.relocate(
+            Relocation(DP8, DP8, load, load.group, np.zeros(1, bool), none, np.zeros(0, bool))
+        )
+        assert executor.now_s == pytest.approx(3 * (0.01 + 0.08))
+
+
+def tables_of(machine: Machine) -> BlockTables:
+    """Of a single sequence."""
+    table = SequenceTable(np.ones(1, int), np.full(1, 9), num_groups=8, rows_per_group=1)
+    table.enter(np.zeros(1, int), np.zeros(1, int))
+    return BlockTables(table, num_pages=20, page_size=machine.truth.page_size)

@@ -58,10 +58,11 @@ def two_stages(
     """
     rounds = _rounds(latency, split, load, group)
     packed_s, sent_s = latency.shift_stages(split)
-    sent = min(limits.rounds, int(rounds.sum()))
-    if not sent or math.isinf(packed_s + sent_s):
+    if not limits.rounds or math.isinf(packed_s + sent_s):
         return None
-    follow = max(np.count_nonzero(rounds), int(rounds.sum()) - sent)
+    # One distance after the other.
+    left = rounds - np.clip(limits.rounds - (rounds.cumsum() - rounds), 0, rounds)
+    sent, follow = int((rounds - left).sum()), int(np.maximum(left, rounds > 0).sum())
     idle_s = sent * packed_s + follow * latency.shift_round(split)
     uneven_s, even_s = step_s
     steps = limits.steps * math.ceil(sent * sent_s / (limits.steps * uneven_s))
