@@ -38,11 +38,10 @@ from pat_jax.profiling.simulate.simulator import replay
 TARGET, MODEL = "h100:8", "llama-3.1-8b"
 
 
-def machine_of(sequences: int, cap: int) -> Machine:
-    target = Target.parse(TARGET)
+def machine_of(sequences: int, cap: int, target: Target) -> Machine:
     config = PlanConfig(
         model=MODEL,
-        target=TARGET,
+        target=target.text,
         responses=sequences,
         max_completion_length=cap,
         speculation=SpeculationConfig("none"),
@@ -77,7 +76,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     configure(0)
-    machine, lengths = machine_of(args.sequences, args.cap), ResponseLengths.built_in("reasoning")
+    machine, lengths = (
+        machine_of(args.sequences, args.cap, Target.parse(TARGET)),
+        ResponseLengths.built_in("reasoning"),
+    )
     seen, workload = (lengths.draw(Draw(args.sequences, args.cap, seed=i)) for i in range(2))
     learned = LengthModel.empty(args.cap).updated(
         seen.responses, seen.responses >= seen.cap, seen.prompt_id

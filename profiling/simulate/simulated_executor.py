@@ -14,10 +14,10 @@ import numpy as np
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.executor import Arrival, Executor
-from pat_jax.engine.relocation.rounds import Shift, shifts
+from pat_jax.engine.relocation.rounds import Shift
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
-from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
+from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork, Spans
 from pat_jax.planning.drafts import NONE_DRAFTED
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import balance_seconds
@@ -174,14 +174,22 @@ class SimulatedExecutor(Executor):
         source, self.split = relocation.source, relocation.target
         if source == self.split:
             self.now_s = max(self.now_s, self._sent_s)
+            rest = relocation.moves.part(~relocation.is_sent)
             if relocation.is_sent.any():
-                rest = relocation.moves.part(~relocation.is_sent)
-                self.now_s += len(list(shifts(rest, source.dp))) * truth.shift_round(source)
+                self.now_s += self._rounds(rest, source.dp) * truth.shift_round(source)
             else:
                 self.now_s += balance_seconds(truth, source, load, relocation.group)
         else:
             self.now_s += truth.reslice(source, self.split)
         return Arrival()
+
+    def _rounds(self, moves: PageMoves, groups: int) -> int:
+        """As `balance_seconds` counts them, of pages."""
+        pages = np.zeros((groups, groups))
+        distance = (moves.new_group - moves.old_group) % groups
+        np.add.at(pages, (distance, moves.old_group), 1)
+        most = pages.max(axis=1) * self.tables.page_size
+        return int(np.ceil(most / self.machine.truth.round_tokens).sum())
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Priced as the planner prices it, what migrates included: sequence by sequence."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from bursts import burst, carry, crowded
 from devices_draw import draw_in_a_burst
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -158,6 +159,7 @@ class Serving(RuleBasedStateMachine):
         self.tables = self.scheduler.tables
         self.devices = Devices(self.scheduler)
         self.sent: SentPages | None = None
+        self.num_sent = 0  # pages that were, when their sequences went
 
     has_work = precondition(lambda self: self.table.has_work)
 
@@ -295,6 +297,7 @@ class Serving(RuleBasedStateMachine):
         moves = self.scheduler.balance(group)
         self.rows = max(self.rows, table.rows_per_group)
         is_sent = is_kept[moves.old_group, moves.new_group, moves.old_page]
+        self.num_sent = int(is_sent.sum())
         self.devices.unpack(moves.part(is_sent))
         self.devices.shift(moves.part(~is_sent))
         for i, g in zip(live.tolist(), table.group(live).tolist(), strict=True):
@@ -333,3 +336,43 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
+
+long_responses = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(20, 60)), min_size=4, max_size=16
+)
+
+
+def test_pages_that_are_sent_before():
+    """All sequences run for a while, so that there is something to be sent; by the rules above."""
+    num_sent = []
+
+    @settings(max_examples=100)
+    @given(
+        st.data(),
+        long_responses,
+        st.sampled_from([2, 4]),
+        st.integers(1, 3),
+        st.integers(0, 60),
+        st.integers(0, 3),
+    )
+    def example(data, lengths, num_groups, page_size, spare, bursts):
+        machine = Serving()
+        machine.begin(lengths, num_groups, page_size, spare, rows=8)
+        giving = [False] * 4
+        giving[data.draw(st.integers(0, num_groups - 1))] = True
+        machine.step(data)
+        machine.send(data, giving, rounds=3)
+        for _ in range(bursts):
+            if machine.table.has_work:
+                machine.step(data)
+        if machine.table.has_work:
+            machine.follow()
+        num_sent.append(machine.num_sent)
+        for _ in range(2):
+            machine.each_sequence_is_in_one_place()
+            machine.nothing_contradicts_itself()
+            if machine.table.has_work:
+                machine.step(data)
+
+    example()
+    assert sum(count > 0 for count in num_sent) > len(num_sent) / 5

@@ -145,7 +145,8 @@ class TestTwoStages:
     """`FOUR` moves 185 tokens to distances 3, 1, 3 and 1 of the first group: 5, 60, 60 and 60."""
 
     def test_a_slow_way_goes_on_while_they_decode(self):
-        """100 rounds are sent, 85 follow; a step is uneven as long as the 100 are on their way."""
+        """100 rounds are sent, 85 follow and what two sequences of a distance say meanwhile; a step is uneven
+        as long as the 100 are on their way."""
         planner = staged(packed_s=1e-4, sent_s=0.012)
         one = asked(planner, FOUR)
         two = asked(planner, FOUR, limits=SendLimits(100, 4))
@@ -153,7 +154,7 @@ class TestTwoStages:
         now_s, even_s = (planner._remaining(load(g), STAY)[1][1] for g in (GROUP, FOUR))
         steps = 4 * -(-100 * 0.012 // (4 * now_s))
         assert two.sending == (100, steps)
-        idle_s = 100 * 1e-4 + 85 * 0.01
+        idle_s = 100 * 1e-4 + (85 + 2 * 2 * steps) * 0.01
         assert two.predicted_cost_s == pytest.approx(idle_s + steps * (now_s - even_s))
         assert two.prediction is not None and two.prediction.kv_s == pytest.approx(idle_s)
         assert 1.2 * two.predicted_cost_s < one.predicted_cost_s == pytest.approx(1.85)
@@ -163,7 +164,15 @@ class TestTwoStages:
     def test_the_last_page_of_each_distance_always_follows(self):
         two = asked(staged(1e-4, 0.012), FOUR, limits=SendLimits(1000, 1))
         assert two is not None and two.prediction is not None
-        assert two.prediction.kv_s == pytest.approx(185 * 1e-4 + 2 * 0.01)
+        assert two.sending is not None
+        said = 4 * two.sending.steps
+        assert two.prediction.kv_s == pytest.approx(185 * 1e-4 + said * 0.01)
+        # Two rounds to each distance, and what is said fits into those that follow.
+        planner = staged(1e-4, 0.012)
+        planner.latency = replace(planner.latency, round_tokens=60)
+        two = asked(planner, FOUR, limits=SendLimits(1000, 1))
+        assert two is not None and two.sending is not None and two.prediction is not None
+        assert two.prediction.kv_s == pytest.approx(4 * 1e-4 + 2 * 0.01)
 
     @pytest.mark.parametrize(
         "packed_s, sent_s, limits",

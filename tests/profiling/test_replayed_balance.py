@@ -112,7 +112,7 @@ class TestBalance:
 
     def test_pages_are_sent_while_all_decode_on(self):
         """Seven of 101 tokens leave for as many groups, in four rounds each: all those of the first five are
-        sent. What they say meanwhile, eight tokens, follows in a round each; the others need five by then."""
+        sent. What they say meanwhile, eight tokens, follows in a round each, as do the others in four."""
         responses = np.where(np.arange(64) % 8 == 0, 90, 32)
         workload = Workload(np.full(64, 70), responses, CAP)
         at_once, staged = (
@@ -124,7 +124,7 @@ class TestBalance:
         assert one.seconds == pytest.approx(7 * 4 * 0.1)
         assert (two.sequences, two.fullest, two.step) == (7, (8, 1), 40)
         assert (two.pages, two.pages_sent) == (7 * (101 + 8), 5 * 101)
-        assert two.seconds == pytest.approx(20 * 0.01 + (5 + 2 * 5) * 0.1)
+        assert two.seconds == pytest.approx(20 * 0.01 + (5 + 2 * 4) * 0.1)
         assert staged.trace.total_steps == at_once.trace.total_steps
         assert staged.total_s == pytest.approx(staged.spent("prefill", "decode", "balance"))
         assert staged.spent("balance") == pytest.approx(two.seconds)

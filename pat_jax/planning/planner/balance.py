@@ -1,6 +1,7 @@
 """What it costs to move sequences between the data-parallel groups of a layout, in one stage or in two."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -61,9 +62,10 @@ def two_stages(
     if not limits.rounds or math.isinf(packed_s + sent_s):
         return None
     # One distance after the other.
-    left = rounds - np.clip(limits.rounds - (rounds.cumsum() - rounds), 0, rounds)
-    sent, follow = int((rounds - left).sum()), int(np.maximum(left, rounds > 0).sum())
-    idle_s = sent * packed_s + follow * latency.shift_round(split)
+    sent = np.clip(limits.rounds - (rounds.cumsum() - rounds), 0, rounds)
     uneven_s, even_s = step_s
-    steps = limits.steps * math.ceil(sent * sent_s / (limits.steps * uneven_s))
+    steps = limits.steps * math.ceil(sent.sum() * sent_s / (limits.steps * uneven_s))
+    by_then = _rounds(latency, split, replace(load, context=load.context + steps), group)
+    follow = np.maximum(by_then - sent, rounds > 0)
+    idle_s = float(sent.sum() * packed_s + follow.sum() * latency.shift_round(split))
     return Stages(idle_s, steps, steps * max(0.0, uneven_s - even_s))
