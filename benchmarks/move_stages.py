@@ -89,13 +89,16 @@ def main() -> None:
     args = parser.parse_args()
     configure(0)
     found = {}
-    for text, slower, lengths, sequences in product(TARGETS, SLOWER, LENGTHS, args.sequences):
+    for text, slower in product(TARGETS, SLOWER):
         target = Target.parse(text)
         chip = replace(target.chip, link_bytes_s=target.chip.link_bytes_s / slower)
-        machine = machine_of(sequences, LENGTHS[lengths], replace(target, chip=chip))
-        name = f"{text}, links {slower} times slower, {sequences} responses, {lengths}"
-        found[name] = cell(replace(machine, has_pools=True), lengths, sequences, args.rollouts)
-        print(name, json.dumps(found[name], indent=1), flush=True)
+        for lengths, cap in LENGTHS.items():
+            for sequences in args.sequences:
+                bare = machine_of(sequences, cap, replace(target, chip=chip))
+                machine = replace(bare, has_pools=True)
+                name = f"{text}, links {slower} times slower, {sequences} responses, {lengths}"
+                found[name] = cell(machine, lengths, sequences, args.rollouts)
+                print(name, json.dumps(found[name], indent=1), flush=True)
     if args.out:
         command = "python -m benchmarks.move_stages " + " ".join(sys.argv[1:])
         args.out.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")

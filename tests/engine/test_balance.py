@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 
+from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.migration import Shifting
 from pat_jax.engine.device.pages import pack, shift, unpack
 from pat_jax.engine.device.programs import Key
@@ -22,6 +23,7 @@ from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
+from pat_jax.engine.relocation.sent_pages import SentPages
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.balance import evened, options
@@ -156,6 +158,26 @@ class TestPages:
         assert [pool.capacity - pool.num_free for pool in tables.pools] == [3 + 2, 3 + 2]
         assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
         np.testing.assert_array_equal(turn, scheduler._turn)
+
+    def test_who_had_to_make_room_between_two_stages_stays_where_it_came_back(self):
+        """From the first group to the second, but by then it has pages in the third."""
+        known = [tuple(range(10 * i, 10 * i + 9)) for i in range(3)]
+        requests = [Request(text, np.zeros(2, np.uint32), 9) for text in known]
+        responses = Responses.of(requests, num_groups=3, rows_per_group=4)
+        scheduler, table = Scheduler(responses, num_pages=16, page_size=4), responses.table
+        for i, group in enumerate([0, 0, 1]):
+            assert scheduler.admit_one(i, group, 1) is not None
+        table.enter(np.arange(3), np.array([0, 0, 1]))
+        sent = SentPages(scheduler.tables, np.array([1, 1, 1]), rounds=2)
+        assert [(one.old_page != NULL_PAGE).sum() for one in sent.shifts] == [2 * 2]
+        scheduler._preempt(1)
+        assert sent.groups().tolist() == [1, 1]
+        scheduler._queue.remove(1)
+        assert scheduler.admit_one(1, 2, 1) is not None
+        table.enter(np.array([1]), np.array([2]))
+        assert table.live.tolist() == [0, 1, 2] and sent.groups().tolist() == [1, 2, 1]
+        # Its copies do not count any more.
+        assert sent.is_kept().sum() == 2
 
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
@@ -378,6 +400,37 @@ def test_balancing_in_two_stages_changes_no_token(split, runs_ahead, monkeypatch
         # A burst of no more steps came between them; it may have ended where rows fit a smaller bucket.
         assert any(0 < done.step - step <= every * -(-steps // every) for step in begun)
         assert done.bytes_moved >= done.least_bytes > 0
+
+
+@dataclass(frozen=True)
+class Leaving(Eager):
+    """Goes to the other layout as soon as a move has begun."""
+
+    def plan(self, load: Load, current: Split) -> Plan:
+        return Plan(DP4 if self.seen else self.split, threshold=0)
+
+
+def test_a_switch_between_two_stages_drops_what_was_sent_and_changes_no_token(monkeypatch):
+    requests = uneven(0)
+    expected, _ = run(requests, FixedLayout(DP8), DP8)
+    planner, held = Leaving(DP8, sending=Sending(rounds=8, steps=3)), []
+    migrate = DevicePool.migrate
+
+    def spy(pool: DevicePool, *args):
+        held.append(len(pool._sent))
+        done = migrate(pool, *args)
+        held.append(len(pool._sent))
+        return done
+
+    monkeypatch.setattr(DevicePool, "migrate", spy)
+    found, report = run(requests, planner, DP8)
+    decisions = subject("kv2").judge.decisions(requests, expected)
+    total = sum(map(compare, expected, found, decisions), Tally())
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.compared > 0.95 * total.tokens > 300
+    assert [switch.target for switch in report.switches] == [str(DP4)]
+    assert held[0] > held[1] == 0
+    assert report.spent("balance") > sum(move.seconds for move in report.balanced)
 
 
 def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):

@@ -347,11 +347,18 @@ class TestTwoStages:
         assert len(relocation.moves.old_page) == 4 and relocation.is_sent.sum() == 2
 
     def test_a_switch_comes_first_and_leaves_nothing_of_it(self):
+        other, planner = Split(1, 2), NoBalance(Split(1, 2))
+        buckets = replace(SHAPES.buckets, rows={**SHAPES.buckets.rows, other: (16,)})
+        pages = {**SHAPES.pages, other: 400}
         controller, _ = self.begun(4)
+        controller.shapes = replace(SHAPES, buckets=buckets, pages=pages)
         collect(controller, controller.burst(at(0)), 4)
-        other = Split(1, 2)
-        plan, second = controller.decide(FixedLayout(other))
+        plan, second = controller.decide(planner)
         assert (plan.split, second) == (other, None)
+        relocation = controller.relocate(plan)
+        assert not relocation.is_sent.any() and len(relocation.moves.old_page)
+        controller.arrive(relocation, None)
+        assert controller.decide(planner) == (plan, None) and planner.asked == 1
 
 
 @dataclass(frozen=True)

@@ -352,7 +352,7 @@ def test_pages_that_are_sent_before():
         long_responses,
         st.sampled_from([2, 4]),
         st.integers(1, 3),
-        st.integers(0, 60),
+        st.integers(0, 30),
         st.integers(0, 3),
     )
     def example(data, lengths, num_groups, page_size, spare, bursts):
