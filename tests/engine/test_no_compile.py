@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
+from restless import Restless
 
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.models.lora import Lora
@@ -16,7 +17,7 @@ from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import RECOMPUTE_ALL, Balance, Load, Outcome, Plan, Relocated, Sending
+from pat_jax.planning.types import RECOMPUTE_ALL
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.rl.batches import to_train_batch
 from pat_jax.rl.optimizer import make_optimizer
@@ -173,30 +174,12 @@ def test_iterations_that_train_adapters_compile_nothing(warm):
     warm.generator.load(warm.state.params)
 
 
-class Restless(FixedLayout):
-    """Always moves a sequence of the fullest group to the emptiest one, by turns in one stage and in two."""
-
-    moved = 0
-
-    def balance(self, load: Load, plan: Plan, options, limits) -> Balance | None:
-        del options, limits
-        count = np.bincount(load.group, minlength=plan.split.dp)
-        if count.max() - count.min() < 1:
-            return None
-        group = load.group.copy()
-        group[np.flatnonzero(group == count.argmax())[0]] = count.argmin()
-        return Balance(group, sending=Sending(2, 4) if Restless.moved % 2 else None)
-
-    def observe(self, outcome: Outcome) -> None:
-        Restless.moved += isinstance(outcome, Relocated)
-
-
 def test_moves_between_groups_compile_nothing(warm):
     with counted_compilations() as events:
         for step, split in enumerate((DP8, DP4TP2, DP2TP4)):
-            Restless.moved = 0
-            warm.iterate(10 + step, Restless(split), temperature=1.0)
-            assert Restless.moved > 2
+            planner = Restless(split)
+            warm.iterate(10 + step, planner, temperature=1.0)
+            assert len(planner.moved) > 2
     assert events == []
 
 

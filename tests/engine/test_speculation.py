@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from after_warm_up import measured, run_compiling_nothing
+from restless import Restless
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
 from pat_jax.common.hosts.together import Company
@@ -21,7 +22,7 @@ from pat_jax.engine.sequences.types import Sampling
 from pat_jax.planning.drafts import BRANCHES, Acceptance
 from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Stagger
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Split, Stagger
 from tests.lossless import CARRIES, MODELS, Settings, Subject, tally
 from tests.near_ties import Tally
 
@@ -125,6 +126,14 @@ def test_switches_change_no_token_either(path, carry):
     found, report = subject().run(requests, replace(planner, budget=3, reach=REACH))
     assert len(report.switches) == len(path) - 1
     check(found, report, least=1.4)
+
+
+def test_sequences_that_move_between_groups_say_the_same():
+    """In one stage and in two: what drafts have written behind a sequence's newest token is sent by none."""
+    planner = Restless(Split(8, 1), budget=3, reach=REACH)
+    found, report = subject().run(static()[0], planner)
+    check(found, report, least=1.4)
+    assert len(report.balanced) > 2 and any(move.pages_sent for move in report.balanced)
 
 
 @pytest.mark.parametrize("samples", [1, 4])

@@ -1,0 +1,28 @@
+"""A planner that never leaves sequences where they are."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Balance, Load, Outcome, Plan, Relocated, Sending
+
+
+@dataclass(frozen=True)
+class Restless(FixedLayout):
+    """Always moves a sequence of the fullest group to the emptiest one, by turns in one stage and in two."""
+
+    moved: list[Balance] = field(default_factory=list)
+
+    def balance(self, load: Load, plan: Plan, options, limits) -> Balance | None:
+        del options, limits
+        count = np.bincount(load.group, minlength=plan.split.dp)
+        if count.max() == count.min():
+            return None
+        group = load.group.copy()
+        group[np.flatnonzero(group == count.argmax())[0]] = count.argmin()
+        return Balance(group, sending=Sending(2, 4) if len(self.moved) % 2 else None)
+
+    def observe(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Relocated) and isinstance(outcome.decision, Balance):
+            self.moved.append(outcome.decision)
