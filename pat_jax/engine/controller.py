@@ -52,6 +52,17 @@ class Burst:
 
 
 @dataclass(frozen=True)
+class FirstStage:
+    """Of a move: pages have been sent, see `Controller.send`."""
+
+    balance: Balance
+    step: int  # decode steps of the rollout before
+    fullest: int  # live sequences of the fullest group then
+    sequences: int  # that are to go
+    seconds: float = 0.0  # that sending them has taken
+
+
+@dataclass(frozen=True)
 class Relocation:
     """Live sequences to other groups, of another layout or of the one they are in."""
 
@@ -61,17 +72,8 @@ class Relocation:
     group: np.ndarray  # int[live], of each afterwards
     is_left: np.ndarray  # bool[live], whose pages are left behind; the others migrate
     moves: PageMoves
-    is_sent: np.ndarray  # bool[moves], pages whose copies are there: see `Controller.send`
-    sent_s: float = 0.0  # that sending them has taken
-
-
-@dataclass
-class _Between:
-    """A move between its two stages."""
-
-    balance: Balance
-    pages: SentPages
-    sent_s: float = 0.0
+    is_sent: np.ndarray  # bool[moves], pages whose copies are there
+    first: FirstStage | None = None  # of a move in two stages, of which this is the second
 
 
 class Collected(NamedTuple):
@@ -118,7 +120,9 @@ class Controller:
         self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
-        self._between: _Between | None = None
+        # A move between its two stages, and one that will have no second.
+        self._begun: tuple[FirstStage, SentPages] | None = None
+        self._dropped: FirstStage | None = None
 
     @property
     def has_work(self) -> bool:
@@ -165,21 +169,40 @@ class Controller:
     def decide(self, planner: Planner) -> tuple[Plan, Balance | None]:
         """The layout of the next burst, and which sequences go to other groups where it stays the same.
 
-        A move that has begun is brought to its end.
+        A move that has begun is brought to its end where it still leads to a smaller row bucket.
         """
         load = self.table.load()
         plan = planner.plan(load, self.split)
-        if plan.split != self.split:
-            return plan, None
-        if (begun := self._between) is not None:
-            return plan, replace(begun.balance, group=begun.pages.groups(), sending=None)
+        second = self._second_stage() if plan.split == self.split else None
+        if self._begun is not None and second is None:
+            (self._dropped, _), self._begun = self._begun, None
+        if plan.split != self.split or second is not None:
+            return plan, second
         # What is laid out for bursts on their way is free again before any sequences move.
         laid_out = self._reserve.left if self._reserve is not None and self._running else 0
         row_buckets = self.shapes.buckets.rows[self.split]
         options = self.scheduler.balance_options(row_buckets, laid_out)
         rounds = self.shapes.send_rounds.get(self.split, 0)
-        limits = SendLimits(rounds, self.shapes.pace(plan.budget).check_every)
+        pace = self.shapes.pace(plan.budget)
+        limits = SendLimits(rounds, pace.check_every, pace.burst_steps)
         return plan, planner.balance(load, plan, options, limits)
+
+    def _second_stage(self) -> Balance | None:
+        """Of a move that has begun; None: of none, or of one that would empty no row bucket any more."""
+        if self._begun is None:
+            return None
+        (first, pages), table = self._begun, self.table
+        group, buckets = pages.groups(), self.shapes.buckets
+        smaller = buckets.rows_below(self.split, buckets.rows_for(self.split, table.fullest))
+        # Those that wait get the rows that become free.
+        if not len(table.waiting) and np.bincount(group, minlength=1).max() <= smaller:
+            return replace(first.balance, group=group, sending=None)
+        return None
+
+    def dropped(self) -> FirstStage | None:
+        """A move that has no second stage; told once."""
+        dropped, self._dropped = self._dropped, None
+        return dropped
 
     def relocate(self, plan: Plan) -> Relocation:
         """The first half of a switch to the plan's layout; `arrive` must follow.
@@ -197,7 +220,7 @@ class Controller:
             num_pages=self.shapes.pages[target],
             is_recomputed=is_recomputed,
         )
-        self.split, self._between = target, None
+        self.split = target
         return Relocation(
             source, target, load, group, is_left, moves, np.zeros(len(moves.old_page), bool)
         )
@@ -222,31 +245,39 @@ class Controller:
     def send(self, balance: Balance) -> tuple[Shift, ...]:
         """The first of the two stages of a move: pages to be sent while a burst runs; `balance` is the second.
 
-        That burst is as long as they are on their way, and none is dispatched behind it.
+        That burst is as long as they are on their way, if it may be, and none is dispatched behind it.
         """
         assert balance.sending is not None and not self._running
         pages = SentPages(self.scheduler.tables, balance.group, balance.sending.rounds)
-        self._between = _Between(balance, pages)
+        table = self.table
+        moved = int((balance.group != table.group(table.live)).sum())
+        first = FirstStage(balance, table.num_steps, table.fullest, moved)
+        self._begun = first, pages
         return pages.shifts
 
     def note_sent(self, seconds: float) -> None:
         """What the first stage has taken."""
-        assert self._between is not None
-        self._between.sent_s = seconds
+        assert self._begun is not None
+        first, pages = self._begun
+        self._begun = replace(first, seconds=seconds), pages
+
+    @property
+    def is_between_stages(self) -> bool:
+        return self._begun is not None
 
     def balance(self, balance: Balance) -> Relocation:
         """Live sequences to the groups that `balance` gives them."""
-        load, table, begun = self.table.load(), self.table, self._between
-        is_kept = None if begun is None else begun.pages.is_kept()
+        load, table = self.table.load(), self.table
+        first, pages = self._begun or (None, None)
+        is_kept = None if pages is None else pages.is_kept()
         moves = self.scheduler.balance(balance.group)
-        is_sent, sent_s = np.zeros(len(moves.old_page), bool), 0.0
-        if begun is not None and is_kept is not None:
+        is_sent = np.zeros(len(moves.old_page), bool)
+        if is_kept is not None:
             is_sent = is_kept[moves.old_group, moves.new_group, moves.old_page]
-            sent_s = begun.sent_s
-        self._between = None
+        self._begun = None
         stay = np.zeros(load.live, bool)
         group = table.group(table.live)
-        return Relocation(self.split, self.split, load, group, stay, moves, is_sent, sent_s)
+        return Relocation(self.split, self.split, load, group, stay, moves, is_sent, first)
 
     def fit(self) -> None:
         """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
@@ -264,8 +295,8 @@ class Controller:
         budget = self._budget(plan)
         pace = self.shapes.pace(budget)
         shape, steps = self._next(budget, tokens_before=0)
-        if self._between is not None:
-            sending, every = self._between.balance.sending, pace.check_every
+        if self._begun is not None:
+            sending, every = self._begun[0].balance.sending, pace.check_every
             assert sending is not None
             steps = min(steps, -(-sending.steps // every) * every)
         tables = self.scheduler.tables
@@ -302,7 +333,7 @@ class Controller:
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
         budget = running.shape.budget
-        if table.version != self._version or len(table.waiting) or self._between is not None:
+        if table.version != self._version or len(table.waiting) or self.is_between_stages:
             return None
         if self._budget(plan) != budget:
             return None

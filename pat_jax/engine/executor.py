@@ -56,11 +56,14 @@ class Executor(ABC):
 
     @abstractmethod
     def send(self, shifts: Sequence[Shift]) -> None:
-        """Sends copies of pages to other groups, where they wait for `relocate` while bursts run."""
+        """Sends copies of pages to other groups, where they wait for `relocate` while bursts run.
+
+        What was sent before is dropped; nothing at all may be sent.
+        """
 
     @abstractmethod
     def relocate(self, relocation: Relocation) -> Arrival:
-        """Weights to the layout, and the pages that migrate; what was sent and does not count is dropped."""
+        """Weights to the layout, and the pages that migrate."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Computes anew what a relocation has left behind, but for sequences that wait, bool[live]."""

@@ -71,7 +71,7 @@ def rollout(
                 report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
                 if running.foreseen is not None:
                     report.add_drafts(ran, running.foreseen, done.tokens / max(1, done.live_steps))
-                if is_timed:
+                if is_timed and not controller.is_between_stages:  # copies beside it slow it down
                     planner.observe(ran)
                 if ran.budget:
                     said = done.tokens, done.live_steps
@@ -117,6 +117,9 @@ def _prepare(
             report.stagger = None
     with clock("plan"):
         plan, balance = controller.decide(planner)
+    if (first := controller.dropped()) is not None:
+        executor.send(())
+        planner.observe(Relocated(first.balance, first.seconds, is_as_priced=False))
     if not report.bursts:
         tell(f"first plan for {len(controller.table)} sequences: {plan.reason}")
     if plan.split != controller.split:
@@ -132,10 +135,10 @@ def _prepare(
         controller.note_sent(clock.elapsed - began)
     elif balance is not None:
         with clock("balance"):
-            moved = _balance(controller, executor, balance)
+            moved, is_as_priced = _balance(controller, executor, balance)
         report.balanced.append(moved)
         tell(f"balance: {balance.reason}; took {moved.seconds:.3f} s")
-        planner.observe(Relocated(balance, moved.seconds))
+        planner.observe(Relocated(balance, moved.seconds, is_as_priced=is_as_priced))
     with clock("schedule"):
         controller.fit()
     return plan
@@ -171,22 +174,28 @@ def _switch(
     )
 
 
-def _balance(controller: Controller, executor: Executor, balance: Balance) -> Balanced:
-    """Live sequences to other groups of their layout."""
-    began, fullest = executor.clock.elapsed, controller.table.fullest
+def _balance(controller: Controller, executor: Executor, balance: Balance) -> tuple[Balanced, bool]:
+    """Live sequences to other groups of their layout, and whether all have gone that were to go."""
+    clock, table = executor.clock, controller.table
+    began, fullest, step = clock.elapsed, table.fullest, table.num_steps
     relocation = controller.balance(balance)
     arrival = executor.relocate(relocation)
-    seconds = relocation.sent_s + executor.clock.elapsed - began
-    return Balanced(
-        step=controller.table.num_steps,
+    seconds, old = clock.elapsed - began, relocation.load.group
+    sequences, due = (int((group != old).sum()) for group in (relocation.group, balance.group))
+    if (first := relocation.first) is not None:
+        fullest, due, seconds = first.fullest, first.sequences, first.seconds + seconds
+    moved = Balanced(
+        step=step,
         layout=str(relocation.source),
-        sequences=int((relocation.group != relocation.load.group).sum()),
+        sequences=sequences,
         pages=len(relocation.moves.old_page),
-        fullest=(fullest, controller.table.fullest),
+        fullest=(fullest, table.fullest),
         seconds=seconds,
         predicted_saving_s=balance.predicted_saving_s,
         predicted_cost_s=balance.predicted_cost_s,
         bytes_moved=arrival.num_bytes or 0,
         least_bytes=arrival.least_bytes,
         pages_sent=int(relocation.is_sent.sum()),
+        steps_between=step - first.step if first is not None else 0,
     )
+    return moved, sequences == due

@@ -52,6 +52,7 @@ class Balanced:
     bytes_moved: int = 0  # from device to device, all devices; empty slots of buffers included
     least_bytes: int = 0  # of the pages that moved
     pages_sent: int = 0  # of them, those that were sent while all decoded on
+    steps_between: int = 0  # decode steps between its two stages; 0: it has one
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class Prediction:
     reslice_s: float  # of the weights
     kv_s: float  # of the KV cache
     step_s: np.ndarray | None = None  # float[layouts], a decode step afterwards; of a switch None
+    visits: int = 1  # of the host
 
 
 class DraftLimits(NamedTuple):
@@ -157,7 +158,8 @@ class SendLimits(NamedTuple):
     """Of a move's first stage."""
 
     rounds: int = 0  # of pages that are on their way at once, at most: memory holds no more
-    steps: int = 1  # a burst makes a multiple of so many
+    every: int = 1  # steps, of which a burst makes a multiple
+    most: int = 1  # steps of a burst, at most
 
 
 ONE_STAGE = SendLimits()
@@ -190,6 +192,7 @@ class Relocated:
     decision: Plan | Balance
     seconds: float
     carry: Carry = "migrate"
+    is_as_priced: bool = True  # a move of which something did not come to its end is not
 
 
 @dataclass(frozen=True)

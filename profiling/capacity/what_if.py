@@ -17,7 +17,7 @@ from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.latency.model import LatencyModel
+from pat_jax.planning.latency.model import STAGES, LatencyModel
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
@@ -160,7 +160,7 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
         prefill_table={
             key: seconds + more(key[0], tokens) for key, seconds in latency.prefill_table.items()
         },
-        migrate_table=_times(latency.migrate_table, factor),
+        migrate_table=_over_links(latency.migrate_table, factor),
         # Going up in TP sends no weights.
         reslice_table={
             pair: seconds * (factor if pair[1].tp < pair[0].tp else 1)
@@ -169,8 +169,13 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
     )
 
 
-def _times(table: Mapping, factor: float) -> dict:
-    return {key: factor * seconds for key, seconds in table.items()}
+def _over_links(table: Mapping[tuple[Split, Split, str], float], factor: float) -> dict:
+    """Rounds of pages over links that take so many times as long; packing is the memory's."""
+    found = {}
+    for (source, target, kind), seconds in table.items():
+        packed = 0.0 if kind == STAGES[1] else table.get((source, target, STAGES[0]), 0.0)
+        found[source, target, kind] = packed + factor * (seconds - packed)
+    return found
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:

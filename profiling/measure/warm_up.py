@@ -5,6 +5,7 @@ comes out is the latency model that the planner reads, so warming up and profili
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -297,25 +298,45 @@ class Warmup:
         return self._stages(layout, pool) if self._sends(layout) else pool
 
     def _stages(self, layout: Layout, pool: Pool) -> Pool:
-        """Times what a round between groups is made of where it is sent beside programs: packing and
-        unpacking it, and its way."""
+        """Times what a round between groups is made of where it is sent beside programs: what it takes of
+        the devices' time, and its way.
+
+        Packing and unpacking it takes their time, and so does by how much programs are slower while it
+        is on its way: these here copy pages, which nothing slows down more than other copies.
+        """
         split, shifting = layout.split, Shifting(self.programs, layout)
         empty = np.full((split.dp, SHIFT_SIZES[0]), NULL_PAGE)
         shift = Shift(1, empty, empty)
         packed = jax.block_until_ready(shifting.pack(pool, shift))
+        for distance in range(1, split.dp):  # connections are made
+            jax.block_until_ready(elsewhere(layout, packed, distance))
 
-        def pack() -> float:
-            nonlocal pool
+        def seconds(work: Callable[[], object]) -> float:
             start = time.perf_counter()
-            pool = jax.block_until_ready(shifting.unpack(pool, shifting.pack(pool, shift), empty))
+            jax.block_until_ready(work())
             return time.perf_counter() - start
 
         def send() -> float:
-            start = time.perf_counter()
-            jax.block_until_ready(elsewhere(layout, packed, shift.distance))
-            return time.perf_counter() - start
+            return seconds(lambda: elsewhere(layout, packed, shift.distance))
 
-        for kind, once in zip(STAGES, (pack, send), strict=True):
+        def copy() -> Pool:
+            nonlocal pool
+            pool = shifting.unpack(pool, shifting.pack(pool, shift), empty)
+            return pool
+
+        def busy() -> float:
+            one, way = seconds(copy), send()
+            copies = math.ceil(2 * way / one)  # longer than the way
+            alone = seconds(lambda: [copy() for _ in range(copies)][-1])
+            beside = seconds(
+                lambda: (
+                    elsewhere(layout, packed, shift.distance),
+                    [copy() for _ in range(copies)][-1],
+                )
+            )
+            return one + max(0.0, beside - alone)
+
+        for kind, once in zip(STAGES, (busy, send), strict=True):
             self._note(Timed("migrate_table", (split, split, kind), once))
         return pool
 

@@ -1,5 +1,6 @@
 """What is replayed, and where: the types of `simulator.py`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -121,7 +122,7 @@ class Machine:
         return {
             split: memory.staging // max(1, 2 * SIZES[0] * memory.page[split])
             for split in self.splits
-            if split.dp > 1
+            if self.truth.shift_stages(split)[1] < math.inf
         }
 
     @property

@@ -1,9 +1,11 @@
 """A planner that never leaves sequences where they are."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 
+from pat_jax.engine.controller import Controller
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Balance, Load, Outcome, Plan, Relocated, Sending
 
@@ -26,3 +28,15 @@ class Restless(FixedLayout):
     def observe(self, outcome: Outcome) -> None:
         if isinstance(outcome, Relocated) and isinstance(outcome.decision, Balance):
             self.moved.append(outcome.decision)
+
+
+def to_the_end(patch: pytest.MonkeyPatch) -> None:
+    """Every move that has begun has its second stage, also one that empties no row bucket."""
+
+    def second_stage(self: Controller) -> Balance | None:
+        if self._begun is None:
+            return None
+        first, pages = self._begun
+        return replace(first.balance, group=pages.groups(), sending=None)
+
+    patch.setattr(Controller, "_second_stage", second_stage)

@@ -280,7 +280,11 @@ def test_pages_that_were_sent_before_arrive_too_and_those_that_no_longer_count_d
         nowhere = replace_pages(moves.part(was_sent))
         sent = shifting.send(put(x, layout), list(shifts(nowhere, dp)))
         moving = moves.part(goes)
-        arrived, traffic = shifting.run(put(later, layout), moving, sent, was_sent[goes])
+        is_sent = was_sent[goes]
+        arrived, before = shifting.put(put(later, layout), moving.part(is_sent), sent)
+        assert sent == [], "dropped one by one"
+        arrived, traffic = shifting.run(arrived, moving.part(~is_sent))
+        traffic = before.before(traffic)
         assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
         assert traffic.num_bytes >= traffic.least_bytes > 0
 
@@ -398,7 +402,8 @@ def test_balancing_in_two_stages_changes_no_token(split, runs_ahead, monkeypatch
     for done in report.balanced:
         assert 0 < done.pages_sent < done.pages
         # A burst of no more steps came between them; it may have ended where rows fit a smaller bucket.
-        assert any(0 < done.step - step <= every * -(-steps // every) for step in begun)
+        assert 0 < done.steps_between <= every * -(-steps // every)
+        assert done.step - done.steps_between in begun
         assert done.bytes_moved >= done.least_bytes > 0
 
 
@@ -414,22 +419,26 @@ def test_a_switch_between_two_stages_drops_what_was_sent_and_changes_no_token(mo
     requests = uneven(0)
     expected, _ = run(requests, FixedLayout(DP8), DP8)
     planner, held = Leaving(DP8, sending=Sending(rounds=8, steps=3)), []
-    migrate = DevicePool.migrate
+    send, migrate = DevicePool.send, DevicePool.migrate
 
-    def spy(pool: DevicePool, *args):
+    def sending(pool: DevicePool, shifts):
+        send(pool, shifts)
         held.append(len(pool._sent))
-        done = migrate(pool, *args)
-        held.append(len(pool._sent))
-        return done
 
-    monkeypatch.setattr(DevicePool, "migrate", spy)
+    def migrating(pool: DevicePool, *args):
+        held.append(len(pool._sent))
+        return migrate(pool, *args)
+
+    monkeypatch.setattr(DevicePool, "send", sending)
+    monkeypatch.setattr(DevicePool, "migrate", migrating)
     found, report = run(requests, planner, DP8)
     decisions = subject("kv2").judge.decisions(requests, expected)
     total = sum(map(compare, expected, found, decisions), Tally())
     assert total.unexplained == total.judge_disagrees == 0
     assert total.compared > 0.95 * total.tokens > 300
     assert [switch.target for switch in report.switches] == [str(DP4)]
-    assert held[0] > held[1] == 0
+    first, dropped, switched, *_ = held
+    assert first > dropped == switched == 0
     assert report.spent("balance") > sum(move.seconds for move in report.balanced)
 
 

@@ -300,13 +300,14 @@ def test_the_option_decides_where_it_says_so():
 
 
 class TestTwoStages:
-    """Four of eight go from the first group to the second, a page of four tokens at a time."""
+    """Two of six go from the first group to the second, which has two; of a burst each says four tokens."""
 
     def begun(self, steps: int) -> tuple[Controller, Balance]:
         controller = make_controller(16, prompt=10)
-        end(controller, kept=8)
-        controller.end(lambda i: i in set(controller.table.live[8:12].tolist()))
         table = controller.table
+        live, group = table.live, table.group(table.live)
+        ended = {*live[group == 0][6:].tolist(), *live[group == 1][2:].tolist()}
+        controller.end(lambda i: i in ended)
         group = table.group(table.live)
         group[np.flatnonzero(group == 0)[:2]] = 1
         balance = Balance(group, sending=Sending(rounds=4, steps=steps))
@@ -333,18 +334,48 @@ class TestTwoStages:
         relocation = controller.balance(second)
         # Of nine tokens in three pages two were full; another one is, and begins, by now.
         assert len(relocation.moves.old_page) == 2 * 4 and relocation.is_sent.sum() == 2 * 2
-        assert relocation.sent_s == 0.25
+        assert relocation.first is not None
+        first = relocation.first
+        assert (first.seconds, first.step, first.fullest, first.sequences) == (0.25, 0, 6, 2)
+        assert controller.dropped() is None
         assert controller.decide(planner) == (plan, None) and planner.asked == 1
 
-    def test_who_has_ended_does_not_go(self):
+    def ended_meanwhile(self, *groups: int) -> tuple[Controller, "NoBalance"]:
+        """One of those that stay in the first group, or that are to be in the second, for each of `groups`."""
         controller, balance = self.begun(4)
-        gone = int(controller.table.live[np.flatnonzero(balance.group == 1)[0]])
+        live = controller.table.live
+        gone = {int(live[np.flatnonzero(balance.group == g)[i]]) for i, g in enumerate(groups)}
         collect(controller, controller.burst(at(0)), 4)
-        controller.end(lambda i: i == gone)
-        _, second = controller.decide(NoBalance(DP2))
-        assert second is not None and len(second.group) == len(balance.group) - 1
+        controller.end(lambda i: i in gone)
+        return controller, NoBalance(DP2)
+
+    def test_who_has_ended_does_not_go(self):
+        """Five and two: the one that is left to go still empties a bucket."""
+        controller, planner = self.ended_meanwhile(1)
+        _, second = controller.decide(planner)
+        assert second is not None and len(second.group) == 7
         relocation = controller.balance(second)
         assert len(relocation.moves.old_page) == 4 and relocation.is_sent.sum() == 2
+        assert relocation.first is not None and relocation.first.sequences == 2
+        assert controller.table.fullest == 4
+
+    def test_where_no_bucket_would_be_emptied_any_more_it_is_dropped(self):
+        """Of two that were to go and two that were to stay one is left each: four and two fit where two more would."""
+        controller, planner = self.ended_meanwhile(0, 0)
+        _, second = controller.decide(planner)
+        assert second is None and planner.asked == 1
+        first = controller.dropped()
+        assert first is not None and first.seconds == 0.25
+        assert controller.dropped() is None and not controller.is_between_stages
+
+    def test_it_is_dropped_where_sequences_wait(self):
+        """They get the rows that become free, and by now there may be fewer than are to come."""
+        controller, _ = self.begun(4)
+        collect(controller, controller.burst(at(0)), 4)
+        controller.scheduler._preempt(int(controller.table.live[-1]))
+        planner = NoBalance(DP2)
+        assert controller.decide(planner)[1] is None
+        assert controller.dropped() is not None
 
     def test_a_switch_comes_first_and_leaves_nothing_of_it(self):
         other, planner = Split(1, 2), NoBalance(Split(1, 2))
@@ -355,6 +386,7 @@ class TestTwoStages:
         collect(controller, controller.burst(at(0)), 4)
         plan, second = controller.decide(planner)
         assert (plan.split, second) == (other, None)
+        assert controller.dropped() is not None
         relocation = controller.relocate(plan)
         assert not relocation.is_sent.any() and len(relocation.moves.old_page)
         controller.arrive(relocation, None)

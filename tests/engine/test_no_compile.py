@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
-from restless import Restless
+from restless import Restless, to_the_end
 
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.models.lora import Lora
@@ -174,7 +174,8 @@ def test_iterations_that_train_adapters_compile_nothing(warm):
     warm.generator.load(warm.state.params)
 
 
-def test_moves_between_groups_compile_nothing(warm):
+def test_moves_between_groups_compile_nothing(warm, monkeypatch):
+    to_the_end(monkeypatch)
     with counted_compilations() as events:
         for step, split in enumerate((DP8, DP4TP2, DP2TP4)):
             planner = Restless(split)

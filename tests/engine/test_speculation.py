@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from after_warm_up import measured, run_compiling_nothing
-from restless import Restless
+from restless import Restless, to_the_end
 from two_devices import DP2, TP2, engine, generate, look_at_pages
 
 from pat_jax.common.hosts.together import Company
@@ -128,8 +128,9 @@ def test_switches_change_no_token_either(path, carry):
     check(found, report, least=1.4)
 
 
-def test_sequences_that_move_between_groups_say_the_same():
+def test_sequences_that_move_between_groups_say_the_same(monkeypatch):
     """In one stage and in two: what drafts have written behind a sequence's newest token is sent by none."""
+    to_the_end(monkeypatch)
     planner = Restless(Split(8, 1), budget=3, reach=REACH)
     found, report = subject().run(static()[0], planner)
     check(found, report, least=1.4)

@@ -8,13 +8,16 @@ from fakes import SPLITS
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
+from made_up_memory import make_memory
 
 from pat_jax.planning.latency.model import STAGES
+from pat_jax.planning.memory import USABLE
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import (
     ONE_STAGE,
     Balance,
+    Foreseen,
     Load,
     Plan,
     Prediction,
@@ -31,6 +34,7 @@ LEFT = CAP - GENERATED  # of every live sequence, as far as is known: 50 tokens 
 LENGTHS = lengths_of((50, 95), (CAP, 5))
 GROUP = np.repeat(np.arange(4), [9, 3, 4, 2])
 CONTEXT = np.where(np.arange(18) == 0, 5, 60)
+MANY = SendLimits(100, 1, 1000)
 ONE, FOUR = GROUP.copy(), GROUP.copy()
 ONE[0], FOUR[:4] = 3, [3, 1, 3, 1]
 
@@ -137,7 +141,7 @@ def staged(packed_s: float, sent_s: float, shift_s: float = 0.01) -> CostModelPl
     planner = make_planner(shift_s)
     stages = {(DP4TP2, DP4TP2, kind): s for kind, s in zip(STAGES, (packed_s, sent_s), strict=True)}
     table = planner.latency.migrate_table
-    planner.latency = replace(planner.latency, migrate_table={**table, **stages})
+    planner.latency = replace(planner.latency, migrate_table={**table, **stages}, page_size=1)
     return planner
 
 
@@ -149,7 +153,7 @@ class TestTwoStages:
         as long as the 100 are on their way."""
         planner = staged(packed_s=1e-4, sent_s=0.012)
         one = asked(planner, FOUR)
-        two = asked(planner, FOUR, limits=SendLimits(100, 4))
+        two = asked(planner, FOUR, limits=SendLimits(100, 4, 1000))
         assert one is not None and two is not None and one.sending is None
         now_s, even_s = (planner._remaining(load(g), STAY)[1][1] for g in (GROUP, FOUR))
         steps = 4 * -(-100 * 0.012 // (4 * now_s))
@@ -162,7 +166,7 @@ class TestTwoStages:
         assert f"two stages with {steps:.0f} steps" in two.reason
 
     def test_the_last_page_of_each_distance_always_follows(self):
-        two = asked(staged(1e-4, 0.012), FOUR, limits=SendLimits(1000, 1))
+        two = asked(staged(1e-4, 0.012), FOUR, limits=SendLimits(1000, 1, 1000))
         assert two is not None and two.prediction is not None
         assert two.sending is not None
         said = 4 * two.sending.steps
@@ -170,7 +174,7 @@ class TestTwoStages:
         # Two rounds to each distance, and what is said fits into those that follow.
         planner = staged(1e-4, 0.012)
         planner.latency = replace(planner.latency, round_tokens=60)
-        two = asked(planner, FOUR, limits=SendLimits(1000, 1))
+        two = asked(planner, FOUR, limits=SendLimits(1000, 1, 1000))
         assert two is not None and two.sending is not None and two.prediction is not None
         assert two.prediction.kv_s == pytest.approx(4 * 1e-4 + 2 * 0.01)
 
@@ -178,10 +182,14 @@ class TestTwoStages:
         "packed_s, sent_s, limits",
         [
             (1e-4, 0.012, ONE_STAGE),
-            (1e-4, 0.012, SendLimits(20, 1)),  # memory holds too little for the last fifth to pay
-            (9e-3, 0.001, SendLimits(100, 1)),  # packing is what takes the time
-            (1e-4, 3.0, SendLimits(100, 1)),  # they would be uneven for too long
-            (1e-4, 0.012, SendLimits(100, 500)),  # so would they for a whole burst
+            (
+                1e-4,
+                0.012,
+                SendLimits(20, 1, 1000),
+            ),  # memory holds too little for the last fifth to pay
+            (9e-3, 0.001, MANY),  # packing is what takes the time
+            (1e-4, 3.0, MANY),  # they would be uneven for too long
+            (1e-4, 0.012, SendLimits(100, 500, 1000)),  # so would they for a whole burst
         ],
     )
     def test_it_takes_one_where_two_do_not_pay(self, packed_s, sent_s, limits):
@@ -192,15 +200,59 @@ class TestTwoStages:
     def test_the_host_is_asked_twice(self):
         """Moves were seen to take much besides their bytes: one time more would."""
         planner = staged(packed_s=1e-4, sent_s=0.012, shift_s=0.003)
-        limits = SendLimits(100, 1)
+        limits = MANY
         first = asked(planner, FOUR, limits=limits)
         assert first is not None and first.sending is not None
         for profile_s in (1e-3, 2e-3, 0.5):
-            prediction = Prediction(DP4TP2, DP4TP2, 0.0, profile_s, np.zeros(4))
-            planner.observe(Relocated(replace(first, prediction=prediction), profile_s + 0.5))
-        assert planner.balance_costs.extra_s > 0.3
+            prediction = Prediction(DP4TP2, DP4TP2, 0.0, profile_s, np.zeros(4), visits=2)
+            planner.observe(Relocated(replace(first, prediction=prediction), profile_s + 2 * 0.25))
+        assert 0.2 < planner.balance_costs.pages(0.0) < 0.27
+        assert 0.4 < planner.balance_costs.pages(0.0, visits=2) < 0.54
         later = asked(planner, FOUR, limits=limits)
         assert later is not None and later.sending is None
+
+    def test_nothing_is_learned_of_a_move_that_did_not_come_to_its_end(self):
+        planner = staged(packed_s=1e-4, sent_s=0.012)
+        first = asked(planner, FOUR, limits=MANY)
+        assert first is not None
+        account = planner._regret_budget
+        assert account is not None
+        before = account.spent_s(np.ones(4))
+        planner.observe(Relocated(first, 0.25, is_as_priced=False))
+        assert planner.balance_costs.seen == ()
+        assert account.spent_s(np.ones(4)) == before + 0.25
+        assert same(asked(planner, FOUR, limits=MANY), first)
+
+    def test_pages_that_are_on_their_way_for_longer_than_a_burst_are_waited_for(self):
+        planner = staged(packed_s=1e-4, sent_s=0.008)
+        long, short = (asked(planner, FOUR, limits=SendLimits(100, 1, n)) for n in (50, 2))
+        assert long is not None and long.sending is not None and long.prediction is not None
+        assert short is not None and short.sending is not None and short.prediction is not None
+        assert long.sending.steps == 3 > 2 == short.sending.steps
+        now_s = planner._remaining(load(GROUP), STAY)[1][1]
+        waits_s = 100 * 0.008 - 2 * now_s
+        assert 0.1 < waits_s < 0.2
+        idle_s = long.prediction.kv_s + waits_s - 4 * 0.01  # each says a token less
+        assert short.prediction.kv_s == pytest.approx(idle_s)
+
+    def test_drafts_say_more_meanwhile(self):
+        planner = staged(packed_s=1e-4, sent_s=0.012)
+        foreseen = Foreseen(tokens=3.0, known=2.0, step_s=0.5, plain_s=0.4)
+        plan = replace(STAY, budget=3, foreseen=foreseen)
+        two = asked(planner, FOUR, plan=plan, limits=MANY)
+        assert two is not None and two.sending is not None and two.prediction is not None
+        assert two.sending.steps == -(-100 * 0.012 // 0.5)
+        idle_s = 100 * 1e-4 + (85 + 2 * 2 * 3 * two.sending.steps) * 0.01
+        assert two.prediction.kv_s == pytest.approx(idle_s)
+
+    def test_where_memory_holds_none_beside_a_burst_there_is_one_stage(self):
+        planner = staged(packed_s=1e-4, sent_s=0.012)
+        for spare, is_staged in ((0.0, False), (1.0, True)):
+            memory = make_memory(1.0, staging=100)
+            held = (memory.held(DP4TP2) + 100 * spare) / USABLE
+            planner.memory = replace(memory, limit=held + 1e-6)
+            found = asked(planner, FOUR, limits=MANY)
+            assert found is not None and (found.sending is not None) == is_staged
 
 
 def same(a: Balance | None, b: Balance | None) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, with_pools, workloads
 
-from pat_jax.engine.controller import Relocation
+from pat_jax.engine.controller import FirstStage, Relocation
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.relocation.rounds import SIZES, Shift
 from pat_jax.engine.report import RolloutReport
@@ -20,6 +20,7 @@ from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.planning.types import Balance
 from pat_jax.profiling.measure.regret import regret
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -111,8 +112,8 @@ class TestBalance:
         return replace(machine, truth=truth, memory=memory, buckets=self.machine.buckets)
 
     def test_pages_are_sent_while_all_decode_on(self):
-        """Seven of 101 tokens leave for as many groups, in four rounds each: all those of the first five are
-        sent. What they say meanwhile, eight tokens, follows in a round each, as do the others in four."""
+        """Seven of 101 tokens leave for as many groups, in three rounds and a quarter each: all those of the
+        first six are sent. What they say meanwhile, eight tokens, follows in a round each, as does the last one in four."""
         responses = np.where(np.arange(64) % 8 == 0, 90, 32)
         workload = Workload(np.full(64, 70), responses, CAP)
         at_once, staged = (
@@ -123,8 +124,9 @@ class TestBalance:
         assert (one.pages_sent, one.pages, one.step) == (0, 7 * 101, 32)
         assert one.seconds == pytest.approx(7 * 4 * 0.1)
         assert (two.sequences, two.fullest, two.step) == (7, (8, 1), 40)
-        assert (two.pages, two.pages_sent) == (7 * (101 + 8), 5 * 101)
-        assert two.seconds == pytest.approx(20 * 0.01 + (5 + 2 * 4) * 0.1)
+        assert (two.pages, two.pages_sent) == (7 * (101 + 8), 6 * 101)
+        assert two.steps_between == 8
+        assert two.seconds == pytest.approx(6 * 3.25 * 0.01 + (6 + 4) * 0.1)
         assert staged.trace.total_steps == at_once.trace.total_steps
         assert staged.total_s == pytest.approx(staged.spent("prefill", "decode", "balance"))
         assert staged.spent("balance") == pytest.approx(two.seconds)
@@ -144,8 +146,9 @@ class TestBalance:
         assert executor.now_s == pytest.approx(3 * 0.01)
         none = PageMoves.of([])
         load = executor.table.load()
+        stays, first = np.zeros(1, bool), FirstStage(Balance(load.group), 0, 1, 0)
         executor.relocate(
-            Relocation(DP8, DP8, load, load.group, np.zeros(1, bool), none, np.zeros(0, bool))
+            Relocation(DP8, DP8, load, load.group, stays, none, np.zeros(0, bool), first)
         )
         assert executor.now_s == pytest.approx(3 * (0.01 + 0.08))
 

@@ -60,7 +60,7 @@ class DevicePool:
         return traffic
 
     def send(self, shifts: Sequence[Shift]) -> None:
-        """Copies to other groups, on their way beside what is dispatched next."""
+        """Copies to other groups, on their way beside what is dispatched next; what was sent before is dropped."""
         self._sent = Shifting(self.programs, self.layout).send(self.pages, shifts)
 
     def shift(self, moves: PageMoves, is_sent: np.ndarray) -> Traffic:
@@ -69,9 +69,10 @@ class DevicePool:
         Args:
           is_sent: bool[moves], those of which `send` has brought copies; all others are dropped.
         """
-        shifting, (sent, self._sent) = Shifting(self.programs, self.layout), (self._sent, [])
-        self.pages, traffic = shifting.run(self.pages, moves, sent, is_sent)
-        return traffic
+        shifting = Shifting(self.programs, self.layout)
+        self.pages, before = shifting.put(self.pages, moves.part(is_sent), self._sent)
+        self.pages, traffic = shifting.run(self.pages, moves.part(~is_sent))
+        return before.before(traffic)
 
     def settle(self) -> None:
         """Waits until the pages are there."""

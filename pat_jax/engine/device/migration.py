@@ -29,6 +29,15 @@ class Traffic:
     num_rounds: int = 0
     staging_bytes: int = 0  # of one device, at most, besides the pool
 
+    def before(self, other: "Traffic") -> "Traffic":
+        """Of both, one after the other."""
+        return Traffic(
+            self.num_bytes + other.num_bytes,
+            self.least_bytes + other.least_bytes,
+            self.num_rounds + other.num_rounds,
+            max(self.staging_bytes, other.staging_bytes),
+        )
+
 
 class Migration:
     """Between two layouts."""
@@ -112,39 +121,47 @@ class Shifting:
     def __init__(self, programs: ProgramTable, layout: Layout):
         self.programs, self.layout, self.waits = programs, layout, layout.backend.waits
 
-    def run(
-        self,
-        pool: Pool,
-        moves: PageMoves,
-        sent: Sequence[Sent] = (),
-        is_sent: np.ndarray | None = None,
-    ) -> tuple[Pool, Traffic]:
+    def run(self, pool: Pool, moves: PageMoves) -> tuple[Pool, Traffic]:
         """Copies the pages of `moves` to their new groups.
 
         Only dispatched, except on CPU, like a migration.
 
         Args:
           pool: consumed. No page that arrives lies in one that leaves.
-          sent: copies of some of the pages, and of others that no longer count.
-          is_sent: bool[moves], whose copies do; none where not given.
         """
-        split, rest, slots, count, largest = self.layout.split, moves, 0, 0, 0
-        if is_sent is not None:
-            by_sending, rest = moves.part(is_sent), moves.part(~is_sent)
-            for one in sent:
-                pool = self.unpack(pool, one.arrived, arriving(one.shift, by_sending))
-        for shift in shifts(rest, split.dp):
-            arrived = self._ship(shift, pool)
-            pool = self.unpack(pool, arrived, shift.new_page)
+        split, sent, count, largest = self.layout.split, 0, 0, 0
+        for shift in shifts(moves, split.dp):
+            pool = self.unpack(pool, self._ship(shift, pool), shift.new_page)
+            sent += shift.old_page.size
+            count += 1
             largest = max(largest, shift.old_page.shape[1])
-            slots, count = slots + shift.old_page.size, count + 1
-        # Those sent before were on their way together.
-        before = sum(one.shift.old_page.shape[1] for one in sent)
-        slots += sum(one.shift.old_page.size for one in sent)
-        part = part_bytes(self.layout, pool)
-        staged = 2 * part * max(largest, before)
-        moved, due = (part * split.tp * pages for pages in (slots, len(moves.old_page)))
-        return pool, Traffic(moved, due, count + len(sent), staged)
+        return pool, self._traffic(pool, moves, sent, count, largest)
+
+    def put(self, pool: Pool, moves: PageMoves, sent: list[Sent]) -> tuple[Pool, Traffic]:
+        """Unpacks copies that `send` has sent, as far as `moves` say where they belong.
+
+        Args:
+          pool: consumed, as in `run`.
+          sent: consumed as well: each makes room for what follows.
+        """
+        sizes = [one.shift.old_page.shape for one in sent]
+        while sent:
+            one = sent.pop()
+            pool = self.unpack(pool, one.arrived, arriving(one.shift, moves))
+        slots = sum(groups * size for groups, size in sizes)
+        return pool, self._traffic(pool, moves, slots, len(sizes), sum(n for _, n in sizes))
+
+    def _traffic(
+        self, pool: Pool, moves: PageMoves, slots: int, rounds: int, staged: int
+    ) -> Traffic:
+        """
+        Args:
+          slots: pages of all groups that were sent, empty ones included.
+          staged: pages of a group that were packed at once.
+        """
+        part, tp = part_bytes(self.layout, pool), self.layout.split.tp
+        sent, due = (part * tp * pages for pages in (slots, len(moves.old_page)))
+        return Traffic(sent, due, rounds, 2 * part * staged)
 
     def send(self, pool: Pool, shifts: Sequence[Shift]) -> list[Sent]:
         """Copies pages to other groups, into buffers, while other programs run.

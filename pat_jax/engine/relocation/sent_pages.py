@@ -4,11 +4,11 @@ A page that is full of tokens that were said does not change any more, so a copy
 while its sequence decodes on. Host accounts in NumPy: which pages, and which of them still count.
 """
 
-from itertools import islice
+from collections.abc import Iterator
 
 import numpy as np
 
-from pat_jax.engine.relocation.rounds import shifts
+from pat_jax.engine.relocation.rounds import SHIFT_SIZES, Shift, shifts
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Move, PageMoves
@@ -21,7 +21,7 @@ class SentPages:
         """
         Args:
           group: int[live], where each sequence is to be.
-          rounds: that are sent, at most; the other pages move with their sequences.
+          rounds: large ones, as many pages as which are sent at most; the others move with their sequences.
         """
         self.tables, table = tables, tables.table
         live = table.live
@@ -30,7 +30,15 @@ class SentPages:
         full = (table.length - 1) // tables.page_size
         self._pages = {i: tables.of(i)[: full[i]].copy() for i in self._group}
         self._old_group = {i: int(tables.group[i]) for i in self._group}
-        self.shifts = tuple(islice(shifts(self._moves(), len(tables.pools)), rounds))
+        self.shifts = tuple(self._within(rounds * SHIFT_SIZES[0]))
+
+    def _within(self, slots: int) -> Iterator[Shift]:
+        """Rounds of so many pages of a group in all."""
+        for shift in shifts(self._moves(), len(self.tables.pools)):
+            slots -= shift.old_page.shape[1]
+            if slots < 0:
+                return
+            yield shift
 
     def _moves(self) -> PageMoves:
         """To no page yet: where there is room for them is seen when their sequences come."""

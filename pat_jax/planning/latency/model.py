@@ -18,7 +18,8 @@ from pat_jax.planning.types import TEXTS, Ran, Reads, Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
-# Of a round between the groups of a layout: it is packed and unpacked, and on its way beside programs.
+# Of a round between the groups of a layout: what it takes of the devices' time, packed, unpacked and slowing
+# programs down, and its way beside these.
 STAGES = ("packed", "sent")
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table", "verify_table")
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does

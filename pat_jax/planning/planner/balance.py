@@ -14,27 +14,37 @@ def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.n
     """Profiled seconds until every sequence of `load` is in its `group`, int[live], at least one of
     them another than now; infinite where no such move was measured.
     """
-    rounds = int(_rounds(latency, split, load, group).sum())
+    rounds = int(rounds_by_distance(latency, split, load, group).sum())
     return rounds * latency.shift_round(split)
 
 
-def _rounds(latency: LatencyModel, split: Split, load: Load, group: np.ndarray) -> np.ndarray:
+def rounds_by_distance(
+    latency: LatencyModel, split: Split, load: Load, group: np.ndarray
+) -> np.ndarray:
     """Rounds of pages that go equally far, int[distances].
 
     They go together (`engine/relocation/rounds.py`): of each distance the group that has most to send sets
     the number of rounds.
     """
+    tokens = _most(split, load, group, load.context)
+    return np.ceil(tokens / latency.round_tokens).astype(int)
+
+
+def _most(split: Split, load: Load, group: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Of `counts`, int[live], what the group that has most sends to each distance, int[distances]."""
     moved = np.flatnonzero(group != load.group)
-    tokens = np.zeros((split.dp, split.dp))
+    sums = np.zeros((split.dp, split.dp))
     distance = (group - load.group)[moved] % split.dp
-    np.add.at(tokens, (distance, load.group[moved]), load.context[moved])
-    return np.ceil(tokens.max(axis=1) / latency.round_tokens).astype(int)
+    np.add.at(sums, (distance, load.group[moved]), counts[moved])
+    return sums.max(axis=1)
 
 
 class Stages(NamedTuple):
-    """A move in two stages, by the profile."""
+    """A move in two stages."""
 
-    idle_s: float  # in which nothing decodes: pages packed and unpacked, and those that follow
+    idle_s: (
+        float  # by the profile, in which nothing decodes: packing, unpacking, waiting, what follows
+    )
     steps: int  # of the burst in between
     later_s: float  # lost because groups are even only behind it
 
@@ -45,6 +55,7 @@ def two_stages(
     load: Load,
     group: np.ndarray,
     step_s: tuple[float, float],
+    said: float,
     limits: SendLimits,
 ) -> Stages | None:
     """The move of `balance_seconds` when what will not change any more is sent while all decode on.
@@ -53,19 +64,26 @@ def two_stages(
 
     Args:
       step_s: of a decode step, seconds as long as sequences are where they are, and in their `group`.
+      said: tokens that a row says in a step.
 
     Returns:
       None where nothing can be sent: it was not measured, or memory holds no round.
     """
-    rounds = _rounds(latency, split, load, group)
-    packed_s, sent_s = latency.shift_stages(split)
-    if not limits.rounds or math.isinf(packed_s + sent_s):
+    packed_s, way_s = latency.shift_stages(split)
+    if not limits.rounds or math.isinf(packed_s + way_s):
         return None
+    rounds = rounds_by_distance(latency, split, load, group)
     # One distance after the other.
     sent = np.clip(limits.rounds - (rounds.cumsum() - rounds), 0, rounds)
-    uneven_s, even_s = step_s
-    steps = limits.steps * math.ceil(sent.sum() * sent_s / (limits.steps * uneven_s))
-    by_then = _rounds(latency, split, replace(load, context=load.context + steps), group)
-    follow = np.maximum(by_then - sent, rounds > 0)
-    idle_s = float(sent.sum() * packed_s + follow.sum() * latency.shift_round(split))
-    return Stages(idle_s, steps, steps * max(0.0, uneven_s - even_s))
+    sent_s, (uneven_s, even_s) = sent.sum() * way_s, step_s
+    steps = limits.every * math.ceil(sent_s / (limits.every * uneven_s))
+    steps = min(steps, limits.most)
+    grown = replace(load, context=load.context + steps * said)
+    last_pages = _most(split, load, group, np.full(load.live, latency.page_size))
+    follow = np.maximum(
+        rounds_by_distance(latency, split, grown, group) - sent,
+        np.ceil(last_pages / latency.round_tokens),
+    )
+    idle_s = sent.sum() * packed_s + follow.sum() * latency.shift_round(split)
+    idle_s += max(0.0, sent_s - steps * uneven_s)
+    return Stages(float(idle_s), steps, steps * max(0.0, uneven_s - even_s))

@@ -240,8 +240,11 @@ class CostModelPlanner(Planner):
         prediction = balance.prediction
         assert self._regret_budget is not None and self._burst is not None, "planned here"
         assert prediction is not None and prediction.step_s is not None
-        seconds = balance.predicted_cost_s if self.is_frozen else outcome.seconds
+        # What comes later for a burst between two stages is booked with that burst.
+        seconds = prediction.kv_s if self.is_frozen else outcome.seconds
         self._regret_budget.balance(seconds)
+        if not outcome.is_as_priced:
+            return
         self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
         if not self.is_frozen:
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
@@ -257,20 +260,18 @@ class CostModelPlanner(Planner):
         stay, now_s = self._remaining(load, plan)
         best, most, fullest = None, 0.0, int(np.bincount(load.group).max())
         for group in options:
-            left, step_s = self._remaining(replace(load, group=group), plan)
-            seconds, cost, sending = self._cheapest_move(load, plan, group, now_s, step_s, limits)
-            if (gain := stay - left - self.safety * cost) <= most:
+            left, then_s = self._remaining(replace(load, group=group), plan)
+            move = self._cheapest_move(load, plan, group, (now_s, then_s), limits)
+            if (gain := stay - left - self.safety * move.predicted_cost_s) <= most:
                 continue
-            most = gain
             why = (
                 f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to "
                 f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
-                f"{stay - left:.2f} s of {stay:.2f} s, costs {cost:.3f} s"
+                f"{stay - left:.2f} s of {stay:.2f} s, costs {move.predicted_cost_s:.3f} s"
             )
-            if sending is not None:
-                why += f", in two stages with {sending.steps} steps between them"
-            prediction = Prediction(split, split, 0.0, seconds, step_s)
-            best = Balance(group, stay - left, cost, why, prediction, sending)
+            if move.sending is not None:
+                why += f", in two stages with {move.sending.steps} steps between them"
+            most, best = gain, replace(move, predicted_saving_s=stay - left, reason=why)
         return best
 
     def _cheapest_move(
@@ -278,29 +279,36 @@ class CostModelPlanner(Planner):
         load: Load,
         plan: Plan,
         group: np.ndarray,
-        now_s: np.ndarray,
-        then_s: np.ndarray,
+        step_s: tuple[np.ndarray, np.ndarray],
         limits: SendLimits,
-    ) -> tuple[float, float, Sending | None]:
-        """Profiled seconds of a move, what it is believed to cost, and its first stage if it has one.
+    ) -> Balance:
+        """In one stage or in two, and what that is believed to cost.
 
         Args:
-          now_s, then_s: float[layouts], the profile's of a step before and after.
+          step_s: float[layouts] each, the profile's of a step before and after.
         """
-        here, costs = self.splits.index(plan.split), self.balance_costs
-        seconds = balance_seconds(self.latency, plan.split, load, group)
-        cost = costs.pages(seconds)
-        drafted = plan.foreseen.step_s if plan.budget and plan.foreseen else None
-        step_s = drafted or float(now_s[here]) * self.latency.correction.factor(plan.split)
-        even_s = step_s * float(then_s[here] / now_s[here])
-        split, moved = plan.split, (load, group)
-        if (two := two_stages(self.latency, split, *moved, (step_s, even_s), limits)) is None:
-            return seconds, cost, None
-        # The host has to do with it twice.
-        staged = costs.pages(two.idle_s) + max(0.0, costs.extra_s) + two.later_s
-        if self.safety * staged >= cost:
-            return seconds, cost, None
-        return two.idle_s, staged, Sending(limits.rounds, two.steps)
+        split, costs, moved = plan.split, self.balance_costs, (load, group)
+        here, then_s = self.splits.index(split), step_s[1]
+        seconds = balance_seconds(self.latency, split, *moved)
+        one = Prediction(split, split, 0.0, seconds, then_s)
+        balance = Balance(group, predicted_cost_s=costs.pages(seconds), prediction=one)
+        if self.memory is not None and not self.memory.may_send(split):
+            return balance
+        uneven_s = float(step_s[0][here]) * self.latency.correction.factor(split)
+        drafts = plan.foreseen if plan.budget else None
+        if drafts is not None:
+            uneven_s = drafts.step_s
+        each_s = uneven_s, uneven_s * float(then_s[here] / step_s[0][here])
+        said = drafts.tokens if drafts is not None else 1.0
+        two = two_stages(self.latency, split, *moved, each_s, said, limits)
+        if two is None:
+            return balance
+        cost = costs.pages(two.idle_s, visits=2) + two.later_s
+        if self.safety * cost >= balance.predicted_cost_s:
+            return balance
+        sending = Sending(limits.rounds, two.steps)
+        staged = replace(one, kv_s=two.idle_s, visits=2)
+        return replace(balance, predicted_cost_s=cost, prediction=staged, sending=sending)
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
