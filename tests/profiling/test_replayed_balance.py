@@ -7,7 +7,15 @@ import pytest
 from fakes import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import CAP, LONGEST_PROMPT, in_short_bursts, make_machine, with_pools, workloads
+from replays import (
+    CAP,
+    LONGEST_PROMPT,
+    grouped,
+    in_short_bursts,
+    make_machine,
+    with_pools,
+    workloads,
+)
 
 from pat_jax.engine.controller import FirstStage, Relocation
 from pat_jax.engine.layout.buckets import Buckets
@@ -17,10 +25,11 @@ from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Balance
+from pat_jax.planning.types import Balance, Ran, Relocated
 from pat_jax.profiling.measure.regret import regret
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -137,6 +146,53 @@ class TestBalance:
         assert saved == pytest.approx(one.seconds - two.seconds - later_s)
         assert saved > 0.5 and later_s > 0.2
         assert two.predicted_cost_s > two.seconds - 2 * 0.1
+
+    @pytest.mark.parametrize("ends", [False, True])
+    def test_what_the_planner_hears(self, ends):
+        """Not of the burst beside which pages are sent; and whether all went that were to go."""
+        responses = np.where(np.arange(64) % 8 == 0, 90, 32)
+        # Of the first group, to which every eighth is dealt, the one before the last.
+        responses[48] = 35 if ends else 90
+        machine, heard = self.staged(20), []
+        planner = CostModelPlanner((DP8,), machine.truth, self.lengths)
+        observe = planner.observe
+        planner.observe = lambda outcome: (heard.append(outcome), observe(outcome))[1]
+        done = replay(Workload(np.full(64, 70), responses, CAP), planner, machine)
+        (move,) = done.balanced
+        assert (move.sequences, move.steps_between) == (6 if ends else 7, 8)
+        ran = [one for one in heard if isinstance(one, Ran)]
+        assert ran == [done.bursts[0], *done.bursts[2:]] and done.bursts[1].steps == 8
+        (relocated,) = (one for one in heard if isinstance(one, Relocated))
+        assert relocated.is_as_priced != ends and relocated.seconds == move.seconds
+        assert len(planner.balance_costs.seen) == (not ends)
+
+    def test_they_empty_a_bucket_and_hindsight_knows_of_them(self):
+        """Also where pages are scarce, and sequences give theirs up between two stages."""
+        num_staged = []
+
+        @settings(max_examples=200)
+        @given(grouped, st.sampled_from(SPLITS[:3]), st.integers(1, 40), st.integers(13, 40))
+        def example(workload, split, send_rounds, pages):
+            machine = make_machine(per_row=0.1, shift_per_token=3.0)
+            stages = {(split, split, kind): 0.5 for kind in STAGES}
+            table = {**machine.truth.migrate_table, **stages}
+            truth = replace(machine.truth, migrate_table=table, round_tokens=SIZES[0])
+            machine = with_pools(replace(machine, truth=truth, splits=(split,)), pages)
+            memory = machine.memory
+            assert memory is not None
+            memory = replace(memory, staging=2 * SIZES[0] * memory.page[split] * send_rounds)
+            machine = replace(machine, memory=memory)
+            planner = CostModelPlanner((split,), truth, self.lengths, memory=memory)
+            done = replay(workload, planner, machine)
+            for move in done.balanced:
+                assert move.fullest[1] < move.fullest[0] and move.sequences > 0
+                assert (move.pages_sent > 0) <= (move.steps_between > 0)
+            num_staged.append(sum(move.steps_between > 0 for move in done.balanced))
+            best = clairvoyant(workload, replace(machine, has_pools=False))
+            assert best.total_s <= done.total_s * (1 + 1e-9)
+
+        example()
+        assert sum(num_staged) > 20
 
     def test_bursts_wait_for_what_is_on_its_way_for_longer_than_they_run(self):
         machine = self.staged(20)
