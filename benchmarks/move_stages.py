@@ -49,7 +49,7 @@ def summary(of: list[RolloutReport]) -> dict[str, float]:
     return {
         "seconds": round(total, 3),
         "moves": len(moves),
-        "in_two_stages": sum(move.pages_sent > 0 for move in moves),
+        "in_two_stages": sum(move.steps_between > 0 for move in moves),
         "pages": sum(move.pages for move in moves),
         "pages_sent": sum(move.pages_sent for move in moves),
         "percent_of_time": round(100 * sum(one.spent("balance") for one in of) / total, 4),

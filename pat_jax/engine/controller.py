@@ -6,20 +6,19 @@ in the scheduler, or in the planner, once.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pat_jax.engine.layout.buckets import Shapes
-from pat_jax.engine.relocation.rounds import Shift
-from pat_jax.engine.relocation.sent_pages import SentPages
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.state import ReservedPages
+from pat_jax.engine.two_stages import FirstStage, TwoStages
 from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
@@ -49,17 +48,6 @@ class Burst:
     reach: np.ndarray | None  # of drafts, see Plan
     foreseen: Foreseen | None  # of them
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
-
-
-@dataclass(frozen=True)
-class FirstStage:
-    """Of a move: pages have been sent, see `Controller.send`."""
-
-    balance: Balance
-    step: int  # decode steps of the rollout before
-    fullest: int  # live sequences of the fullest group then
-    sequences: int  # that are to go
-    seconds: float = 0.0  # that sending them has taken
 
 
 @dataclass(frozen=True)
@@ -114,15 +102,13 @@ class Controller:
         self.scheduler = Scheduler(
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
         )
+        self.two_stages = TwoStages(self.scheduler.tables, shapes.buckets)
         self.num_preempted = 0
         # Sums over the beginnings and ends of bursts, of what their sequences hold.
         self.kv_slots, self.kv_unused = 0, 0  # tokens
         self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
-        # A move between its two stages, and one that will have no second.
-        self._begun: tuple[FirstStage, SentPages] | None = None
-        self._dropped: FirstStage | None = None
 
     @property
     def has_work(self) -> bool:
@@ -173,9 +159,7 @@ class Controller:
         """
         load = self.table.load()
         plan = planner.plan(load, self.split)
-        second = self._second_stage() if plan.split == self.split else None
-        if self._begun is not None and second is None:
-            (self._dropped, _), self._begun = self._begun, None
+        second = self.two_stages.second(plan.split)
         if plan.split != self.split or second is not None:
             return plan, second
         # What is laid out for bursts on their way is free again before any sequences move.
@@ -186,23 +170,6 @@ class Controller:
         pace = self.shapes.pace(plan.budget)
         limits = SendLimits(rounds, pace.check_every, pace.burst_steps)
         return plan, planner.balance(load, plan, options, limits)
-
-    def _second_stage(self) -> Balance | None:
-        """Of a move that has begun; None: of none, or of one that would empty no row bucket any more."""
-        if self._begun is None:
-            return None
-        (first, pages), table = self._begun, self.table
-        group, buckets = pages.groups(), self.shapes.buckets
-        smaller = buckets.rows_below(self.split, buckets.rows_for(self.split, table.fullest))
-        # Those that wait get the rows that become free.
-        if not len(table.waiting) and np.bincount(group, minlength=1).max() <= smaller:
-            return replace(first.balance, group=group, sending=None)
-        return None
-
-    def dropped(self) -> FirstStage | None:
-        """A move that has no second stage; told once."""
-        dropped, self._dropped = self._dropped, None
-        return dropped
 
     def relocate(self, plan: Plan) -> Relocation:
         """The first half of a switch to the plan's layout; `arrive` must follow.
@@ -242,39 +209,15 @@ class Controller:
             is_left = is_left | self.scheduler.settle(relocation.moves, new_page)
         return self.scheduler.arrive(relocation.group, is_left, self.shapes.check_every)
 
-    def send(self, balance: Balance) -> tuple[Shift, ...]:
-        """The first of the two stages of a move: pages to be sent while a burst runs; `balance` is the second.
-
-        That burst is as long as they are on their way, if it may be, and none is dispatched behind it.
-        """
-        assert balance.sending is not None and not self._running
-        pages = SentPages(self.scheduler.tables, balance.group, balance.sending.rounds)
-        table = self.table
-        moved = int((balance.group != table.group(table.live)).sum())
-        first = FirstStage(balance, table.num_steps, table.fullest, moved)
-        self._begun = first, pages
-        return pages.shifts
-
-    def note_sent(self, seconds: float) -> None:
-        """What the first stage has taken."""
-        assert self._begun is not None
-        first, pages = self._begun
-        self._begun = replace(first, seconds=seconds), pages
-
-    @property
-    def is_between_stages(self) -> bool:
-        return self._begun is not None
-
     def balance(self, balance: Balance) -> Relocation:
         """Live sequences to the groups that `balance` gives them."""
         load, table = self.table.load(), self.table
-        first, pages = self._begun or (None, None)
-        is_kept = None if pages is None else pages.is_kept()
+        begun = self.two_stages.end()
         moves = self.scheduler.balance(balance.group)
-        is_sent = np.zeros(len(moves.old_page), bool)
-        if is_kept is not None:
-            is_sent = is_kept[moves.old_group, moves.new_group, moves.old_page]
-        self._begun = None
+        first, is_sent = None, np.zeros(len(moves.old_page), bool)
+        if begun is not None:
+            first, was_sent = begun
+            is_sent = was_sent[moves.old_group, moves.new_group, moves.old_page]
         stay = np.zeros(load.live, bool)
         group = table.group(table.live)
         return Relocation(self.split, self.split, load, group, stay, moves, is_sent, first)
@@ -295,10 +238,7 @@ class Controller:
         budget = self._budget(plan)
         pace = self.shapes.pace(budget)
         shape, steps = self._next(budget, tokens_before=0)
-        if self._begun is not None:
-            sending, every = self._begun[0].balance.sending, pace.check_every
-            assert sending is not None
-            steps = min(steps, -(-sending.steps // every) * every)
+        steps = int(min(steps, self.two_stages.most_steps(pace.check_every)))
         tables = self.scheduler.tables
         size = self.shapes.reserve_size(self.table.rows_per_group, budget)
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
@@ -333,7 +273,7 @@ class Controller:
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
         budget = running.shape.budget
-        if table.version != self._version or len(table.waiting) or self.is_between_stages:
+        if table.version != self._version or len(table.waiting) or self.two_stages.is_between:
             return None
         if self._budget(plan) != budget:
             return None

@@ -198,7 +198,7 @@ def describe_stagger(stagger: Stagger) -> str:
 
 def describe_balance(report: RolloutReport) -> str:
     """All moves between groups, when the rollout has ended."""
-    moves, staged = report.balanced, sum(move.pages_sent > 0 for move in report.balanced)
+    moves, staged = report.balanced, sum(move.steps_between > 0 for move in report.balanced)
     return (
         f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
         f"{len(moves)} moves{f' ({staged} in two stages)' * bool(staged)}, {100 * report.balance_share:.2f} % of the rollout's time; "

@@ -71,7 +71,9 @@ def rollout(
                 report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
                 if running.foreseen is not None:
                     report.add_drafts(ran, running.foreseen, done.tokens / max(1, done.live_steps))
-                if is_timed and not controller.is_between_stages:  # copies beside it slow it down
+                if (
+                    is_timed and not controller.two_stages.is_between
+                ):  # copies beside it slow it down
                     planner.observe(ran)
                 if ran.budget:
                     said = done.tokens, done.live_steps
@@ -117,7 +119,7 @@ def _prepare(
             report.stagger = None
     with clock("plan"):
         plan, balance = controller.decide(planner)
-    if (first := controller.dropped()) is not None:
+    if (first := controller.two_stages.dropped()) is not None:
         executor.send(())
         planner.observe(Relocated(first.balance, first.seconds, is_as_priced=False))
     if not report.bursts:
@@ -131,8 +133,8 @@ def _prepare(
     elif balance is not None and balance.sending is not None:
         began = clock.elapsed
         with clock("balance"):
-            executor.send(controller.send(balance))
-        controller.note_sent(clock.elapsed - began)
+            executor.send(controller.two_stages.send(balance))
+        controller.two_stages.note_sent(clock.elapsed - began)
     elif balance is not None:
         with clock("balance"):
             moved, is_as_priced = _balance(controller, executor, balance)

@@ -162,9 +162,6 @@ class SendLimits(NamedTuple):
     most: int = 1  # steps of a burst, at most
 
 
-ONE_STAGE = SendLimits()
-
-
 class Sending(NamedTuple):
     """The first of a move's two stages: pages that will not change any more are sent while all sequences
     decode on where they are (RLHFSpec, arXiv 2512.04752)."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from pat_jax.engine.controller import Controller
+from pat_jax.engine.two_stages import TwoStages
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Balance, Load, Outcome, Plan, Relocated, Sending
+from pat_jax.planning.types import Balance, Load, Outcome, Plan, Relocated, Sending, Split
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class Restless(FixedLayout):
 def to_the_end(patch: pytest.MonkeyPatch) -> None:
     """Every move that has begun has its second stage, also one that empties no row bucket."""
 
-    def second_stage(self: Controller) -> Balance | None:
+    def second(self: TwoStages, split: Split) -> Balance | None:
+        del split
         if self._begun is None:
             return None
         first, pages = self._begun
         return replace(first.balance, group=pages.groups(), sending=None)
 
-    patch.setattr(Controller, "_second_stage", second_stage)
+    patch.setattr(TwoStages, "second", second)

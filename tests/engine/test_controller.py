@@ -312,8 +312,8 @@ class TestTwoStages:
         group[np.flatnonzero(group == 0)[:2]] = 1
         balance = Balance(group, sending=Sending(rounds=4, steps=steps))
         controller.fit()
-        assert len(controller.send(balance)) == 1
-        controller.note_sent(0.25)
+        assert len(controller.two_stages.send(balance)) == 1
+        controller.two_stages.note_sent(0.25)
         return controller, balance
 
     def test_the_burst_between_them_is_as_long_as_the_way_and_has_none_behind_it(self):
@@ -337,7 +337,7 @@ class TestTwoStages:
         assert relocation.first is not None
         first = relocation.first
         assert (first.seconds, first.step, first.fullest, first.sequences) == (0.25, 0, 6, 2)
-        assert controller.dropped() is None
+        assert controller.two_stages.dropped() is None
         assert controller.decide(planner) == (plan, None) and planner.asked == 1
 
     def ended_meanwhile(self, *groups: int) -> tuple[Controller, "NoBalance"]:
@@ -364,9 +364,9 @@ class TestTwoStages:
         controller, planner = self.ended_meanwhile(0, 0)
         _, second = controller.decide(planner)
         assert second is None and planner.asked == 1
-        first = controller.dropped()
+        first = controller.two_stages.dropped()
         assert first is not None and first.seconds == 0.25
-        assert controller.dropped() is None and not controller.is_between_stages
+        assert controller.two_stages.dropped() is None and not controller.two_stages.is_between
 
     def test_it_is_dropped_where_sequences_wait(self):
         """They get the rows that become free, and by now there may be fewer than are to come."""
@@ -375,7 +375,7 @@ class TestTwoStages:
         controller.scheduler._preempt(int(controller.table.live[-1]))
         planner = NoBalance(DP2)
         assert controller.decide(planner)[1] is None
-        assert controller.dropped() is not None
+        assert controller.two_stages.dropped() is not None
 
     def test_a_switch_comes_first_and_leaves_nothing_of_it(self):
         other, planner = Split(1, 2), NoBalance(Split(1, 2))
@@ -386,7 +386,7 @@ class TestTwoStages:
         collect(controller, controller.burst(at(0)), 4)
         plan, second = controller.decide(planner)
         assert (plan.split, second) == (other, None)
-        assert controller.dropped() is not None
+        assert controller.two_stages.dropped() is not None
         relocation = controller.relocate(plan)
         assert not relocation.is_sent.any() and len(relocation.moves.old_page)
         controller.arrive(relocation, None)

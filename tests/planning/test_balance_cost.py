@@ -15,7 +15,6 @@ from pat_jax.planning.memory import USABLE
 from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import (
-    ONE_STAGE,
     Balance,
     Foreseen,
     Load,
@@ -34,7 +33,7 @@ LEFT = CAP - GENERATED  # of every live sequence, as far as is known: 50 tokens 
 LENGTHS = lengths_of((50, 95), (CAP, 5))
 GROUP = np.repeat(np.arange(4), [9, 3, 4, 2])
 CONTEXT = np.where(np.arange(18) == 0, 5, 60)
-MANY = SendLimits(100, 1, 1000)
+ONE_STAGE, MANY = SendLimits(), SendLimits(100, 1, 1000)
 ONE, FOUR = GROUP.copy(), GROUP.copy()
 ONE[0], FOUR[:4] = 3, [3, 1, 3, 1]
 

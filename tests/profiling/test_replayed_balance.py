@@ -17,7 +17,7 @@ from replays import (
     workloads,
 )
 
-from pat_jax.engine.controller import FirstStage, Relocation
+from pat_jax.engine.controller import Relocation
 from pat_jax.engine.layout.buckets import Buckets
 from pat_jax.engine.relocation.rounds import SIZES, Shift
 from pat_jax.engine.report import RolloutReport
@@ -25,6 +25,7 @@ from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.sequence_table import SequenceTable
+from pat_jax.engine.two_stages import FirstStage
 from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner

@@ -1,13 +1,14 @@
 """What it costs to move sequences between the data-parallel groups of a layout, in one stage or in two."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.types import Load, SendLimits, Split
+from pat_jax.planning.latency.switch_costs import SwitchCosts
+from pat_jax.planning.types import Load, Plan, Sending, SendLimits, Split
 
 
 def balance_seconds(latency: LatencyModel, split: Split, load: Load, group: np.ndarray) -> float:
@@ -39,12 +40,67 @@ def _most(split: Split, load: Load, group: np.ndarray, counts: np.ndarray) -> np
     return sums.max(axis=1)
 
 
+@dataclass(frozen=True)
+class PricedMove:
+    """A move in as many stages as are cheapest."""
+
+    words: str
+    idle_s: float  # by the profile, in which nothing decodes
+    cost_s: float  # as it is believed, and what groups that are even only later cost
+    sending: Sending | None = None  # its first stage, if it has two
+
+    @property
+    def visits(self) -> int:
+        """Of the host."""
+        return 1 if self.sending is None else 2
+
+
+@dataclass(frozen=True)
+class MovePrices:
+    """What moves between the groups of a layout cost, as this run has seen it."""
+
+    latency: LatencyModel
+    costs: SwitchCosts
+    limits: SendLimits
+    safety: float  # as many times as much two stages are to cost, and still be cheaper
+
+    def cheapest(
+        self, load: Load, plan: Plan, group: np.ndarray, step_s: tuple[float, float]
+    ) -> PricedMove:
+        """
+        Args:
+          plan: of the next burst, in whose layout sequences go to their `group`, int[live].
+          step_s: the profile's of a decode step without drafts, before and after.
+        """
+        split, drafts = plan.split, plan.foreseen if plan.budget else None
+        fullest, after = (int(np.bincount(x).max()) for x in (load.group, group))
+        words = (
+            f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to {after} "
+            f"in the fullest group of {split}"
+        )
+        seconds = balance_seconds(self.latency, split, load, group)
+        one = PricedMove(words, seconds, self.costs.pages(seconds))
+        now_s, then_s = step_s
+        uneven_s = self.latency.correction.factor(split) * now_s
+        if drafts is not None:
+            uneven_s = drafts.step_s
+        believed = uneven_s, uneven_s * then_s / now_s
+        said = drafts.tokens if drafts is not None else 1.0
+        two = two_stages(self.latency, split, load, group, believed, said, self.limits)
+        if two is None:
+            return one
+        cost = self.costs.pages(two.idle_s, visits=2) + two.later_s
+        if self.safety * cost >= one.cost_s:
+            return one
+        words = f"{words}, in two stages with {two.steps} steps between them"
+        return PricedMove(words, two.idle_s, cost, Sending(self.limits.rounds, two.steps))
+
+
 class Stages(NamedTuple):
     """A move in two stages."""
 
-    idle_s: (
-        float  # by the profile, in which nothing decodes: packing, unpacking, waiting, what follows
-    )
+    # By the profile, in which nothing decodes: packing, unpacking, waiting, what follows.
+    idle_s: float
     steps: int  # of the burst in between
     later_s: float  # lost because groups are even only behind it
 

@@ -21,7 +21,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import balance_seconds, two_stages
+from pat_jax.planning.planner.balance import MovePrices
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.planner.compilation import Uncompiled, follow
@@ -43,7 +43,6 @@ from pat_jax.planning.types import (
     Prediction,
     Ran,
     Relocated,
-    Sending,
     SendLimits,
     Split,
     Stagger,
@@ -254,61 +253,24 @@ class CostModelPlanner(Planner):
         self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
     ) -> Balance | None:
         """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
-        split = plan.split
+        split, here = plan.split, self.splits.index(plan.split)
         if not options or self.latency.shift_round(split) == math.inf:
             return None
+        if self.memory is not None and not self.memory.may_send(split):
+            limits = SendLimits()
+        prices = MovePrices(self.latency, self.balance_costs, limits, self.safety)
         stay, now_s = self._remaining(load, plan)
-        best, most, fullest = None, 0.0, int(np.bincount(load.group).max())
+        best, most = None, 0.0
         for group in options:
             left, then_s = self._remaining(replace(load, group=group), plan)
-            move = self._cheapest_move(load, plan, group, (now_s, then_s), limits)
-            if (gain := stay - left - self.safety * move.predicted_cost_s) <= most:
+            move = prices.cheapest(load, plan, group, (now_s[here], then_s[here]))
+            if (gain := stay - left - self.safety * move.cost_s) <= most:
                 continue
-            why = (
-                f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to "
-                f"{int(np.bincount(group).max())} in the fullest group of {split}: saves "
-                f"{stay - left:.2f} s of {stay:.2f} s, costs {move.predicted_cost_s:.3f} s"
-            )
-            if move.sending is not None:
-                why += f", in two stages with {move.sending.steps} steps between them"
-            most, best = gain, replace(move, predicted_saving_s=stay - left, reason=why)
+            why = f"{move.words}: saves {stay - left:.2f} s of {stay:.2f} s, costs {move.cost_s:.3f} s"
+            prediction = Prediction(split, split, 0.0, move.idle_s, then_s, move.visits)
+            most = gain
+            best = Balance(group, stay - left, move.cost_s, why, prediction, move.sending)
         return best
-
-    def _cheapest_move(
-        self,
-        load: Load,
-        plan: Plan,
-        group: np.ndarray,
-        step_s: tuple[np.ndarray, np.ndarray],
-        limits: SendLimits,
-    ) -> Balance:
-        """In one stage or in two, and what that is believed to cost.
-
-        Args:
-          step_s: float[layouts] each, the profile's of a step before and after.
-        """
-        split, costs, moved = plan.split, self.balance_costs, (load, group)
-        here, then_s = self.splits.index(split), step_s[1]
-        seconds = balance_seconds(self.latency, split, *moved)
-        one = Prediction(split, split, 0.0, seconds, then_s)
-        balance = Balance(group, predicted_cost_s=costs.pages(seconds), prediction=one)
-        if self.memory is not None and not self.memory.may_send(split):
-            return balance
-        uneven_s = float(step_s[0][here]) * self.latency.correction.factor(split)
-        drafts = plan.foreseen if plan.budget else None
-        if drafts is not None:
-            uneven_s = drafts.step_s
-        each_s = uneven_s, uneven_s * float(then_s[here] / step_s[0][here])
-        said = drafts.tokens if drafts is not None else 1.0
-        two = two_stages(self.latency, split, *moved, each_s, said, limits)
-        if two is None:
-            return balance
-        cost = costs.pages(two.idle_s, visits=2) + two.later_s
-        if self.safety * cost >= balance.predicted_cost_s:
-            return balance
-        sending = Sending(limits.rounds, two.steps)
-        staged = replace(one, kv_s=two.idle_s, visits=2)
-        return replace(balance, predicted_cost_s=cost, prediction=staged, sending=sending)
 
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
