@@ -110,9 +110,9 @@ class TestBalance:
         assert len(even.trace.balanced) <= len(machine.buckets.rows[split])
         assert all(b.predicted_saving_s > 1.2 * b.predicted_cost_s for b in even.trace.balanced)
 
-    def staged(self, send_rounds: int) -> Machine:
+    def staged(self, send_rounds: int, shift_s: float = 0.1, per_row: float = 0.005) -> Machine:
         """A round has 32 pages of a token, and is slow on its way; memory holds so many."""
-        machine = make_machine(per_row=0.005, shift_per_token=0.1)
+        machine = make_machine(per_row=per_row, shift_per_token=shift_s)
         stages = {(DP8, DP8, "packed"): 0.01, (DP8, DP8, "sent"): 0.08}
         table = {**machine.truth.migrate_table, **stages}
         truth = replace(machine.truth, migrate_table=table, page_size=1, round_tokens=SIZES[0])
@@ -167,33 +167,52 @@ class TestBalance:
         assert relocated.is_as_priced != ends and relocated.seconds == move.seconds
         assert len(planner.balance_costs.seen) == (not ends)
 
+    def test_hindsight_takes_no_more_for_granted_than_what_is_packed(self):
+        """Seven leave, in two stages, for less than four would take in one: as many as have to leave."""
+        responses = np.where(np.arange(64) % 8 == 0, 90, 32)
+        workload = Workload(np.full(64, 70), responses, CAP)
+        machine = replace(self.staged(100, shift_s=0.4, per_row=0.03), splits=(DP8,))
+        machine = in_short_bursts(machine)
+        done = replay(workload, CostModelPlanner((DP8,), machine.truth, self.lengths), machine)
+        (move,) = done.balanced
+        assert move.steps_between > 0 and move.seconds < 4 * 4 * 0.4
+        best = clairvoyant(workload, machine)
+        assert best.evened == (32,) and best.total_s <= done.total_s
+
     def test_they_empty_a_bucket_and_hindsight_knows_of_them(self):
-        """Also where pages are scarce, and sequences give theirs up between two stages."""
+        """Also where pages are scarce, and sequences give theirs up between two stages; hindsight, which
+        deals sequences out as if they were not, is held against those rollouts where they are not."""
         num_staged = []
 
         @settings(max_examples=200)
-        @given(grouped, st.sampled_from(SPLITS[:3]), st.integers(1, 40), st.integers(13, 40))
-        def example(workload, split, send_rounds, pages):
+        @given(
+            grouped,
+            st.sampled_from(SPLITS[:3]),
+            st.integers(1, 40),
+            st.one_of(st.just(0), st.integers(1, 27)),
+        )
+        def example(workload, split, send_rounds, scarce):
             machine = make_machine(per_row=0.1, shift_per_token=3.0)
             stages = {(split, split, kind): 0.5 for kind in STAGES}
             table = {**machine.truth.migrate_table, **stages}
             truth = replace(machine.truth, migrate_table=table, round_tokens=SIZES[0])
-            machine = with_pools(replace(machine, truth=truth, splits=(split,)), pages)
+            machine = with_pools(replace(machine, truth=truth, splits=(split,)), 13 + scarce)
             memory = machine.memory
             assert memory is not None
             memory = replace(memory, staging=2 * SIZES[0] * memory.page[split] * send_rounds)
-            machine = replace(machine, memory=memory)
+            machine = replace(machine, memory=memory, has_pools=scarce > 0)
             planner = CostModelPlanner((split,), truth, self.lengths, memory=memory)
             done = replay(workload, planner, machine)
             for move in done.balanced:
                 assert move.fullest[1] < move.fullest[0] and move.sequences > 0
                 assert (move.pages_sent > 0) <= (move.steps_between > 0)
             num_staged.append(sum(move.steps_between > 0 for move in done.balanced))
-            best = clairvoyant(workload, replace(machine, has_pools=False))
-            assert best.total_s <= done.total_s * (1 + 1e-9)
+            if not machine.has_pools:
+                best = clairvoyant(workload, machine)
+                assert best.total_s <= done.total_s * (1 + 1e-9)
 
         example()
-        assert sum(num_staged) > 20
+        assert sum(num_staged) > 5
 
     def test_bursts_wait_for_what_is_on_its_way_for_longer_than_they_run(self):
         machine = self.staged(20)
