@@ -4,7 +4,7 @@
 
 The same rollouts under the same planner on a simulated clock: with the memory that pages have on their way
 between layouts, which decides how many may be sent while all decode on; without any, so that all moves are made in
-one stage; and, in the layout with the least TP alone, with more. Steps, links and memory are composed from what
+one stage; and, in the layout with the least TP alone, with more, at the KV cache's expense. Steps, links and memory are composed from what
 ships; what the host takes to dispatch a move is not in it.
 """
 
@@ -58,20 +58,30 @@ def summary(of: list[RolloutReport]) -> dict[str, float]:
 
 
 def sending(machine: Machine, factor: int) -> Machine:
-    """With so many times the memory for pages on their way; 0: nothing is sent while all decode on."""
-    assert machine.memory is not None
-    staging = factor * machine.memory.staging
-    return replace(machine, memory=replace(machine.memory, staging=staging))
+    """With so many times the memory for pages on their way, more of which is taken off the KV cache; 0: nothing
+    is sent while all decode on."""
+    memory = machine.memory
+    assert memory is not None
+    taken = max(0, factor - 1) * memory.staging
+    pages = {
+        split: count - -(-taken // memory.page[split]) for split, count in memory.pages.items()
+    }
+    memory = replace(memory, staging=factor * memory.staging, pages=pages)
+    return replace(machine, memory=memory)
 
 
 def cell(machine: Machine, lengths: str, sequences: int, rollouts: int) -> dict[str, Any]:
     asked = lengths, sequences, rollouts
     alone = replace(machine, splits=machine.splits[:1])
+    larger, (least, *_) = sending(alone, LARGER), alone.splits
+    assert larger.memory is not None
+    # A v5e has no memory to spare.
+    has_room = larger.memory.pages[least] * larger.memory.page_size > 2 * LENGTHS[lengths]
     cells = {
         "all layouts": {"two stages": sending(machine, 1), "one stage": sending(machine, 0)},
-        f"{alone.splits[0]} alone": {
+        f"{least} alone": {
             "two stages": sending(alone, 1),
-            f"with {LARGER} times the memory": sending(alone, LARGER),
+            **({f"with {LARGER} times the memory": larger} if has_room else {}),
             "one stage": sending(alone, 0),
         },
     }
