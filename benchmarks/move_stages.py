@@ -4,7 +4,8 @@
 
 The same rollouts under the same planner on a simulated clock: with the memory that pages have on their way
 between layouts, which decides how many may be sent while all decode on; without any, so that all moves are made in
-one stage; and, in the layout with the least TP alone, with more, at the KV cache's expense. Steps, links and memory are composed from what
+one stage; and, in the layout with the least TP alone, with the memory that all layouts have for it and with more, at the
+KV cache's expense. Steps, links and memory are composed from what
 ships; what the host takes to dispatch a move is not in it.
 """
 

@@ -71,9 +71,8 @@ def rollout(
                 report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
                 if running.foreseen is not None:
                     report.add_drafts(ran, running.foreseen, done.tokens / max(1, done.live_steps))
-                if (
-                    is_timed and not controller.two_stages.is_between
-                ):  # copies beside it slow it down
+                # What is sent beside a burst slows it down.
+                if is_timed and not controller.two_stages.is_between:
                     planner.observe(ran)
                 if ran.budget:
                     said = done.tokens, done.live_steps
@@ -121,7 +120,8 @@ def _prepare(
         plan, balance = controller.decide(planner)
     if (first := controller.two_stages.dropped()) is not None:
         executor.send(())
-        planner.observe(Relocated(first.balance, first.seconds, is_as_priced=False))
+        tell(f"balance: {first.balance.reason}; dropped, for by now it would not pay")
+        planner.observe(Relocated(first.balance, first.seconds, came="none"))
     if not report.bursts:
         tell(f"first plan for {len(controller.table)} sequences: {plan.reason}")
     if plan.split != controller.split:
@@ -137,10 +137,10 @@ def _prepare(
         controller.two_stages.note_sent(clock.elapsed - began)
     elif balance is not None:
         with clock("balance"):
-            moved, is_as_priced = _balance(controller, executor, balance)
+            moved, all_came = _balance(controller, executor, balance)
         report.balanced.append(moved)
         tell(f"balance: {balance.reason}; took {moved.seconds:.3f} s")
-        planner.observe(Relocated(balance, moved.seconds, is_as_priced=is_as_priced))
+        planner.observe(Relocated(balance, moved.seconds, came="all" if all_came else "some"))
     with clock("schedule"):
         controller.fit()
     return plan

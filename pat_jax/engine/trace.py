@@ -48,7 +48,7 @@ class Balanced:
     fullest: tuple[int, int]  # live sequences of the fullest group, before and after
     seconds: float
     predicted_saving_s: float  # decode time to the end, before the cost
-    predicted_cost_s: float
+    predicted_cost_s: float  # of two stages with what groups that are even only later cost
     bytes_moved: int = 0  # from device to device, all devices; empty slots of buffers included
     least_bytes: int = 0  # of the pages that moved
     pages_sent: int = 0  # of them, those that were sent while all decoded on

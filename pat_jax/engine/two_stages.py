@@ -61,22 +61,30 @@ class TwoStages:
         return -(-sending.steps // every) * every
 
     def second(self, split: Split) -> Balance | None:
-        """The second, where it still empties a row bucket; None: a move that has begun is dropped.
+        """The second, where it still empties a row bucket and finds pages; None: a move that has begun is dropped.
 
         Args:
           split: the layout of the next burst; in another one there is nothing to follow.
         """
         if self._begun is None:
             return None
-        (first, pages), table = self._begun, self.table
-        if split.dp == table.num_groups and not len(
-            table.waiting
-        ):  # those get rows that become free
-            group, rows = pages.groups(), self.buckets.rows_for(split, table.fullest)
-            if np.bincount(group).max() <= self.buckets.rows_below(split, rows):
-                return replace(first.balance, group=group, sending=None)
+        first, pages = self._begun
+        if split.dp == self.table.num_groups and self._pays(split, group := pages.groups()):
+            return replace(first.balance, group=group, sending=None)
         self._begun, self._dropped = None, first
         return None
+
+    def _pays(self, split: Split, group: np.ndarray) -> bool:
+        """Whether a row bucket is emptied, and there are pages for all that sequences have by now."""
+        table, tables = self.table, self.tables
+        if len(table.waiting):  # they get the rows that become free
+            return False
+        rows = self.buckets.rows_for(split, table.fullest)
+        if np.bincount(group).max() > self.buckets.rows_below(split, rows):
+            return False
+        moved = group != table.group(table.live)
+        arriving = np.bincount(group[moved], tables.count[table.live[moved]], minlength=split.dp)
+        return bool((arriving <= tables.free).all())
 
     def dropped(self) -> FirstStage | None:
         """A move that has no second stage; told once."""

@@ -189,7 +189,8 @@ class Relocated:
     decision: Plan | Balance
     seconds: float
     carry: Carry = "migrate"
-    is_as_priced: bool = True  # a move of which something did not come to its end is not
+    # Of a move: some that were to go have not, or there was no second stage.
+    came: Literal["all", "some", "none"] = "all"
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,7 @@ def _over_links(table: Mapping[tuple[Split, Split, str], float], factor: float) 
     found = {}
     for (source, target, kind), seconds in table.items():
         packed = 0.0 if kind == STAGES[1] else table.get((source, target, STAGES[0]), 0.0)
+        packed = min(packed, seconds)  # measured apart, and so at other moments
         found[source, target, kind] = packed + factor * (seconds - packed)
     return found
 

@@ -5,7 +5,6 @@ comes out is the latency model that the planner reads, so warming up and profili
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -302,7 +301,7 @@ class Warmup:
         the devices' time, and its way.
 
         Packing and unpacking it takes their time, and so does by how much programs are slower while it
-        is on its way: these here copy pages, which nothing slows down more than other copies.
+        is on its way. Those here copy pages: what sums over the same links lose is not in it.
         """
         split, shifting = layout.split, Shifting(self.programs, layout)
         empty = np.full((split.dp, SHIFT_SIZES[0]), NULL_PAGE)
@@ -324,17 +323,24 @@ class Warmup:
             pool = shifting.unpack(pool, shifting.pack(pool, shift), empty)
             return pool
 
+        def copies(count: int, *, beside: bool = False) -> float:
+            start = time.perf_counter()
+            way = elsewhere(layout, packed, shift.distance) if beside else None
+            for _ in range(count):
+                copy()
+            jax.block_until_ready((pool, way))
+            return time.perf_counter() - start
+
         def busy() -> float:
-            one, way = seconds(copy), send()
-            copies = math.ceil(2 * way / one)  # longer than the way
-            alone = seconds(lambda: [copy() for _ in range(copies)][-1])
-            beside = seconds(
-                lambda: (
-                    elsewhere(layout, packed, shift.distance),
-                    [copy() for _ in range(copies)][-1],
-                )
+            one, way, count = copies(1), send(), 1
+            while copies(count) < 2 * way:
+                count *= 2
+            # Noise only ever adds time, to either of the two.
+            alone, both = zip(
+                *((copies(count), copies(count, beside=True)) for _ in range(self.runs + 1)),
+                strict=True,
             )
-            return one + max(0.0, beside - alone)
+            return one + max(0.0, min(both) - min(alone))
 
         for kind, once in zip(STAGES, (busy, send), strict=True):
             self._note(Timed("migrate_table", (split, split, kind), once))

@@ -215,7 +215,8 @@ class _World:
         """
         rows = np.array([0, *self.machine.buckets.rows[split]])
         fewer = rows[np.searchsorted(rows, fullest) - 1]
-        rounds = np.ceil((fullest - fewer) * self.least_context / self.truth.round_tokens)
+        rounds = (fullest - fewer) * self.least_context / self.truth.round_tokens
+        rounds = np.maximum(rounds, 1.0)
         is_possible = -(-self.live // split.dp) <= fewer
         return np.where(is_possible, rounds * self.truth.least_round(split), np.inf)
 

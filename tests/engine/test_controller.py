@@ -377,6 +377,17 @@ class TestTwoStages:
         assert controller.decide(planner)[1] is None
         assert controller.two_stages.dropped() is not None
 
+    def test_it_is_dropped_where_pages_lack_by_now(self):
+        """Each of the two needs four pages; a burst ago it had three."""
+        for spare, is_dropped in ((7, True), (8, False)):
+            controller, _ = self.begun(4)
+            collect(controller, controller.burst(at(0)), 4)
+            pool = controller.scheduler.tables.pools[1]
+            taken = pool.take(pool.num_free - spare)
+            assert taken is not None
+            _, second = controller.decide(NoBalance(DP2))
+            assert (second is None) == (controller.two_stages.dropped() is not None) == is_dropped
+
     def test_a_switch_comes_first_and_leaves_nothing_of_it(self):
         other, planner = Split(1, 2), NoBalance(Split(1, 2))
         buckets = replace(SHAPES.buckets, rows={**SHAPES.buckets.rows, other: (16,)})

@@ -210,6 +210,31 @@ class TestTwoStages:
         later = asked(planner, FOUR, limits=limits)
         assert later is not None and later.sending is None
 
+    def test_moves_that_took_less_than_their_pages_make_no_second_visit_cheap(self):
+        planner = staged(packed_s=9e-3, sent_s=1e-3)
+        first = asked(planner, FOUR)
+        assert first is not None
+        planner.observe(Relocated(first, 0.6 * first.predicted_cost_s))
+        costs = planner.balance_costs
+        assert costs.pages(2.0) < 0.8 * 2.0, "less than by the profile"
+        assert costs.pages(2.0, visits=2) == costs.pages(2.0)
+        again = asked(planner, FOUR, limits=MANY)
+        assert again is not None and again.sending is None
+
+    @pytest.mark.parametrize("came, share", [("all", 1.0), ("some", 1.0), ("none", 0.0)])
+    def test_a_frozen_planner_books_what_the_profile_says_of_what_came(self, came, share):
+        planner = staged(packed_s=1e-4, sent_s=0.012)
+        planner.is_frozen = True
+        first = asked(planner, FOUR, limits=MANY)
+        assert first is not None and first.prediction is not None
+        account = planner._regret_budget
+        assert account is not None
+        before = account.spent_s(np.ones(4))
+        planner.observe(Relocated(first, 123.0, came=came))
+        booked = account.spent_s(np.ones(4)) - before
+        assert booked == pytest.approx(share * first.prediction.kv_s)
+        assert first.prediction.kv_s < first.predicted_cost_s
+
     def test_nothing_is_learned_of_a_move_that_did_not_come_to_its_end(self):
         planner = staged(packed_s=1e-4, sent_s=0.012)
         first = asked(planner, FOUR, limits=MANY)
@@ -217,7 +242,7 @@ class TestTwoStages:
         account = planner._regret_budget
         assert account is not None
         before = account.spent_s(np.ones(4))
-        planner.observe(Relocated(first, 0.25, is_as_priced=False))
+        planner.observe(Relocated(first, 0.25, came="none"))
         assert planner.balance_costs.seen == ()
         assert account.spent_s(np.ones(4)) == before + 0.25
         assert same(asked(planner, FOUR, limits=MANY), first)

@@ -164,7 +164,7 @@ class TestBalance:
         ran = [one for one in heard if isinstance(one, Ran)]
         assert ran == [done.bursts[0], *done.bursts[2:]] and done.bursts[1].steps == 8
         (relocated,) = (one for one in heard if isinstance(one, Relocated))
-        assert relocated.is_as_priced != ends and relocated.seconds == move.seconds
+        assert relocated.came == ("some" if ends else "all") and relocated.seconds == move.seconds
         assert len(planner.balance_costs.seen) == (not ends)
 
     def test_hindsight_takes_no_more_for_granted_than_what_is_packed(self):

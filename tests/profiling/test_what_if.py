@@ -71,6 +71,10 @@ def test_slower_links_do_not_pack_more_slowly():
     slower = with_slower_links(measured, 3).migrate_table
     expected = {"all": 0.1 + 3 * 0.4, "packed": 0.1, "sent": 3 * 0.3}
     assert slower == pytest.approx({(DP8, DP8, kind): s for kind, s in expected.items()})
+    # Where links are so fast that packing was measured to take longer than all of it.
+    table[DP8, DP8, "packed"] = 0.6
+    measured = replace(PROFILE, latency=replace(LATENCY, migrate_table=table))
+    assert with_slower_links(measured, 3).migrate_table[DP8, DP8, "all"] == 0.5
 
 
 def test_without_measured_sums_links_cannot_be_slower():

@@ -94,7 +94,9 @@ class SwitchCosts:
         """Believed seconds of a move of pages without any weights, on which the host looks in so often."""
         if not self.seen:
             return profile_s
-        return max(LEAST * profile_s, self.kv("migrate") * profile_s + visits * self._extra)
+        # What one took less than its bytes should have is no gain of looking in once more.
+        extra = self._extra + (visits - 1) * max(0.0, self._extra)
+        return max(LEAST * profile_s, self.kv("migrate") * profile_s + extra)
 
     @property
     def ways(self) -> tuple[float, float]:

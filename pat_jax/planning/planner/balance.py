@@ -142,4 +142,5 @@ def two_stages(
     )
     idle_s = sent.sum() * packed_s + follow.sum() * latency.shift_round(split)
     idle_s += max(0.0, sent_s - steps * uneven_s)
-    return Stages(float(idle_s), steps, steps * max(0.0, uneven_s - even_s))
+    later_s = steps * max(0.0, uneven_s - even_s)
+    return Stages(float(idle_s), steps, float(later_s))

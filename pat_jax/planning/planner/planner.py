@@ -240,12 +240,14 @@ class CostModelPlanner(Planner):
         assert self._regret_budget is not None and self._burst is not None, "planned here"
         assert prediction is not None and prediction.step_s is not None
         # What comes later for a burst between two stages is booked with that burst.
-        seconds = prediction.kv_s if self.is_frozen else outcome.seconds
+        seconds = outcome.seconds
+        if self.is_frozen:
+            seconds = 0.0 if outcome.came == "none" else prediction.kv_s
         self._regret_budget.balance(seconds)
-        if not outcome.is_as_priced:
+        if outcome.came == "none":
             return
         self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
-        if not self.is_frozen:
+        if outcome.came == "all" and not self.is_frozen:
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
             self.balance_costs = self.balance_costs.observed(seen)
 
