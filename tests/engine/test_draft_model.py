@@ -177,6 +177,7 @@ def test_after_the_warm_up_nothing_is_compiled():
     assert accepted(check_in_all_layouts(subject(0.0), requests(), 3)) > 0.85
 
 
+@pytest.mark.slow  # an engine of its own
 def test_while_a_group_holds_more_than_the_models_cache_it_decodes_without_drafts():
     """Two sequences of full length have room there: the last two of one group, and all of eight groups."""
     one = subject(0.0, replace(DRAFTS, cache_tokens=2 * 64))
