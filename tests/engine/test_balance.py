@@ -230,6 +230,14 @@ def drawn_pages(rng: np.random.Generator, groups: np.ndarray, num_pages: int) ->
     return pages
 
 
+def even_to_odd(rng: np.random.Generator, dp: int, num_pages: int, least: int) -> PageMoves:
+    """From `least` to seven pages from each even group to each odd one."""
+    pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
+    old, new = np.repeat(pairs, rng.integers(least, 8, len(pairs)), axis=0).T
+    old_page, new_page = (drawn_pages(rng, groups, num_pages) for groups in (old, new))
+    return PageMoves(old, old_page, new, new_page)
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
 def test_pages_arrive_in_their_group_and_no_other_changes(case):
     """From the even groups to the odd ones, in every layout that has several."""
@@ -238,14 +246,10 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         dp, num_pages = layout.split.dp, 64
         if dp == 1:
             continue
-        pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
-        count = rng.integers(0, 8, len(pairs))
-        old, new = np.repeat(pairs, count, axis=0).T
-        old_page, new_page = (drawn_pages(rng, groups, num_pages) for groups in (old, new))
+        old, old_page, new, new_page = moves = even_to_odd(rng, dp, num_pages, least=0)
         x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
         expected = x.copy()
         expected[new * num_pages + new_page] = x[old * num_pages + old_page]
-        moves = PageMoves(old, old_page, new, new_page)
         shifting = Shifting(_Programs(layout), layout)  # type: ignore[arg-type]
         arrived, traffic = shifting.run(put(x, layout), moves)
         assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
@@ -263,10 +267,7 @@ def test_pages_that_were_sent_before_arrive_too_and_those_that_no_longer_count_d
         dp, num_pages = layout.split.dp, 64
         if dp == 1:
             continue
-        pairs = list(product(range(0, dp, 2), range(1, dp, 2)))
-        old, new = np.repeat(pairs, rng.integers(3, 8, len(pairs)), axis=0).T
-        old_page, new_page = (drawn_pages(rng, groups, num_pages) for groups in (old, new))
-        moves = PageMoves(old, old_page, new, new_page)
+        old, old_page, new, new_page = moves = even_to_odd(rng, dp, num_pages, least=3)
         was_sent, goes = rng.random((2, len(old))) < 0.7
         x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
         later = x.copy()

@@ -53,7 +53,7 @@ class DevicePool:
 
     def migrate(self, target: Layout, shipments: Sequence[Shipment]) -> Traffic:
         """To the groups of another layout; what is not among the shipments is lost."""
-        source, self.layout, self._sent = self.layout, target, []
+        source, self.layout = self.layout, target
         self.pages = self.programs[Key("view", source.split, target=target.split)](self.pages)
         migration = Migration(self.programs, source, target)
         self.pages, traffic = migration.run(self.pages, shipments)
