@@ -35,18 +35,30 @@ def exact_reward(
 
 
 def math_reward(
-    prompts: Sequence[str], completions: Sequence[str], **columns: Sequence[object]
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    is_thinking: Sequence[bool] = (),
+    **columns: Sequence[object],
 ) -> list[float]:
     r"""1 if the response ended and its final answer has the value of the column `answer`, else 0.
 
     A final answer stands in a form that is asked for (`final_answer.py`): `\boxed{x}`,
     `<answer>x</answer>`, `#### x`, `Answer: x`, or `$x$` as the whole of the last line.
+
+    Args:
+      is_thinking: for each response, whether the chat template opened a thought before it; such a
+        response has no answer before `</think>`. Empty: none was opened.
     """
     answers = require_column("math", "answer", columns)
     reasons = require_column("math", "finish_reason", columns)
+    thinking = is_thinking or [False] * len(prompts)
+    rows = zip(prompts, completions, thinking, answers, reasons, strict=True)
     return [
-        float(reason == FinishReason.STOP and _is_right(final_answer(text, prompt), answer))
-        for prompt, text, answer, reason in zip(prompts, completions, answers, reasons, strict=True)
+        float(
+            reason == FinishReason.STOP
+            and _is_right(final_answer(text, prompt, is_thinking=thinks), answer)
+        )
+        for prompt, text, thinks, answer, reason in rows
     ]
 
 

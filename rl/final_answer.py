@@ -9,8 +9,8 @@ The forms, the first that a response has is the one that counts:
     $x$   $$x$$   \(x\)   \[x\]          as the whole of the last line
 
 Of one form the last counts. What a model has thought (`<think>…</think>`) never counts, nor does
-what it only repeats of its prompt. Reads each text once, whatever it holds. Knows text, not what it
-is worth (`math_value.py`).
+what it only repeats of its prompt. A chat template may have opened the thought at the end of the
+prompt. Reads each text once, whatever it holds. Knows text, not what it is worth (`math_value.py`).
 """
 
 import re
@@ -33,8 +33,17 @@ _MATH = tuple(
 _COPY_LENGTH = 40  # in characters; less may be the answer of an example in the prompt, and right
 
 
-def final_answer(response: str, prompt: str = "") -> str | None:
+def opens_thought(prompt: str) -> bool:
+    """Whether a response to this text begins inside a thought."""
+    return prompt.rstrip().endswith("<think>")
+
+
+def final_answer(response: str, prompt: str = "", *, is_thinking: bool = False) -> str | None:
     r"""What the response gives as its final answer, or None if it gives none.
+
+    Args:
+      is_thinking: the response begins inside a thought, which a chat template has opened; a prompt
+        that ends in `<think>` says so too.
 
     Boxes side by side are one answer: `\boxed{2} and \boxed{3}` is `2, 3`.
 
@@ -42,7 +51,10 @@ def final_answer(response: str, prompt: str = "") -> str | None:
     '\\frac{1}{2}'
     >>> final_answer("so 7 clips")
     """
-    text = response.rpartition("</think>")[2].partition("<think>")[0].strip()
+    _, is_closed, text = response.rpartition("</think>")
+    if not is_closed and (is_thinking or opens_thought(prompt)):
+        return None
+    text = text.partition("<think>")[0].strip()
     if text in prompt and (len(text) >= _COPY_LENGTH or text == prompt.strip()):
         return None
     for find in (last_box, _tagged, _after_hashes, _after_answer):

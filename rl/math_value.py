@@ -1,59 +1,20 @@
 r"""Whether two mathematical answers have the same value, however they are written.
 
-Knows notation; `math_verify` knows mathematics. May take for ever (`9^{9^{9^{9}}}`): for
-processes that can be killed.
+Knows what leaves an answer open or denies it; `math_verify` knows mathematics, `math_notation.py`
+notation, `math_units.py` units. May take for ever (`9^{9^{9^{9}}}`): for processes that can be killed.
 """
 
 import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
-_SIGNS = str.maketrans(
-    {
-        **dict.fromkeys("−‐‑‒–—－", "-"),
-        **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f", r"\,"),
-        **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/"},
-        **{
-            "≈": r"\approx ",
-            "≤": r"\le ",
-            "≥": r"\ge ",
-            "≠": r"\ne ",
-            "±": r"\pm ",
-            "∓": r"\mp ",
-            "∞": r"\infty ",
-        },
-        **{"π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda "},
-        **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^{\circ}"},
-        **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
-        **{"％": "%", "，": ",", "（": "(", "）": ")"},
-    }
-)
-_TEXT = r"\\(?:(?:text|math)(?:bf|it|normal|rm|sf)|text|mbox|boldsymbol|bm)"
-_SAME = [  # one way of writing for many, in this order
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
-        (rf"{_TEXT}\{{\s*([-+]?[\d.,/]+)\s*\}}", r"\1"),  # bold numbers
-        (r"\\[()\[\]]|(?<!\\)\$|\*\*|\\displaystyle(?![a-z])", ""),
-        (r"\{,\}|,\s*\\!", ","),
-        (r"\\(?:[,;: ]|quad|qquad|thinspace)|~", " "),
-        (r"\\!", ""),
-        (r"\\[dtc]frac(?![a-z])", r"\\frac"),
-        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-z])", ""),
-        (r"(?<=\d)\s*\n\s*(?=[-+\d])", ", "),  # numbers on lines of their own are several
-        (r"\s+", " "),
-        (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda number: number[0].replace(" ", "")),
-    ]
-]
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_LIST = re.compile(r"[(\[]|\\\{")  # (1,234) may be a pair
-_UNIT = re.compile(
-    rf"(?<=[\d}}])(?:\s*{_TEXT}\{{[^{{}}]*\}}(?:\^\{{?\d\}}?)?"
-    r"|\s(?:[a-z]{3,}[a-z ]*|[cmk]?m|k?g|ft|in|lbs?|h))$"
-)
+from pat_jax.rl.math_notation import TEXT, plain, split_family
+from pat_jax.rl.math_units import is_other_unit, split_attached, split_unit
+
 # What an answer is not with: they leave open which value is meant, or deny it.
 _HEDGE = re.compile(
     r"(?<![a-zA-Z\\])(?:or|not|no|nor|neither|either|to|is|than|between|from|wrong|about|around)"
@@ -62,11 +23,15 @@ _HEDGE = re.compile(
 _SEVERAL = {"or", r"\lor", r"\vee", r"\pm"}  # right where the answer has several values
 _PAIR = re.compile(r"([\[(])[^\[\]()]*,[^\[\]()]*([\])])")
 _ORDER = re.compile(r"[<>]|\\[lg]eq?(?:slant)?(?![a-zA-Z])")
-_NAME = re.compile(r"(?<![\w\\^{])([a-zA-Z]) ?= ?")
+_NAME = re.compile(r"(?<![\w\\^{])(?:([a-zA-Z])|\\(?:math|bold|vec)[a-z]*\{ ?([a-zA-Z]) ?\}) ?= ?")
 _EQUALS = re.compile(r"(?<![<>!\\=])=(?!=)")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _CHOICE = re.compile(r"[{ ]*\(?([A-Z])(?:\)|[.:](?=\s))")
 _NAMED = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]")
+_DECIMALS = 6  # of `math_verify`: 0.333333 is a third, 0.333 is not
+_DIGITS = 15
+_SMALL = 3  # zeros behind the point, from which on six decimals tell too little
+_MOST_ZEROS = 10_000
 
 
 def same_value(found: str, answer: str) -> bool:
@@ -74,22 +39,47 @@ def same_value(found: str, answer: str) -> bool:
 
     >>> same_value(r"\dfrac12", "0.5"), same_value("2 or 3", "3"), same_value("x = -3.", "3")
     (True, False, False)
+    >>> same_value("5 cm", "5"), same_value("5 cm", r"5\text{ m}")
+    (True, False)
     """
-    found, answer = _plain(found), _plain(answer)
+    (found, unit), (answer, expected) = _measured(found), _measured(answer)
+    if unit and expected and is_other_unit(unit, expected):
+        return False
+    if expected and not unit:
+        found = split_attached(found, expected)
+    elif unit and not expected:
+        answer = split_attached(answer, unit)
+    return _same(*_families(found, answer))
+
+
+def _measured(text: str) -> tuple[str, str | None]:
+    """An answer in one way of writing, and its unit; what is only rounded gives way to the exact."""
+    exact, _, rounded = plain(text).partition(r"\approx")
+    text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
+    return (text, None) if _HEDGE.search(text) else split_unit(text)
+
+
+def _families(found: str, answer: str) -> tuple[str, str]:
+    """Two families of solutions by one letter."""
+    (found, letter), (answer, expected) = split_family(found), split_family(answer)
+    if letter and expected and letter != expected:
+        found = re.sub(rf"(?<![\\a-zA-Z]){letter}(?![a-zA-Z])", expected, found)
+    return found, answer
+
+
+def _same(found: str, answer: str) -> bool:
     if _as_text(found) == _as_text(answer):
         return bool(found)
     if _is_hedged(found, answer) or _is_other_pair(found, answer) or _is_other_base(found, answer):
         return False
-    if re.fullmatch("[A-Z]", answer) and (choice := _CHOICE.match(re.sub(_TEXT, "", found))):
+    if re.fullmatch("[A-Z]", answer) and (choice := _CHOICE.match(re.sub(TEXT, "", found))):
         return choice[1] == answer
     if "=" not in answer and len(set(_NAME.findall(found))) == 1:
         return same_value(_NAME.sub("", found), answer)  # x = 2 or x = 3
     sides = _EQUALS.split(found)
     if len(sides) > 1 and "=" not in answer and "," not in found:
         return _says(sides, answer)
-    verify = math_verify()[1]
-    parsed = _parse(answer), _parse(found)
-    return verify(*parsed, allow_set_relation_comp=True, timeout_seconds=None)
+    return _verify(_parse(answer), _parse(found))
 
 
 def _says(sides: Sequence[str], answer: str) -> bool:
@@ -100,21 +90,10 @@ def _says(sides: Sequence[str], answer: str) -> bool:
     return same_value(last, answer)
 
 
-def _plain(text: str) -> str:
-    """The same in one way of writing."""
-    text = text.translate(_SIGNS)
-    for pattern, replacement in _SAME:
-        text = pattern.sub(replacement, text)
-    if not _LIST.search(text):
-        text = _GROUPED.sub(lambda number: number[0].replace(",", ""), text)
-    exact, _, rounded = text.partition(r"\approx")
-    text = (exact if exact.strip() else rounded).strip().rstrip(".").strip()
-    return text if _HEDGE.search(text) else _UNIT.sub("", text)
-
-
-def _as_text(plain: str) -> str:
+def _as_text(written: str) -> str:
     """What is compared before any mathematics: weekdays, letters of choices, the same signs."""
-    words = re.sub(rf"{_TEXT}|[{{}}]|(?<!\d)\s|\s(?!\d)", "", plain)
+    words = re.sub(rf"{TEXT}\{{([^{{}}]*)\}}", r"\1", written)
+    words = re.sub(r"(?<!\d)\s|\s(?!\d)", "", words)
     is_word = re.fullmatch(r"\(?[a-zA-Z]+\)?", words)
     return words.strip("()").lower() if is_word else words
 
@@ -137,10 +116,41 @@ def _is_other_base(found: str, answer: str) -> bool:
     return bool(one and other) and one != other
 
 
+def _verify(answer: list, found: list) -> bool:
+    """By `math_verify`, with as many more decimals as its smallest numbers begin with zeros."""
+    zeros = max(map(_zeros, answer + found), default=0)
+    more = min(zeros, _MOST_ZEROS) if zeros >= _SMALL else 0
+    verify = math_verify()[1]
+    return verify(
+        answer,
+        found,
+        float_rounding=_DECIMALS + more,
+        numeric_precision=_DIGITS + more,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
+
+
+def _zeros(parsed: object) -> int:
+    """Zeros behind the point of the smallest number in a value that is not 0: 3 of 0.00012."""
+    sizes = [Decimal(str(abs(number.evalf(3)))) for number in _numbers(parsed)]
+    return max((-size.adjusted() - 1 for size in sizes if size.is_finite() and size), default=0)
+
+
+def _numbers(parsed: Any) -> Iterator[Any]:
+    """The largest parts of SymPy's value that are real numbers."""
+    if getattr(parsed, "is_number", False) and parsed.is_real:
+        yield parsed
+    else:
+        is_matrix = hasattr(parsed, "flat")
+        for part in parsed.flat() if is_matrix else getattr(parsed, "args", ()):
+            yield from _numbers(part)
+
+
 @functools.lru_cache(maxsize=1024)  # a group shares its answer
-def _parse(plain: str) -> list:
+def _parse(written: str) -> list:
     parse, _ = math_verify()
-    return parse(rf"\boxed{{{plain}}}", _notation(), parsing_timeout=None)
+    return parse(rf"\boxed{{{written}}}", _notation(), parsing_timeout=None)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
 from pat_jax.rl.final_answer import final_answer
+from pat_jax.rl.math_notation import without_grouping
 from pat_jax.rl.plain_text import has_lone_surrogate
 from pat_jax.rl.row_files import Record, listed, read_records
 from pat_jax.rl.tokenizer import PromptText, flatten_messages, is_message
@@ -26,7 +27,10 @@ from pat_jax.rl.tokenizer import PromptText, flatten_messages, is_message
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 # Names that the trainer itself passes to reward functions, beside the columns of the file.
-RESERVED_COLUMNS = ("prompts", "completions", "finish_reason", "prompt_ids", "completion_ids")
+RESERVED_COLUMNS = (
+    *("prompts", "completions", "finish_reason"),
+    *("prompt_ids", "completion_ids", "is_thinking"),
+)
 PROMPTS = ("prompt", "problem", "question", "messages")
 STATED = ("problem", "question")  # texts that do not say what to do with them
 SOLUTION = "solution"  # is the answer or ends in it
@@ -146,7 +150,7 @@ def _answer(
         _, mark, answer = text.rpartition(MARK)
         if not mark or not answer.strip():
             raise record.complain(key, value, f"a solution that ends in '{MARK} ' and the answer")
-        return {"solution": text, "answer": answer.strip().replace(",", "")}
+        return {"solution": text, "answer": without_grouping(answer.strip())}
     if key.lower() == SOLUTION:
         answer = final_answer(text) or (None if "\n" in text else text)
         return None if answer is None else {"answer": answer}

@@ -7,8 +7,11 @@ reward workers import this module.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pat_jax.rl.final_answer import opens_thought
 from pat_jax.rl.tokenizer import Tokenizer
 from pat_jax.rl.types import FinishReason, Prompt, Rollout
+
+_THINK_TOKENS = 16  # at the end of a prompt, enough to spell `<think>` and the lines after it
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Response:
     columns: Mapping[str, object]
     prompt_ids: Sequence[int] = ()
     completion_ids: Sequence[int] = ()  # the end-of-sequence token included
+    is_thinking: bool = False  # the chat template opened a thought at the end of the prompt
 
 
 def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rollout], Response]:
@@ -33,7 +37,8 @@ def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rol
         has_eos = rollout.finish is FinishReason.STOP
         tokens = rollout.tokens.tolist()
         text = tokenizer.decode(tokens[:-1] if has_eos else tokens)
-        return _response(rollout.prompt, names, text, tokens, rollout.finish)
+        is_thinking = opens_thought(tokenizer.decode(rollout.prompt.tokens[-_THINK_TOKENS:]))
+        return _response(rollout.prompt, names, text, tokens, rollout.finish, is_thinking)
 
     return read
 
@@ -53,6 +58,7 @@ def _response(
     completion: str,
     tokens: Sequence[int],
     finish: FinishReason,
+    is_thinking: bool = False,
 ) -> Response:
     columns = {name: prompt.columns.get(name) for name in names} | {"finish_reason": finish}
-    return Response(prompt.text, completion, columns, prompt.tokens, tokens)
+    return Response(prompt.text, completion, columns, prompt.tokens, tokens, is_thinking)

@@ -4,8 +4,9 @@
     compute_score(data_source, solution_str, ground_truth, extra_info=None) -> number or dict
                                                                 verl's: once a response
 
-Either may be `async`; all calls of a process share one event loop, as clients of services need. A function is told what it names: texts, `completion_ids`, `prompt_ids`, and
-columns of the data; with `**columns` all columns. Knows names and arguments. Does not know what may be
+Either may be `async`; all calls of a process share one event loop, as clients of services need. A
+function is told what it names: texts, `completion_ids`, `prompt_ids`, `is_thinking`, and columns of the
+data; with `**columns` all columns. Knows names and arguments. Does not know what may be
 returned (`reward_results.py`), nor processes.
 """
 
@@ -112,6 +113,7 @@ class PerGroup(Recognised):
         tokens = {
             "prompt_ids": [list(one.prompt_ids) for one in responses],
             "completion_ids": [list(one.completion_ids) for one in responses],
+            "is_thinking": [one.is_thinking for one in responses],
         }
         scores = self.function(**self.names.bind(texts | columns, tokens, self.spec))
         if inspect.isawaitable(scores):
