@@ -39,6 +39,7 @@ class SftRun:
         most = config.optimizer.max_skipped
         self.skipped = Skipped(self.open.folder, most, self.progress.print)
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
+        signals.last_words = self.open.last_words
 
     def run(self) -> None:
         try:
@@ -81,7 +82,10 @@ class SftRun:
 
     def learn(self) -> None:
         self.steps_done = self.first_step
-        with self.open.metrics(self.first_step) as self.metrics:
+        with (
+            self.open.metrics(self.first_step) as self.metrics,
+            self.open.saved_at_an_error(self.signals, self.last),
+        ):
             for step in range(self.first_step, self.steps):
                 self.iterate(step)
             self.evaluate(self.steps)
@@ -97,8 +101,9 @@ class SftRun:
         with self.signals.held():  # from here to its end a step is carried through
             with clock("update"):
                 self.state, result = self.trainer.update(self.state, batch, None)
+            # From here on this is the step that is saved, whatever fails.
+            self.steps_done, self.drawn = step + 1, self.drawn.plus(examples)
             self.skipped.note(step + 1, batch.mini_batches, result.applied)
-            self.drawn = self.drawn.plus(examples)
             measured: dict[str, Any] = dict(result.metrics)
             rate = self.learning_rate(max(0, result.updates_applied - 1))
             measured["train/learning_rate"] = float(rate)
@@ -109,7 +114,6 @@ class SftRun:
         measured |= self.describe(examples) | self.drawn.metrics(len(self.setup.examples))
         measured |= describe_memory(self.setup.devices) | self.stopwatch.metrics
         measured["timing/step"] = self.stopwatch.elapsed
-        self.steps_done = step
         self.metrics.write(step, measured)
         self.progress.step(step, measured)
         if self.open.saves.is_due(step):
@@ -137,6 +141,11 @@ class SftRun:
         self.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
         many = self.setup.num_heldout
         self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
+
+    def last(self) -> tuple[int, Kept]:
+        """The last whole step."""
+        assert self.steps_done is not None  # it is asked for while steps are made
+        return self.steps_done, self.kept()
 
     def kept(self) -> Kept:
         meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}
