@@ -140,11 +140,11 @@ class Run:
             self.has_learned(step, measured)
             if self.exit_head:
                 measured |= self.exit_head.trainer.learn(self.state.params, batch)
+        measured |= {"train/padding_efficiency": batch.padding_efficiency}
+        measured |= self.describe_update(groups, batch, result)
         with clock("transfer"):
             measured["train/transfer_gap"] = self.generator.load(self.state.params)
         self.skipped.note(step, batch.mini_batches, result.applied)
-        measured |= {"train/padding_efficiency": batch.padding_efficiency}
-        measured |= self.describe_update(groups, batch, result)
 
     def has_learned(self, step: int, measured: dict[str, Any]) -> None:
         """From here on this is the step that is saved, whatever fails; what is measured later is added."""

@@ -25,7 +25,7 @@ from pat_jax.rl.reward_scorer import RewardScorer
 TIMEOUT = 2.0
 # The reward of a response is its length; what its function does besides is its first word.
 FUNCTIONS = """
-import ctypes, json, os, pickle, signal, subprocess, sys, threading, time
+import ctypes, json, multiprocessing, os, pickle, signal, subprocess, sys, threading, time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -74,6 +74,10 @@ def fork_and_raise():
 def fork_and_die():
     if os.fork():
         os._exit(7)
+def leave_a_child_and_die():
+    if os.fork():
+        os._exit(7)
+    time.sleep(1000)
 def fork_in_c(): ctypes.CDLL(None).fork()
 def fork_and_stay():
     if not os.fork():
@@ -96,6 +100,10 @@ def read_everything():
         except OSError:
             pass
 def print_much(): print("x" * 3_000_000); print("y" * 3_000_000, file=sys.stderr)
+def pool():
+    with multiprocessing.get_context("fork").Pool(2) as workers:
+        assert workers.map(abs, [-1, -2]) == [1, 2]
+def raise_escapes(): raise ValueError("\\x1b[2J\\x9b31m\\r" + "x" * 10_000)
 def stop_itself(): os.kill(os.getpid(), signal.SIGSTOP)
 def later():
     threading.Timer(0.3, write_everywhere, (b"late\\n",)).start()
@@ -174,6 +182,7 @@ def scorer(folder: Path) -> Iterator[RewardScorer]:
         ("fork", None),
         ("fork_and_raise", None),
         ("fork_and_die", "ended its process with code 7"),
+        ("leave_a_child_and_die", "ended its process with code 7"),
         ("fork_in_c", None),
         ("fork_and_stay", None),
         ("keep_files_and_die", "ended its process with code 5"),
@@ -184,6 +193,8 @@ def scorer(folder: Path) -> Iterator[RewardScorer]:
         ),
         pytest.param("stop_itself", "took longer than 2 s and was killed", marks=pytest.mark.slow),
         ("print_much", None),
+        ("pool", None),
+        ("raise_escapes", r"raised ValueError: \\x1b\[2J\\x9b31m x{200,300}"),
         ("die_with_a_signal_of_no_name", "ended its process with signal [0-9]+"),
     ],
 )
@@ -194,6 +205,8 @@ def test_what_a_function_does_costs_nobody_else(scorer, folder, caplog, name, ex
     mine = np.nan if expected else len(f"{name} first")
     np.testing.assert_array_equal(scores, [mine, 4, 5])
     said = [record.getMessage() for record in caplog.records]
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "".join(said))
+    said = [one for one in said if "Traceback" not in one]
     assert len(said) == bool(expected)
     if expected:
         assert re.search(f"obey' {expected}; this response is left out", said[0])
@@ -280,6 +293,8 @@ def test_an_outcome_arrives_as_it_was(scores, data, number, seconds):
         _read(line.decode(), number + 1, len(scores))
     with pytest.raises(ValueError):
         _read(line.decode(), number, len(scores) + 1)
+    with pytest.raises(ValueError):  # that float32 does not hold
+        _read(_written(number, Outcome(scores=[2 * LARGEST])).decode(), number, 1)
 
 
 JSON = st.recursive(
