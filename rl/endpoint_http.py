@@ -38,9 +38,8 @@ class Address:
         with contextlib.suppress(ValueError):  # of a port or a host that cannot be
             parts = urlsplit(url)
             if is_plain and parts.hostname and "@" not in parts.netloc:
-                parts.hostname.encode(
-                    "idna"
-                )  # as a connection does: labels have up to 63 characters
+                # As a connection does: a label has up to 63 characters.
+                parts.hostname.encode("idna")
                 is_secure = parts.scheme == "https"
                 usual = HTTPS_PORT if is_secure else HTTP_PORT
                 port = usual if parts.port is None else parts.port

@@ -65,6 +65,7 @@ class Calls:
                 continue
             except OSError as error:
                 raise EOFError from error
+            _check_time(until)
 
     def answer(self, number: int, count: int, until: float) -> Outcome:
         """That to the call of this number.
@@ -83,10 +84,8 @@ class Calls:
 
     def _line(self, until: float) -> bytes:
         """What comes up to a line break, and whatever has come behind it."""
-        line, chunk = bytearray(), b""
-        while b"\n" not in chunk:
-            if len(line) > LARGEST_ANSWER:
-                raise NoAnswerError
+        line = bytearray()
+        while True:
             self._wait(select.POLLIN, until)
             try:
                 chunk = self._socket.recv(_CHUNK)
@@ -97,15 +96,25 @@ class Calls:
             if not chunk:
                 raise EOFError
             line += chunk
-        return bytes(line)
+            if b"\n" in chunk:
+                return bytes(line)
+            if len(line) > LARGEST_ANSWER:
+                raise NoAnswerError
+            _check_time(until)  # something may come again and again
 
     def _wait(self, event: int, until: float) -> None:
         poll = select.poll()
         poll.register(self._socket, event)
         left = until - time.monotonic()
         while not poll.poll(1e3 * min(max(left, 0.0), _LONGEST_POLL)):
-            if (left := until - time.monotonic()) <= 0:
-                raise TimeoutError
+            left = _check_time(until)
+
+
+def _check_time(until: float) -> float:
+    """Seconds left; raises TimeoutError where there are none."""
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left
 
 
 class Answers:

@@ -43,7 +43,8 @@ class SaveError(Exception):
 
 def is_gone(state: Any) -> bool:
     """Whether arrays of it were donated to a program, whose result is not here."""
-    return any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    leaves = jax.tree.leaves(state)
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
 
 class Checkpointer:

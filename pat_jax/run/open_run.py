@@ -191,9 +191,8 @@ class OpenRun:
         return f"go on with: python -m pat_jax.{self._command} --resume --run_dir {folder}"
 
     def _say_last(self, text: str) -> None:
-        with suppress(
-            OSError
-        ):  # such as of a pipe that nobody reads, which may be why the run ends
+        # Nobody may read it any more, which may be why the run ends.
+        with suppress(OSError):
             self.progress.close()
             print(text, file=sys.stderr, flush=True)
 

@@ -69,10 +69,15 @@ class Saves:
 
     def on_disk(self) -> str:
         """The same by files alone, at any moment: what is being written is not there yet."""
-        step = self._checkpoints.newest_on_disk()
-        if step is None:
-            return "no checkpoint is written yet"
-        return f"the checkpoint of step {step} stays"
+        try:
+            step = self._checkpoints.newest_on_disk()
+        except OSError as error:
+            return f"the checkpoints cannot be read ({error.strerror})"
+        return (
+            "no checkpoint is written yet"
+            if step is None
+            else f"the checkpoint of step {step} stays"
+        )
 
     def _guarded(self, attempt: Callable[[], None]) -> None:
         try:

@@ -64,6 +64,10 @@ def another_call():
 def flood():
     while True:
         write_everywhere(b"x" * 1_000_000)
+def trickle():
+    while True:
+        write_everywhere(b"x")
+        time.sleep(0.001)
 def half_and_sleep():
     write_everywhere(b'{"call"')
     time.sleep(1000)
@@ -178,7 +182,10 @@ def scorer(folder: Path) -> Iterator[RewardScorer]:
         ("digits", NOT_ITS_OWN),
         ("another_call", NOT_ITS_OWN),
         ("flood", NOT_ITS_OWN),
-        ("half_and_sleep", "took longer than 2 s and was killed"),
+        pytest.param(
+            "half_and_sleep", "took longer than 2 s and was killed", marks=pytest.mark.slow
+        ),
+        ("trickle", "took longer than 2 s and was killed"),
         ("fork", None),
         ("fork_and_raise", None),
         ("fork_and_die", "ended its process with code 7"),

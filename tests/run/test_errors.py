@@ -2,6 +2,7 @@
 none."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,26 @@ def test_a_run_that_errors_end_goes_on_bit_for_bit(tmp_path: Path, reward: list[
     one, other = saved_run(whole), saved_run(broken)
     assert one[2] == other[2] == 7
     assert_same_bits(one[1], other[1])
+
+
+@pytest.mark.slow
+def test_responses_of_the_iteration_that_failed_are_not_drawn_again(tmp_path: Path, reward):
+    """… and whoever stops a second time is told what there is."""
+    folder = tmp_path / "run"
+    options = [*(x for x in OPTIONS if x != "--deterministic"), *reward, "--run_dir", str(folder)]
+    failing = ("pat_jax.run.loop:training_batch", "1", "RuntimeError")
+    finish(start(*failing, *options, program=("-c", FAILING)), code=1)
+    process = start(*options, "--resume", "--steps", "10000")
+    said, asked = "", False
+    assert process.stdout is not None
+    while not asked:
+        said += process.stdout.readline()
+        asked = "step     2/10000" in said
+    assert "8 of 8 responses were on disk from before" in said
+    process.send_signal(signal.SIGTERM)
+    while "stopping; once more" not in said:
+        said += process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    last = finish(process, code=130).splitlines()[-1]
+    here = f"go on with: python -m pat_jax.train --resume --run_dir {folder}"
+    assert last == f"ended at once: the checkpoint of step 1 stays; {here}"

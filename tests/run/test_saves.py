@@ -242,3 +242,13 @@ def test_a_run_whose_output_nobody_reads_is_saved_all_the_same(monkeypatch):
     disk = FullDisk([True])
     fail(disk, Broken())
     assert disk.saved == [4]
+
+
+def test_the_last_words_are_of_what_is_on_disk():
+    disk = FullDisk([True])
+    again = "go on with: python -m pat_jax.train --resume --run_dir run"
+    assert open_run(disk).last_words() == f"no checkpoint is written yet; {again}"
+    disk.save(4, {}, {})
+    assert "no checkpoint is written yet" in open_run(disk).last_words()
+    disk.wait()
+    assert open_run(disk).last_words() == f"the checkpoint of step 4 stays; {again}"
