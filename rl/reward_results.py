@@ -93,7 +93,7 @@ def _number(value: object) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf
 
 
 def _wrong(text: str, count: int) -> Outcome:
