@@ -1,9 +1,13 @@
 """Kills a run at random moments of every stage, and sees whether it comes to what an unkilled one does.
 
     python -m benchmarks.kills --kills 200 --out benchmarks/results/kills.json
+    python -m benchmarks.kills --kills 48 --by error --out benchmarks/results/errors.json
 
 Each process of the run is told in which stage to die: in one of the first calls of that stage's function
 it sends itself SIGKILL, a random time after the call has begun or as it returns. The next process resumes.
+With `--by error` an error is raised there instead, before the call or as it returns, and no checkpoint is
+due but at the end: what the run goes on from is what the error has saved. Of a step whose transfer fails
+`train/transfer_gap` alone is not measured.
 A run that comes to its end all the same is compared with one that nobody killed, metrics and weights bit
 for bit (`--deterministic`, CPU, float32), and another one is begun.
 """
@@ -21,8 +25,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,7 +66,7 @@ OPTIONS = (
     *("--rollout.min_length", "128", "--rollout.prefill_blocks", "16"),
     *("--algorithm.mini_batch_size", "4", "--algorithm.tokens_per_micro_batch", "1024"),
     *("--layout", "auto", "--switch_to", "dp1tp2", "--switch_at", "3"),
-    *("--eval.every", "4", "--eval.num_prompts", "8", "--checkpoint.every", "1"),
+    *("--eval.every", "4", "--eval.num_prompts", "8"),
     *("--steps", str(STEPS)),
 )
 # In a process of its own, and slow enough to die in.
@@ -76,11 +80,12 @@ def slow(prompts, completions, **columns):
 
 def main() -> None:
     if sys.argv[1:2] == ["victim"]:
-        stage, late_ms, nth, *options = sys.argv[2:]
-        victim(stage, late_ms, nth, options)
+        stage, late_ms, nth, by, *options = sys.argv[2:]
+        victim(stage, late_ms, nth, by, options)
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--by", choices=("kill", "error"), default="kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -88,18 +93,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = "python -m benchmarks.kills " + " ".join(sys.argv[1:])
         about = {"command": command, "machine": machine}
-        for report in kills(Path(folder), args.kills, random.Random(args.seed)):
+        for report in kills(Path(folder), args.kills, args.by, random.Random(args.seed)):
             print(json.dumps(report, indent=1), flush=True)
             if args.out:  # what has been seen so far
                 args.out.write_text(json.dumps(about | report, indent=1) + "\n")
 
 
-def kills(folder: Path, count: int, moment: random.Random) -> Iterator[dict[str, Any]]:
+def kills(folder: Path, count: int, by: str, moment: random.Random) -> Iterator[dict[str, Any]]:
     """Until so many have died, by turns in each stage; what was seen after each whole run."""
     (folder / "reward.py").write_text(REWARD)
     whole = folder / "whole"
-    _process(whole, "none", 0.0, 0)
-    expected = outcome(whole)
+    _process(whole, "none", 0.0, 0, by)
+    expected = outcome(whole, by)
     died, same, runs, started = Counter[str](), 0, 0, time.perf_counter()
     wanted = _by_turns(moment)
     while sum(died.values()) < count:
@@ -109,10 +114,10 @@ def kills(folder: Path, count: int, moment: random.Random) -> Iterator[dict[str,
         while not is_over:
             stage = next(wanted) if sum(died.values()) < count else "none"
             late = moment.random() * LATEST_MS.get(stage, 40.0)
-            is_over = not _process(run, stage, late, moment.randrange(WITHIN))
+            is_over = not _process(run, stage, late, moment.randrange(WITHIN), by)
             died[stage] += not is_over
             print(f"{sum(died.values())} of {count} kills, {runs} runs", stage, flush=True)
-        same += outcome(run) == expected
+        same += outcome(run, by) == expected
         shutil.rmtree(run)
         yield {
             "kills": {stage: died[stage] for stage in STAGES},
@@ -130,7 +135,7 @@ def _by_turns(moment: random.Random) -> Iterator[str]:
         yield from stages
 
 
-def _process(run: Path, stage: str, late_ms: float, nth: int) -> bool:
+def _process(run: Path, stage: str, late_ms: float, nth: int, by: str) -> bool:
     """One process of a run, begun or resumed.
 
     Returns:
@@ -138,18 +143,30 @@ def _process(run: Path, stage: str, late_ms: float, nth: int) -> bool:
     """
     options = [*OPTIONS, "--run_dir", str(run), "--resume", "auto"]
     options += ["--reward", f"{run.with_name('reward.py')}:slow"]
-    command = [sys.executable, "-m", "benchmarks.kills", "victim", stage, str(late_ms), str(nth)]
+    options += ["--checkpoint.every", str(STEPS if by == "error" else 1)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.kills",
+        "victim",
+        stage,
+        str(late_ms),
+        str(nth),
+        by,
+    ]
     environment = os.environ | {"PYTHONFAULTHANDLER": "1"}
     whole = [*command, *options]
     done = subprocess.run(whole, capture_output=True, text=True, timeout=300, env=environment)
-    if done.returncode not in (0, -9):
+    code = -9 if by == "kill" else 1
+    is_expected = by == "kill" or "OfTheTest" in done.stderr or not done.returncode
+    if done.returncode not in (0, code) or not is_expected:
         raise SystemExit(
             f"killed in {stage}, then: {done.returncode}\n{done.stdout}\n{done.stderr}"
         )
-    return done.returncode == -9
+    return done.returncode == code
 
 
-def outcome(run: Path) -> dict[str, Any]:
+def outcome(run: Path, by: str) -> dict[str, Any]:
     """What must be the same: metrics but for the clock's readings, and a digest of the last state."""
     import jax
 
@@ -162,7 +179,8 @@ def outcome(run: Path) -> dict[str, Any]:
     with Checkpointer(run / "checkpoints", fingerprint=setup.fingerprint) as saved:
         step, state, _ = saved.restore({"train": setup.trainer.abstract_state})
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
-    clocks = ("time", "tokens_per_s", "seconds", "timing/")
+    unmeasured = ("transfer_gap",) if by == "error" else ()
+    clocks = ("time", "tokens_per_s", "seconds", "timing/", *unmeasured)
     rows = [
         {k: v for k, v in row.items() if not any(word in k for word in clocks)}
         for row in read_metrics(run / "metrics.jsonl")
@@ -170,17 +188,23 @@ def outcome(run: Path) -> dict[str, Any]:
     return {"step": step, "state": leaves, "metrics": rows}
 
 
-def victim(stage: str, late_ms: str, nth: str, options: list[str]) -> None:
+def victim(stage: str, late_ms: str, nth: str, by: str, options: list[str]) -> None:
     """The command, in a process that kills itself."""
     from pat_jax import train
+    from pat_jax.config.command_line import run_command
 
     sys.argv[1:] = options
     if stage != "none":
-        _arm(stage, float(late_ms) / 1e3, 0 if stage in ONCE else int(nth))
-    train.main()
+        dies = _killed if by == "kill" else _failing
+        _arm(stage, float(late_ms) / 1e3, 0 if stage in ONCE else int(nth), dies)
+    run_command(train.main)
 
 
-def _arm(stage: str, late_s: float, nth: int) -> None:
+class OfTheTestError(Exception):
+    pass
+
+
+def _arm(stage: str, late_s: float, nth: int, dies: Callable[..., Any]) -> None:
     """Has the process die in a call of the stage's function, or as it returns."""
     module, _, name = STAGES[stage].partition(":")
     *owners, last = name.split(".")
@@ -188,16 +212,26 @@ def _arm(stage: str, late_s: float, nth: int) -> None:
     function, calls = getattr(owner, last), itertools.count()
 
     def dying(*args: Any, **options: Any) -> Any:
-        if next(calls) != nth:
-            return function(*args, **options)
-        threading.Timer(late_s, _die).start()
-        try:
-            return function(*args, **options)
-        finally:
-            if stage not in GOES_ON:
-                _die()
+        call = partial(function, *args, **options)
+        return call() if next(calls) != nth else dies(stage, late_s, call)
 
     setattr(owner, last, dying)
+
+
+def _killed(stage: str, late_s: float, call: Callable[[], Any]) -> Any:
+    threading.Timer(late_s, _die).start()
+    try:
+        return call()
+    finally:
+        if stage not in GOES_ON:
+            _die()
+
+
+def _failing(stage: str, late_s: float, call: Callable[[], Any]) -> Any:
+    del stage
+    if int(late_s * 1e6) % 2:  # by chance
+        call()
+    raise OfTheTestError
 
 
 def _die() -> None:

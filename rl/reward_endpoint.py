@@ -3,8 +3,8 @@
     POST {"prompts": [text, …], "completions": [text, …], "columns": {name: [value, …], …}}
     200  {"scores": [number or null, …]}
 
-Knows requests, time limits and which answers are worth another try. Does not know which responses one
-call is for (`scored_function.py`); imports no jax.
+Knows questions, time limits, and which answers are worth another try. Does not know connections
+(`endpoint_http.py`), nor which responses one call is for (`scored_function.py`); imports no jax.
 """
 
 import contextlib
@@ -18,18 +18,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from urllib.parse import urlsplit
+from http.client import HTTPConnection, HTTPException
 
-from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.rl.endpoint_http import LARGEST_ANSWER, Address, TooLongError
 from pat_jax.rl.responses import Response
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 from pat_jax.rl.reward_results import read_scores
+from pat_jax.rl.secret import Secret
 
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between two tries, twice as many each time
-_LARGEST_ANSWER = 2**24  # bytes; a score has about twenty
 _EXCERPT_LENGTH = 200
 _TOO_MANY, _INTERNAL = 429, 500
 _SHAPE = '{"scores": [a number or null for each response]}'
@@ -48,7 +47,7 @@ class RewardEndpoint:
     """
 
     def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):
-        self._address, self._retries, self._token = _Address.of(url), retries, token
+        self._address, self._retries, self._secret = Address.of(url), retries, Secret(token)
         self._headers = _HEADERS | ({"Authorization": f"Bearer {token}"} if token else {})
         self._threads = ThreadPoolExecutor(num_calls, thread_name_prefix="reward-endpoint")
         self._is_closed, self._lock = threading.Event(), threading.Lock()
@@ -72,7 +71,8 @@ class RewardEndpoint:
         tries = 1
         while isinstance(outcome, _Passing) and tries <= self._retries:
             own = min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT)
-            if self._is_closed.wait(max(own, min(outcome.asked_wait, seconds))):
+            most = min(seconds, threading.TIMEOUT_MAX)
+            if self._is_closed.wait(max(own, min(outcome.asked_wait, most))):
                 break
             outcome, tries = self._try(body, len(responses), seconds), tries + 1
         if isinstance(outcome, _Passing):
@@ -90,26 +90,31 @@ class RewardEndpoint:
                 return _Passing(f"could not be reached ({error})")
             left = seconds - (time.perf_counter() - start)
             with self._limited(connection.sock, left) as is_over:
-                try:
-                    answer, text = self._exchange(connection, body)
-                except (OSError, HTTPException) as error:
-                    if not is_over.is_set():
-                        named = " ".join(str(error).split()) or type(error).__name__
-                        return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
+                outcome = self._exchange(connection, body, count)
                 if is_over.is_set():
                     late = Failure(Cause.TIMEOUT, f"took longer than {seconds:g} s")
                     return Outcome(failure=late)
-        return _read(answer, text, count)
+        return outcome
 
-    def _exchange(self, connection: HTTPConnection, body: bytes) -> tuple[HTTPResponse, bytes]:
-        connection.request("POST", self._address.path, body, self._headers)
-        answer = connection.getresponse()
-        text = answer.read(_LARGEST_ANSWER)
-        if answer.length and len(text) < _LARGEST_ANSWER:
-            raise IncompleteRead(text, answer.length)
-        if self._token:  # which an answer may quote, and a message the answer
-            text = text.replace(self._token.encode(), b"[token]")
-        return answer, text
+    def _exchange(
+        self, connection: HTTPConnection, body: bytes, count: int
+    ) -> "Outcome | _Passing":
+        """Whatever comes, until the connection is cut."""
+        try:
+            connection.request("POST", self._address.path, body, self._headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except TooLongError:
+            what = f"answered more than {LARGEST_ANSWER:,} bytes"
+            return Outcome(
+                failure=Failure(Cause.WRONG_RESULT, f"{what} where {_SHAPE} was expected")
+            )
+        # The last two of chunks of size -5, or of 2**99.
+        except (OSError, HTTPException, ValueError, OverflowError) as error:
+            named = self._secret.hidden(" ".join(str(error).split())) or type(error).__name__
+            return _Passing(f"broke the connection off ({named:.{_EXCERPT_LENGTH}})")
+        told = _Answer(answer.status, answer.reason, answer.getheader("Retry-After") or "", text)
+        return _read(told, count, self._secret)
 
     @contextlib.contextmanager
     def _limited(self, connected: socket.socket, seconds: float) -> Iterator[threading.Event]:
@@ -125,7 +130,7 @@ class RewardEndpoint:
             _cut(connected)
 
         connected.settimeout(None)  # of a single wait; that of all of them is the watch's
-        watch = threading.Timer(max(seconds, 0.0), end)
+        watch = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
         watch.daemon = True
         with self._lock:
             self._open.add(connected)
@@ -151,35 +156,6 @@ class _Passing:
     text: str
     cause: Cause = Cause.ENDPOINT
     asked_wait: float = 0.0  # seconds until then, at least, by the endpoint's own word
-
-
-@dataclass(frozen=True)
-class _Address:
-    is_secure: bool
-    host: str
-    port: int | None
-    path: str
-
-    @classmethod
-    def of(cls, url: str) -> "_Address":
-        """
-        Raises:
-          UserError: it is no address, or has a password, which would be written down with the options.
-        """
-        is_plain = url.isascii() and url.isprintable() and " " not in url
-        with contextlib.suppress(ValueError):  # of a port or a host that cannot be
-            parts = urlsplit(url)
-            if is_plain and parts.hostname and "@" not in parts.netloc:
-                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-                return cls(parts.scheme == "https", parts.hostname, parts.port, path)
-        raise UserError(
-            f"option --reward is {url!r}: expected an address such as http://host:8000/score, in ASCII "
-            "and without a user; correct it."
-        )
-
-    def connection(self, timeout: float) -> HTTPConnection:
-        kind = HTTPSConnection if self.is_secure else HTTPConnection
-        return kind(self.host, self.port, timeout=timeout)
 
 
 def _cut(connected: socket.socket) -> None:
@@ -209,40 +185,48 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _asked_wait(answer: HTTPResponse) -> float:
-    """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    reason: str
+    retry_after: str
+    text: str
 
-    Reference: RFC 9110, section 10.2.3.
-    """
-    text = (answer.getheader("Retry-After") or "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text)
-    try:
-        moment = parsedate_to_datetime(text)
-    except (ValueError, TypeError):
-        return 0.0
-    if moment.tzinfo is None:  # dates of HTTP are in GMT
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, moment.timestamp() - time.time())
+    @property
+    def asked_wait(self) -> float:
+        """Seconds that `Retry-After` names, as a number or as a date; 0 where it names none.
+
+        Reference: RFC 9110, section 10.2.3.
+        """
+        text = self.retry_after.strip()
+        if text.isascii() and text.isdigit():
+            return float(text)
+        try:
+            moment = parsedate_to_datetime(text)
+            if moment.tzinfo is None:  # dates of HTTP are in GMT
+                moment = moment.replace(tzinfo=UTC)
+            return max(0.0, moment.timestamp() - time.time())
+        except (ValueError, TypeError, IndexError, OverflowError):  # of what is no date
+            return 0.0
 
 
-def _read(answer: HTTPResponse, body: bytes, count: int) -> "Outcome | _Passing":
-    text = body.decode(errors="replace")
-    said = f"answered {answer.status} {answer.reason:.{_EXCERPT_LENGTH}}"
+def _read(answer: _Answer, count: int, secret: Secret) -> "Outcome | _Passing":
+    text, reason = secret.hidden(answer.text), secret.hidden(answer.reason)
+    said = f"answered {answer.status} {reason:.{_EXCERPT_LENGTH}}"
     if answer.status == _INTERNAL:  # by what it was asked, perhaps: the other responses may do
         excerpt = f"{said} ({text!r:.{_EXCERPT_LENGTH}})"
-        return _Passing(excerpt, Cause.EXCEPTION, _asked_wait(answer))
+        return _Passing(excerpt, Cause.EXCEPTION, answer.asked_wait)
     if answer.status == _TOO_MANY or answer.status > _INTERNAL:
-        return _Passing(said, asked_wait=_asked_wait(answer))
+        return _Passing(said, asked_wait=answer.asked_wait)
     if not 200 <= answer.status < 300:
         refusal = Failure(Cause.REFUSED, f"{said} ({text!r:.{_EXCERPT_LENGTH}})")
         return Outcome(failure=refusal)
     try:
-        value = parse_json(text)
+        value = parse_json(answer.text)
     except JsonError as error:
         wrong = f"answered {error}"
     else:
         if isinstance(value, Mapping) and "scores" in value:
-            return read_scores(value["scores"], count)
+            return read_scores(secret.hidden_inside(value["scores"]), count)
         wrong = f"answered {text!r:.60}"
     return Outcome(failure=Failure(Cause.WRONG_RESULT, f"{wrong} where {_SHAPE} was expected"))

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pat_jax.common.printable import printable
+
 
 class Cause(StrEnum):
     """Why a response has no reward; the names under which failures are counted."""
@@ -28,6 +30,11 @@ class Failure:
     cause: Cause
     text: str  # what the function did, a clause
     traceback: str = ""  # of the user's code, where there is one
+
+    def __post_init__(self) -> None:
+        # Both quote what a function or an endpoint has said, and end on terminals.
+        object.__setattr__(self, "text", printable(self.text))
+        object.__setattr__(self, "traceback", printable(self.traceback))
 
 
 @dataclass(frozen=True)

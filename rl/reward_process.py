@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_channel import IMPORT, Answers
 from pat_jax.rl.reward_outcome import Outcome
 from pat_jax.rl.reward_results import failure_of
 from pat_jax.rl.reward_signatures import recognise
@@ -23,34 +23,34 @@ from pat_jax.rl.rewards import resolve_reward
 
 
 def serve(spec: str, memory: float, calls_file: int, lifeline: int) -> None:
-    """Answers each list of responses with an Outcome, until there are no more; first says what is wrong,
-    if anything is.
+    """Answers each call with an Outcome, until there are no more; first says what is wrong, if anything is.
 
     Args:
       memory: GiB that this process may have, and each of its children; 0: no limit.
-      calls_file: the number of an open file, the other end of the caller's connection.
+      calls_file: the number of an open file, the other end of the caller's socket.
       lifeline: one that ends when the process does that started this one.
     """
+    answers = Answers(calls_file)
+    os.set_inheritable(lifeline, False)
     threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
     if memory:
         _limit_memory(int(memory * 2**30))
     os.environ["JAX_PLATFORMS"] = "cpu"  # a reward that uses jax must not touch the accelerator
     sys.path.append(os.getcwd())
-    calls = Connection(calls_file)
     try:
         function = recognise(resolve_reward(spec), spec)
     except UserError as error:
-        calls.send(str(error))
+        answers.send(IMPORT, Outcome(mistake=str(error)))
         return
-    calls.send("")
+    answers.send(IMPORT, Outcome())
     while True:
         try:
-            responses = calls.recv()
+            number, responses = answers.receive()
         except EOFError:
             return
         start = time.perf_counter()
         outcome = call(function, responses)
-        calls.send(replace(outcome, seconds=time.perf_counter() - start))
+        answers.send(number, replace(outcome, seconds=time.perf_counter() - start))
 
 
 def _limit_memory(limit: int) -> None:

@@ -11,6 +11,7 @@ from types import TracebackType
 
 import numpy as np
 
+from pat_jax.common.errors import shown
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -27,7 +28,7 @@ def read_scores(scores: object, count: int) -> Outcome:
     if hasattr(scores, "tolist"):  # an array of any library
         scores = scores.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     if not isinstance(scores, Sequence) or isinstance(scores, str):
-        return _wrong(f"returned {scores!r:.60}", count)
+        return _wrong(f"returned {shown(scores):.60}", count)
     if len(scores) != count:
         return _wrong(f"returned {len(scores)} values", count)
     return Outcome(scores=[read_score(score) for score in scores])
@@ -52,7 +53,7 @@ def read_score(score: object) -> float | Failure:
         return Failure(Cause.NONE, "returned None")
     number = _number(score)
     if number is None:
-        return Failure(Cause.NOT_A_NUMBER, f"returned {score!r:.60}")
+        return Failure(Cause.NOT_A_NUMBER, f"returned {shown(score):.60}")
     if abs(number) <= LARGEST:
         return number
     too_large = "" if score in (math.inf, -math.inf) or math.isnan(number) else _TOO_LARGE
@@ -92,7 +93,7 @@ def _number(value: object) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf
 
 
 def _wrong(text: str, count: int) -> Outcome:

@@ -1,10 +1,11 @@
 """Processes that score responses and that can be killed, children and all.
 
-Knows processes and time limits. Does not know which response is scored when, or again
-(`reward_scorer.py`), what a reward means, nor jax.
+Knows processes and time limits. Does not know what is said to them (`reward_channel.py`), which response
+is scored when, or again (`reward_scorer.py`), what a reward means, nor jax.
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import signal
@@ -12,17 +13,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.responses import Response
+from pat_jax.rl.reward_channel import IMPORT, LOST, Calls, NoAnswerError
 from pat_jax.rl.reward_outcome import Cause, Failure, Outcome
 
 _IMPORT_SECONDS = 300.0
 _END_SECONDS = 5.0  # from its last word to its end
+# Signals that processes do not get by what they do themselves.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_NO_ANSWER = "wrote to open files that are not its own, so that its process was ended"
 _COMMAND = (
     "import sys; sys.path[:] = sys.argv[5:]; from pat_jax.rl.reward_process import serve; "
     "serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
@@ -71,6 +76,10 @@ class RewardWorkers:
             self._idle.put(worker)
 
 
+class _KilledError(Exception):
+    """Somebody has ended the process: the system, short of memory, or a person. Says how."""
+
+
 class _Worker:
     """One process at a time, started again after it was killed or has ended.
 
@@ -82,45 +91,85 @@ class _Worker:
         self._spec, self._memory = spec, memory
         self._running: _Running | None = None
         self._is_closed, self._lock = False, threading.Lock()
+        self._numbers = itertools.count(IMPORT + 1)  # of calls
 
     def call(self, responses: Sequence[Response], seconds: float) -> Outcome:
+        """Made once more where somebody has killed the process, which no response explains."""
+        try:
+            try:
+                return self._call(responses, seconds)
+            except _KilledError:
+                return self._call(responses, seconds)
+        except _KilledError as killed:
+            return Outcome(failure=Failure(Cause.CRASHED, f"{killed}, twice"))
+
+    def _call(self, responses: Sequence[Response], seconds: float) -> Outcome:
         if self._running is None and (mistake := self.start()):
             return Outcome(mistake=mistake)
         assert self._running is not None
-        calls = self._running.calls
+        calls, number = self._running.calls, next(self._numbers)
+        until = time.monotonic() + seconds
         try:
-            calls.send(responses)
-            if calls.poll(seconds):
-                return calls.recv()
-        except (EOFError, OSError):
-            return Outcome(failure=Failure(Cause.CRASHED, self.end(_END_SECONDS)))
-        self.end()
-        text = f"took longer than {seconds:g} s and was killed"
-        return Outcome(failure=Failure(Cause.TIMEOUT, text), seconds=seconds)
+            calls.ask(number, responses, until)
+            return calls.answer(number, len(responses), until)
+        except TimeoutError:
+            self.end()
+            text = f"took longer than {seconds:g} s and was killed"
+            return Outcome(failure=Failure(Cause.TIMEOUT, text), seconds=seconds)
+        except NoAnswerError:
+            self.end()
+            return Outcome(failure=Failure(Cause.CRASHED, _NO_ANSWER))
+        except EOFError:
+            return Outcome(failure=Failure(Cause.CRASHED, self.ended()))
 
     def start(self) -> str:
-        """Starts the process, with the function imported. Returns what is wrong with it, if any."""
+        """Starts the process, with the function imported; once more where somebody has killed it.
+
+        Returns:
+          What is wrong with it, if anything is.
+        """
+        try:
+            try:
+                return self._start()
+            except _KilledError:
+                return self._start()
+        except _KilledError as killed:
+            return (
+                f"reward {self._spec!r} {killed}, twice, while it was imported: expected memory for "
+                "--reward_workers processes of each reward; use fewer, or see what kills them."
+            )
+
+    def _start(self) -> str:
         with self._lock:
             if self._is_closed:
                 return "the rewards are closed"
-            self._running = _Running.start(self._spec, self._memory)
+            try:
+                self._running = _Running.start(self._spec, self._memory)
+            except OSError as error:
+                return (
+                    f"no process could be started for reward {self._spec!r} ({error.strerror}): expected room "
+                    "for --reward_workers processes of each reward; use fewer."
+                )
         mistake = self._wait_for_import(self._running.calls)
         if mistake:
             self.end()
         return mistake
 
-    def _wait_for_import(self, calls: Connection) -> str:
+    def _wait_for_import(self, calls: Calls) -> str:
         try:
-            if calls.poll(_IMPORT_SECONDS):
-                return calls.recv()
-        except (EOFError, OSError):
+            return calls.answer(IMPORT, 0, time.monotonic() + _IMPORT_SECONDS).mistake
+        except TimeoutError:
             return (
-                f"reward {self._spec!r} {self.end(_END_SECONDS)} while it was imported: expected a "
-                "module that imports; correct it."
+                f"reward {self._spec!r} did not finish importing in {_IMPORT_SECONDS:g} s: expected an "
+                "import without long work; move that work into the function."
             )
+        except NoAnswerError:
+            what = _NO_ANSWER
+        except EOFError:
+            what = self.ended()
         return (
-            f"reward {self._spec!r} did not finish importing in {_IMPORT_SECONDS:g} s: expected an "
-            "import without long work; move that work into the function."
+            f"reward {self._spec!r} {what} while it was imported: expected a module that imports; "
+            "correct it."
         )
 
     def close(self) -> None:
@@ -130,47 +179,76 @@ class _Worker:
             if self._running is not None:
                 self._running.kill()
 
-    def end(self, patience: float = 0.0) -> str:
-        """Ends the process, unless it ends by itself in `patience` seconds. Returns how it did."""
+    def end(self, patience: float = 0.0) -> int | None:
+        """Ends the process, unless it ends by itself in `patience` seconds. Returns its exit code, if it
+        has."""
         with self._lock:
             running, self._running = self._running, None
-        return running.end(patience) if running else ""
+        return running.end(patience) if running else None
+
+    def ended(self) -> str:
+        """How a process ended that has no more to say, a clause.
+
+        Raises:
+          _KilledError: somebody has killed it.
+        """
+        code = self.end(_END_SECONDS)
+        if code is None or code == LOST:
+            return "closed open files that are not its own, so that its process was ended"
+        if code >= 0:
+            return f"ended its process with code {code}"
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        how = f"ended its process with {_signal_name(-code)}{hint}"
+        if -code in _FROM_OUTSIDE and not self._is_closed:
+            raise _KilledError(how)
+        return how
 
 
 @dataclass(frozen=True)
 class _Running:
     process: subprocess.Popen
-    calls: Connection
+    calls: Calls
     lifeline: int  # a file: the process ends when no other has it open
 
     @classmethod
     def start(cls, spec: str, memory: float) -> "_Running":
-        calls, theirs = socket.socketpair()
-        watched, lifeline = os.pipe()
-        passed = (theirs.fileno(), watched)
-        process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, spec, str(memory), *map(str, passed), *sys.path],
-            stdin=subprocess.DEVNULL,
-            pass_fds=passed,
-            start_new_session=True,  # Ctrl-C is not for it, and its children can be killed with it
-        )
-        theirs.close()
-        os.close(watched)
-        return cls(process, Connection(calls.detach()), lifeline)
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
+            ours, theirs = socket.socketpair()
+            on_failure.callback(ours.close)
+            always.callback(theirs.close)
+            watched, lifeline = os.pipe()
+            on_failure.callback(os.close, lifeline)
+            always.callback(os.close, watched)
+            passed = (theirs.fileno(), watched)
+            process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, spec, str(memory), *map(str, passed), *sys.path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                start_new_session=True,  # Ctrl-C is not for it; its children can be killed with it
+            )
+            on_failure.pop_all()
+        return cls(process, Calls(ours), lifeline)
 
     def kill(self) -> None:
         """The process and its children, which are of its group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def end(self, patience: float) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience)
+    def end(self, patience: float) -> int | None:
+        """Its exit code, where it has ended by itself in `patience` seconds."""
+        try:
+            code = self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            code = None
         self.kill()
-        code = self.process.wait()
+        self.process.wait()
         self.calls.close()
         os.close(self.lifeline)
-        if code >= 0:
-            return f"ended its process with code {code}"
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-        return f"ended its process with {signal.Signals(-code).name}{hint}"
+        return code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

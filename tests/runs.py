@@ -164,3 +164,13 @@ def write_problems(path: Path, count: int = 60) -> Path:
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a repetition has to repeat: all but the clock's readings."""
+    clocks = ["time", "rollout/tokens_per_s", "rollout/switch_seconds", "eval/seconds"]
+    clocks += ["reward/hidden_seconds", "train/tokens_per_s"]
+    return [
+        {k: v for k, v in row.items() if k not in clocks and not k.startswith("timing/")}
+        for row in rows
+    ]

@@ -41,7 +41,12 @@ MAY_IMPORT = {
     "evaluation": "common config engine.sequences models rl run",
 }
 TOP = "commands"  # the files right inside of pat_jax/, which may import every room
-PURE = ("errors", "json_text", "pytree")  # of common: what models and rl may know of it
+PURE = (
+    "errors",
+    "json_text",
+    "printable",
+    "pytree",
+)  # of common: what models and rl may know of it
 BASIC = ("jax", "numpy", "jaxtyping", "transformers")
 EXTERNAL = {
     "models": (*BASIC, "flax", "ml_dtypes", "safetensors"),

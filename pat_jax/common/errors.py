@@ -1,5 +1,7 @@
 """The one exception whose message is meant for the person who ran the command, and its words."""
 
+from pat_jax.common.printable import printable
+
 
 class UserError(Exception):
     """A mistake in the input: one sentence saying what, where, what was expected, what to do.
@@ -9,7 +11,7 @@ class UserError(Exception):
     """
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for it
-        return [f"error: {self}"]
+        return [f"error: {printable(str(self))}"]
 
 
 def shown(value: object) -> str:

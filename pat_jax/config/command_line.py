@@ -32,6 +32,7 @@ from pat_jax.common.options.files import (
 )
 from pat_jax.common.options.help import help_text
 from pat_jax.common.options.names import unknown
+from pat_jax.common.printable import printable
 from pat_jax.common.rules import OptionError
 from pat_jax.config.run import RunConfig
 
@@ -154,8 +155,9 @@ def _run_command(main: Callable[[], None]) -> None:
                 main()
             company().leave()
         except UserError as error:
-            company().fail(str(error), 2)
-            print(f"error: {error}", file=sys.stderr)
+            sentence = printable(str(error))  # which quotes files, rewards and answers
+            company().fail(sentence, 2)
+            print(f"error: {sentence}", file=sys.stderr)
             raise SystemExit(2) from None
         except KeyboardInterrupt:
             company().fail("it was interrupted", 128 + signal.SIGINT)

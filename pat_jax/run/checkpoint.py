@@ -41,6 +41,12 @@ class SaveError(Exception):
     """A checkpoint could not be written; those before it are as they were."""
 
 
+def is_gone(state: Any) -> bool:
+    """Whether arrays of it were donated to a program, whose result is not here."""
+    leaves = jax.tree.leaves(state)
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+
+
 class Checkpointer:
     """The checkpoints of one run: `directory/STEP`, each complete or not there at all.
 
@@ -156,9 +162,10 @@ class Checkpointer:
         """The newest complete checkpoint, or the one being written; None when there is none."""
         if self._pending is not None:
             return self._pending[0]
-        return company().agree("newest checkpoint", self._newest)
+        return company().agree("newest checkpoint", self.newest_on_disk)
 
-    def _newest(self) -> int | None:
+    def newest_on_disk(self) -> int | None:
+        """The newest complete checkpoint, as this process finds it."""
         steps = checkpoints_in(self._directory)
         return int(steps[-1].name) if steps else None
 

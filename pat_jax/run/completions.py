@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import open_lines
+from pat_jax.common.printable import printable
 from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.tokenizer import Tokenizer
 from pat_jax.rl.types import Rollout, RolloutGroup
@@ -147,7 +148,7 @@ class Completions:
 
 def _shortened(text: str) -> str:
     """On one line; of a long one its begin and its end, where the question and the answer are."""
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     if len(text) <= WIDTH:
         return text
     half = (WIDTH - 5) // 2

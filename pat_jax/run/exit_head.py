@@ -15,6 +15,7 @@ import numpy as np
 
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
+from pat_jax.run.checkpoint import is_gone
 from pat_jax.run.saved_policy import SavedPolicy
 from pat_jax.run.setup import Setup
 from pat_jax.run.side_files import SideFiles, sealed, unsealed
@@ -33,7 +34,9 @@ class LearnedHead:
         self.trainer, self._files = trainer, files
 
     def save(self, step: int) -> None:
-        """Writes it before the checkpoint of `step` is."""
+        """Writes it before the checkpoint of `step` is; not one that was lost in a failed step of its own."""
+        if is_gone(self.trainer.state):
+            return
         self._files.write(step, as_bytes(self.trainer.depth, _named(self.trainer.state)))
 
     def restore(self, step: int) -> str:

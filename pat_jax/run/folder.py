@@ -16,6 +16,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoint_meta import newest_meta
@@ -213,10 +214,17 @@ def lock_folder(folder: Path, option: str) -> BaseFileLock:
     return lock
 
 
+class _Printable(logging.Formatter):
+    """Of a log that people look at on terminals."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def log_to(path: Path) -> None:
     """What the package logs goes to this file, and nowhere else."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    handler.setFormatter(_Printable("%(asctime)s %(name)s: %(message)s"))
     package = logging.getLogger("pat_jax")
     package.addHandler(handler)
     package.setLevel(logging.INFO)

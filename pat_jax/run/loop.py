@@ -11,24 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory_words import describe_peak
-from pat_jax.engine.report import RolloutReport
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.profiling.measure.regret import planned_regret
 from pat_jax.rl.batches import TrainBatch
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.beginning import begin
-from pat_jax.run.collect import Collector, Drawn
+from pat_jax.run.collect import Collector, Drawn, Experience
 from pat_jax.run.compiling import announce, compile_run
 from pat_jax.run.completions import Completions
 from pat_jax.run.earlier import earlier_iterations, recall
@@ -37,6 +33,7 @@ from pat_jax.run.exit_head import learned_head
 from pat_jax.run.export import export_policy
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
+from pat_jax.run.hindsight import hindsight
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
 from pat_jax.run.learning import training_batch
 from pat_jax.run.open_run import Kept, OpenRun
@@ -80,6 +77,7 @@ class Run:
         self.skipped = Skipped(self.folder, config.optimizer.max_skipped, self.progress.print)
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
+        signals.last_words = self.open.last_words
 
     def run(self) -> None:
         try:
@@ -95,11 +93,12 @@ class Run:
             raise
 
     def learn(self) -> None:
-        self.steps_done = self.first_step
+        self.has_learned(self.first_step, {})
         with (
             self.open.metrics(self.first_step) as self.metrics,
             self.completions,
             self.lazy or nullcontext(),
+            self.open.saved_at_an_error(self.signals, self.last),
         ):
             for step in range(self.first_step, self.config.steps):
                 self.iterate(step)
@@ -115,31 +114,43 @@ class Run:
         experience = self.collector.collect(step, self.generator, clock)
         if self.lazy:
             self.lazy.end_rollout(config.steps - step - 1)
-        groups, rewards, last = experience.groups, experience.rewards, experience.last
-        measured = experience.measured
+        last, measured = experience.last, experience.measured
         if not last.from_disk:  # the path of some responses alone is not that of all
-            measured |= self.hindsight(last.groups, last.report)
+            measured |= hindsight(self.generator, last.groups, last.report)
         with self.signals.held():  # from here to its end a step is carried through
             if config.train:
-                self.generator.release()
-                with clock("update"):
-                    policies = self.state, self.reference
-                    batch, learned = training_batch(
-                        config, self.trainer, self.shapes, groups, rewards, *policies
-                    )
-                    self.state, result = self.trainer.update(self.state, batch, self.reference)
-                    if self.exit_head:
-                        learned |= self.exit_head.trainer.learn(self.state.params, batch)
-                with clock("transfer"):  # the next rollout samples the new policy
-                    measured["train/transfer_gap"] = self.generator.load(self.state.params)
-                measured |= learned | result.metrics
-                self.skipped.note(step + 1, batch.mini_batches, result.applied)
-                measured |= {"train/padding_efficiency": batch.padding_efficiency}
-                measured |= self.describe_update(groups, batch, result)
+                self.update(step + 1, experience, measured)
+            else:
+                self.has_learned(step + 1, measured)
             if self.earlier is not None:
                 self.earlier.put(experience.drawn)
             measured |= describe_memory(self.devices) | clock.metrics
             self.end_step(step + 1, last, measured | {"timing/step": clock.elapsed})
+
+    def update(self, step: int, experience: Experience, measured: dict[str, Any]) -> None:
+        """To the next policy, which the next rollout samples; adds to what was measured."""
+        config, clock, groups = self.config, self.stopwatch, experience.groups
+        self.generator.release()
+        with clock("update"):
+            found = groups, experience.rewards
+            policies = self.state, self.reference
+            batch, learned = training_batch(config, self.trainer, self.shapes, *found, *policies)
+            self.state, result = self.trainer.update(self.state, batch, self.reference)
+            measured |= learned | result.metrics
+            self.has_learned(step, measured)
+            if self.exit_head:
+                measured |= self.exit_head.trainer.learn(self.state.params, batch)
+        measured |= {"train/padding_efficiency": batch.padding_efficiency}
+        measured |= self.describe_update(groups, batch, result)
+        with clock("transfer"):
+            measured["train/transfer_gap"] = self.generator.load(self.state.params)
+        self.skipped.note(step, batch.mini_batches, result.applied)
+
+    def has_learned(self, step: int, measured: dict[str, Any]) -> None:
+        """From here on this is the step that is saved, whatever fails; what is measured later is added."""
+        self.steps_done, self.unwritten = step, measured
+        # Of whole steps: what an abandoned one has drawn is drawn again.
+        self.whole = self.collector.totals, self.generator.lengths
 
     def describe_update(
         self, groups: Sequence[RolloutGroup], batch: TrainBatch, result: UpdateResult
@@ -160,9 +171,9 @@ class Run:
         return speed | {"train/learning_rate": float(rate)}
 
     def end_step(self, step: int, last: Drawn, measured: dict[str, Any]) -> None:
-        self.report, self.steps_done = last.report, step
-        self.totals = self.collector.totals
+        self.report = last.report
         self.metrics.write(step, measured)
+        self.unwritten = {}
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.metrics.samples(step, few)
@@ -183,9 +194,9 @@ class Run:
         self.shapes = micro_shapes(self.config, layout.split.dp, layout.platform)
         began = begin(self.config, self.setup, self.open)
         self.first_step, self.state, self.reference = began.steps_done, began.state, began.reference
-        self.totals, self.base_checksum = began.totals, began.base_checksum
+        self.base_checksum = began.base_checksum
         parts = self.scorer, self.completions, self.progress
-        self.collector = Collector(self.config, self.task, *parts, self.unfinished, self.totals)
+        self.collector = Collector(self.config, self.task, *parts, self.unfinished, began.totals)
         read = response_reader(self.task.columns, self.task.tokenizer)
         self.evaluator = Evaluator(self.config, self.task.heldout, read, *parts)
         self.exit_head = learned_head(self.config, self.setup, self.shapes)
@@ -241,24 +252,6 @@ class Run:
                 self.progress.print(line)
             self.generator.load(self.state.params)
 
-    def hindsight(self, groups: Sequence[RolloutGroup], report: RolloutReport) -> dict[str, float]:
-        """The regret of the planned path, by the planner's own prices and the lengths that came."""
-        planner = self.generator.planner
-        if not isinstance(planner, CostModelPlanner):
-            return {}
-        rollouts = [one for group in groups for one in group.rollouts]
-        sequences = [(len(x.prompt.tokens), len(x.tokens), x.prompt.id) for x in rollouts]
-        regret = partial(
-            planned_regret,
-            planner,
-            self.config.rollout,
-            np.array(sequences).T,
-            report.trace,
-            capacity=self.setup.engine.capacity,
-            expected=report.expected,
-        )
-        return {"rollout/regret": company().agree("regret", regret)}
-
     def evaluate(self, step: int) -> None:
         """Held-out reward of the current policy."""
         if self.config.eval.every:
@@ -267,14 +260,20 @@ class Run:
             for line in (*(f"step {step}: {line}" for line in found.lines), *found.samples):
                 self.progress.print(line)
 
+    def last(self) -> tuple[int, Kept]:
+        """The last whole step, and what was measured in it."""
+        assert self.steps_done is not None  # it is asked for while steps are made
+        if self.unwritten:
+            self.metrics.write(self.steps_done, self.unwritten)
+        return self.steps_done, self.kept()
+
     def kept(self) -> Kept:
+        totals, lengths = self.whole
         state: dict[str, Any] = {"train": self.state}
         if self.reference is not None:
             state["reference"] = self.reference
-        meta: dict[str, Any] = {"lengths": self.generator.lengths.to_json()}
-        meta["base_checksum"] = self.base_checksum
-        # Of whole steps: what an abandoned one has drawn is drawn again.
-        return state, meta | self.totals.to_json()
+        meta = {"lengths": lengths.to_json(), "base_checksum": self.base_checksum}
+        return state, meta | totals.to_json()
 
     def finish(self) -> None:
         config = self.config

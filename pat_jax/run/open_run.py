@@ -3,10 +3,12 @@
 Knows files, checkpoints and metrics. Does not know what the run computes, nor when a step is over.
 """
 
+import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from filelock import BaseFileLock
 from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.hosts.together import company
+from pat_jax.common.hosts.waiting import START_AGAIN
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import dump
 from pat_jax.run.checkpoint import Checkpointer
+from pat_jax.run.checkpoint_orbax import first_line
 from pat_jax.run.folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -30,11 +34,12 @@ from pat_jax.run.folder import (
 from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.run.progress import Progress, summarize
 from pat_jax.run.saves import Saves
-from pat_jax.run.stop_signals import Stopped
+from pat_jax.run.stop_signals import Stopped, StoppedAtOnce, StopSignals
 from pat_jax.run.trackers.asked_for import begin_trackers
 from pat_jax.run.words import closing
 
 Kept = tuple[dict[str, Any], dict[str, Any]]  # state and metadata of a checkpoint
+log = logging.getLogger(__name__)
 Restored = tuple[int, dict[str, Any], dict[str, Any]]  # its step, and the same
 
 
@@ -133,21 +138,63 @@ class OpenRun:
         """
         self.saves.end(step, *self._whole(step, kept))
 
+    @contextmanager
+    def saved_at_an_error(
+        self, signals: StopSignals, last: Callable[[], tuple[int, Kept]]
+    ) -> Iterator[None]:
+        """Whatever error ends what is done inside, the last whole step is saved before anybody else hears of it.
+
+        Args:
+          last: that step and what is kept of it; asked for at the error.
+        """
+        try:
+            yield
+        except (Stopped, StoppedAtOnce):  # see `stop`; the other wants nothing to be saved
+            raise
+        except BaseException:
+            signals.hold()
+            if company().is_alone:
+                self._say_last(f"{self._saved(last)}; {self._again}")
+            else:  # the others are elsewhere: a state that is spread over all of them cannot be saved
+                self._say_last(f"{self.saves.on_disk()}{START_AGAIN}")
+            raise
+
+    def _saved(self, last: Callable[[], tuple[int, Kept]]) -> str:
+        """A clause about it, though whatever has ended the run may end this too."""
+        try:
+            step, kept = last()
+            return self.saves.stop(step, *self._whole(step, kept))
+        except Exception as error:
+            log.error("the last whole step was not saved", exc_info=error)
+            return f"the last whole step was not saved ({first_line(error)}), and {self.saves.on_disk()}"
+
     def stop(self, stopped: Stopped, done: int | None, kept: Callable[[], Kept]) -> None:
         """Saves what the run has done and says how to go on.
 
         Args:
           done: steps; None: there is nothing yet that is worth keeping.
         """
-        self.progress.close()
         if done is None:
             what = self.saves.newest()
         else:
             what = self.saves.stop(done, *self._whole(done, kept()))
         self.checkpoints.close()
+        self._say_last(f"stopped by {stopped.name}: {what}; {self._again}")
+
+    def last_words(self) -> str:
+        """What is kept, and how to go on, at any moment."""
+        return f"{self.saves.on_disk()}; {self._again}"
+
+    @property
+    def _again(self) -> str:
         folder = shlex.quote(str(self.folder))
-        again = f"python -m pat_jax.{self._command} --resume --run_dir {folder}"
-        print(f"stopped by {stopped.name}: {what}; go on with: {again}", file=sys.stderr)
+        return f"go on with: python -m pat_jax.{self._command} --resume --run_dir {folder}"
+
+    def _say_last(self, text: str) -> None:
+        # Nobody may read it any more, which may be why the run ends.
+        with suppress(OSError):
+            self.progress.close()
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written."""

@@ -11,6 +11,7 @@ from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from pat_jax.common.bars import bar, is_cell
+from pat_jax.common.printable import printable
 
 
 class Progress:
@@ -32,7 +33,7 @@ class Progress:
 
     def stage(self, text: str) -> None:
         """Show what is going on within a step, such as `rollout dp2tp1 live 12` (bars only)."""
-        self._bar.set_description_str(text)
+        self._bar.set_description_str(printable(text))
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show that `step` (counted from 1) is done, and its metrics."""
@@ -46,7 +47,8 @@ class Progress:
         self._bar.update(step - self._bar.n)
 
     def print(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the bar; it may quote a policy, a reward or a file."""
+        text = printable(text)
         if self._bar.disable or self._is_cell:
             print(text, file=self._stream, flush=True)
         else:

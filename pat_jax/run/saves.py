@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pat_jax.common.errors import UserError
-from pat_jax.run.checkpoint import Checkpointer, SaveError
+from pat_jax.run.checkpoint import Checkpointer, SaveError, is_gone
 
 PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoint of a run
 
@@ -54,6 +54,8 @@ class Saves:
 
     def stop(self, step: int, state: Any, meta: Mapping[str, Any]) -> str:
         """Saves `step`, if nothing has yet; a clause about it for a person."""
+        if is_gone(state):
+            return f"the policy after step {step} went into an update that failed, and {self.on_disk()}"
         try:
             self.end(step, state, meta)
         except UserError as error:
@@ -64,6 +66,18 @@ class Saves:
         """A clause about the checkpoint that exists already, where nothing new is to be saved."""
         step = self._checkpoints.latest_step()
         return "nothing was done yet" if step is None else f"the checkpoint of step {step} stays"
+
+    def on_disk(self) -> str:
+        """The same by files alone, at any moment: what is being written is not there yet."""
+        try:
+            step = self._checkpoints.newest_on_disk()
+        except OSError as error:
+            return f"the checkpoints cannot be read ({error.strerror})"
+        return (
+            "no checkpoint is written yet"
+            if step is None
+            else f"the checkpoint of step {step} stays"
+        )
 
     def _guarded(self, attempt: Callable[[], None]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: what a run does between being told to stop and being gone.
+"""SIGTERM, Ctrl-C and a closed terminal: what a run does between being told to stop and being gone.
 
 Knows signals and when they may interrupt. Does not know what is worth keeping (`loop.py`).
 """
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn, Self
@@ -23,10 +23,14 @@ class Stopped(BaseException):
         super().__init__(self.name)
 
 
-class StopSignals:
-    """While entered, SIGTERM and SIGINT raise `Stopped`; the second of them ends the process at once.
+class StoppedAtOnce(KeyboardInterrupt):
+    """The second SIGINT in a program that goes on: nothing is saved any more, and all has been said."""
 
-    What must not be torn apart is done inside `held`: there a signal waits for its end.
+
+class StopSignals:
+    """While entered, SIGTERM, SIGINT and SIGHUP raise `Stopped`; the second SIGTERM or SIGINT ends the process
+    at once. A terminal that closes sends SIGHUP several times, which asks for nothing more; where it is
+    ignored, as under nohup, it stays so.
 
     Args:
       owns_process: False: in a program that goes on after the run, such as a notebook, the second SIGINT
@@ -36,14 +40,20 @@ class StopSignals:
 
     def __init__(self, *, owns_process: bool = True) -> None:
         self._received: int | None = None
+        self._num_asked = 0  # by people and schedulers
         self._is_held = False
         self._owns_process = owns_process
         self._us = company()
+        # What is kept, and how to go on, for one who does not wait; asked at any moment.
+        self.last_words: Callable[[], str] = lambda: "nothing is saved yet"
 
     def __enter__(self) -> Self:
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         if not self._owns_process and threading.current_thread() is not threading.main_thread():
-            numbers = ()
+            numbers = []
+        self._terminals = [file for file in range(3) if os.isatty(file)]
         self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
@@ -61,6 +71,10 @@ class StopSignals:
         if self._received is not None and self._us.is_alone:
             raise Stopped(self._received)
 
+    def hold(self) -> None:
+        """For good: the run is ending by itself."""
+        self._is_held = True
+
     def stop_all(self, us: Company) -> None:
         """From now on a signal to one of several processes stops all, where they next agree and no step
         is torn apart."""
@@ -72,18 +86,38 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._received is not None:
+        if number == signal.SIGHUP:
+            _silence(self._terminals)
+        else:
+            self._num_asked += 1
+        if self._num_asked > 1:
+            _tell(f"\nended at once: {self.last_words()}\n")
             if number == signal.SIGINT and not self._owns_process:
-                raise KeyboardInterrupt
+                raise StoppedAtOnce
             os._exit(128 + number)
+        if self._received is not None:  # it is stopping
+            return
         self._received = number
-        name = signal.Signals(number).name
-        # Not by print: it may be in the middle of a line of its own.
-        os.write(2, f"\n{name}: stopping; once more ends it at once\n".encode())
+        _tell(f"\n{signal.Signals(number).name}: stopping; once more ends it at once\n")
         if not self._us.is_alone:
             self._us.ask_to_stop(number)
         elif not self._is_held:
             raise Stopped(number)
+
+
+def _tell(text: str) -> None:
+    """Not by print: it may be in the middle of a line of its own."""
+    with suppress(OSError):
+        os.write(2, text.encode(errors="replace"))
+
+
+def _silence(terminals: list[int]) -> None:
+    """Files whose terminal has gone: whoever said a word there would fail."""
+    for file in terminals:
+        if not os.isatty(file):
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, file)
+            os.close(nowhere)
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -162,6 +162,8 @@ def result(functions):
         ([float("inf"), 1.0], [0], "returned inf"),
         ([1.0, -1e39], [1], "returned -1e+39, more than float32 holds"),
         ([10**400, 1.0], [0], "returned inf, more than float32 holds"),
+        ([-(10**5000), 1.0], [0], "returned -inf, more than float32 holds"),
+        ([[[10**5000]], 1.0], [0], "returned an integer of thousands of digits"),
         ([1.0, None], [1], "returned None"),
         (["1", 1.0], [0], "returned '1'"),
     ],

@@ -3,11 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.run.loop import Run
 from pat_jax.run.totals import Totals
+
+TWO, FOUR = Totals(2, 20), Totals(4, 44)
 
 
 @pytest.fixture
@@ -16,18 +19,41 @@ def run() -> Any:
     run: Any = Run.__new__(Run)
     run.state, run.reference, run.base_checksum = "state", None, None
     run.generator = SimpleNamespace(lengths=LengthModel.empty(8))
-    run.totals, run.collector = Totals(2, 20), SimpleNamespace(totals=Totals(4, 44))
+    run.collector = SimpleNamespace(totals=TWO)
+    run.has_learned(2, {})
+    run.collector.totals = FOUR
+    learned = run.generator.lengths.updated(np.array([3]), np.array([False]), np.array([0]))
+    run.generator.lengths = learned
     return run
 
 
-def test_batches_of_an_abandoned_step_are_drawn_again(run):
-    _, meta = run.kept()
-    assert Totals.from_json(meta, step=2) == Totals(2, 20)
+def test_what_an_abandoned_step_has_drawn_is_drawn_again(run):
+    step, (_, meta) = run.last()
+    assert step == 2
+    assert Totals.from_json(meta, step=2) == TWO
+    assert meta["lengths"] == LengthModel.empty(8).to_json()
 
 
-def test_those_of_a_whole_step_are_not(run):
-    run.metrics = run.progress = SimpleNamespace(write=lambda *_: None, step=lambda *_: None)
+def test_what_a_whole_step_has_drawn_is_not(run):
+    """… though what follows in it fails; what was measured is written."""
+    written: list[object] = []
+    run.metrics = SimpleNamespace(write=lambda *row: written.append(row))
+    measured = {"reward/mean": 1.0}
+    run.has_learned(3, measured)
+    measured["train/loss"] = 2.0
+    step, (_, meta) = run.last()
+    assert step == 3 and written == [(3, {"reward/mean": 1.0, "train/loss": 2.0})]
+    assert Totals.from_json(meta, step=3) == FOUR
+    assert meta["lengths"] == run.generator.lengths.to_json() != LengthModel.empty(8).to_json()
+
+
+def test_what_was_measured_is_written_once(run):
+    written: list[object] = []
+    run.metrics = SimpleNamespace(write=lambda *row: written.append(row))
+    run.progress = SimpleNamespace(step=lambda *_: None)
     run.config = SimpleNamespace(log_samples_every=0)
     run.open = SimpleNamespace(saves=SimpleNamespace(is_due=lambda step: False))
-    run.end_step(3, SimpleNamespace(report=None), {})
-    assert Totals.from_json(run.kept()[1], step=3) == Totals(4, 44)
+    run.has_learned(3, {"reward/mean": 1.0})
+    run.end_step(3, SimpleNamespace(report=None), {"reward/mean": 1.0})
+    run.last()
+    assert written == [(3, {"reward/mean": 1.0})]

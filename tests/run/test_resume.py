@@ -6,11 +6,10 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from arrays import assert_same_bits
-from runs import TINY, finish, run, saved_run, start
+from runs import TINY, finish, run, saved_run, start, without_times
 
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.run.metrics import read_metrics
@@ -77,16 +76,6 @@ def kill_at_random(folder: Path, after: int, moment: random.Random) -> None:
     time.sleep(moment.random())
     process.kill()
     process.communicate()
-
-
-def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a repetition has to repeat: all but the clock's readings."""
-    clocks = ["time", "rollout/tokens_per_s", "rollout/switch_seconds", "eval/seconds"]
-    clocks += ["reward/hidden_seconds", "train/tokens_per_s"]
-    return [
-        {k: v for k, v in row.items() if k not in clocks and not k.startswith("timing/")}
-        for row in rows
-    ]
 
 
 @pytest.mark.slow

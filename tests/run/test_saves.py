@@ -1,19 +1,24 @@
 """What a run does where its checkpoints cannot be written: it says so, and tries again."""
 
+import io
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import jax.numpy as jnp
 import pytest
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.together import Company
+from pat_jax.run import open_run as open_run_module
 from pat_jax.run import saves
 from pat_jax.run.checkpoint import Checkpointer, SaveError
 from pat_jax.run.open_run import OpenRun
 from pat_jax.run.progress import Progress
 from pat_jax.run.saves import Saves
-from pat_jax.run.stop_signals import Stopped
+from pat_jax.run.stop_signals import Stopped, StoppedAtOnce, StopSignals
 
 
 class FullDisk:
@@ -29,6 +34,9 @@ class FullDisk:
 
     def latest_step(self) -> int | None:
         return next(reversed([*self.saved, *self.pending]), None)
+
+    def newest_on_disk(self) -> int | None:
+        return next(reversed(self.saved), None)
 
     def close(self) -> None:
         """As `Checkpointer`: whatever becomes of what is being written."""
@@ -86,13 +94,17 @@ def test_a_run_that_could_not_save_its_last_step_does_not_end_well():
         train(disk, steps=2, every=2)
 
 
-def stop(number: signal.Signals, disk: FullDisk, steps_done: int | None) -> None:
-    """As a run that is stopped."""
+def open_run(disk: FullDisk) -> Any:
     run: Any = OpenRun.__new__(OpenRun)
     run.folder, run.progress, run.checkpoints = Path("run"), Progress(9), disk
     run.saves = Saves(cast(Checkpointer, disk), 2, 9, run.progress.print)
     run._command, run._config_text, run._save_beside = "train", "", lambda step: None
-    run.stop(Stopped(number), steps_done, lambda: ({}, {}))
+    return run
+
+
+def stop(number: signal.Signals, disk: FullDisk, steps_done: int | None) -> None:
+    """As a run that is stopped."""
+    open_run(disk).stop(Stopped(number), steps_done, lambda: ({}, {}))
 
 
 def test_a_stopped_run_waits_for_the_checkpoint_that_is_being_written(capsys):
@@ -118,3 +130,125 @@ def test_a_run_stopped_while_it_begins_says_what_there_is(capsys, saved, said):
     disk.saved = saved
     stop(signal.SIGINT, disk, None)
     assert f"stopped by SIGINT: {said}; go on with: python -m" in capsys.readouterr().err
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    pass
+
+
+def fail(
+    disk: FullDisk, error: BaseException, state: Any = None, signals: StopSignals | None = None
+) -> None:
+    """As a run that has done four steps."""
+    kept = {"train": state}, {}
+    signals = signals or StopSignals()
+    with (
+        pytest.raises(type(error)) as raised,
+        open_run(disk).saved_at_an_error(signals, lambda: (4, kept)),
+    ):
+        raise error
+    assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Broken(),
+        UserError("no reward"),
+        MemoryError(),
+        KeyboardInterrupt(),
+        SystemExit(3),
+        OSError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_error_ends_a_run_its_last_step_is_saved_first(capsys, error):
+    disk = FullDisk([True])
+    fail(disk, error)
+    assert disk.saved == [4]
+    said = "the policy after step 4 is saved; go on with: python -m pat_jax.train --resume"
+    assert capsys.readouterr().err.splitlines()[-1] == f"{said} --run_dir run"
+
+
+def test_an_error_is_what_is_raised_though_nothing_can_be_saved(capsys):
+    fail(FullDisk([False] * 9), Broken())
+    assert "step 4 was not written; make room" in capsys.readouterr().err.splitlines()[-1]
+
+    class Dead(FullDisk):
+        def save(self, step: int, state: Any, meta: Any) -> None:
+            raise RuntimeError("the device is gone\nat some place")
+
+    disk = Dead([])
+    disk.saved = [2]
+    fail(disk, Broken())
+    assert (
+        "the last whole step was not saved (the device is gone), and the checkpoint of step 2 stays; go on"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
+
+
+def test_a_state_that_went_into_a_failed_update_is_said_to_be_gone(capsys):
+    state = {"weights": jnp.ones(3), "moments": jnp.ones(3)}
+    state["moments"].delete()
+    disk = FullDisk([True])
+    disk.saved = [2]
+    fail(disk, Broken(), state)
+    assert disk.saved == [2]
+    assert (
+        "step 4 went into an update that failed, and the checkpoint of step 2 stays; go on with"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
+
+
+def test_who_does_not_wait_gets_nothing_saved(capsys):
+    disk = FullDisk([])
+    fail(disk, StoppedAtOnce())
+    fail(disk, Stopped(signal.SIGTERM))  # is saved where it is said
+    assert disk.saved == [] and "go on with" not in capsys.readouterr().err
+
+
+def test_a_signal_does_not_interrupt_the_saving(capfd):
+    class Interrupted(FullDisk):
+        def save(self, step: int, state: Any, meta: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            super().save(step, state, meta)
+
+    disk = Interrupted([True])
+    with StopSignals() as signals:
+        fail(disk, Broken(), signals=signals)
+    assert disk.saved == [4] and "SIGTERM: stopping; once more" in capfd.readouterr().err
+
+
+def test_one_of_several_processes_does_not_save_alone(capsys, monkeypatch):
+    """The others are elsewhere, and would never come."""
+    monkeypatch.setattr(open_run_module, "company", lambda: Company(1, 2))
+    disk = FullDisk([])
+    disk.saved = [2]
+    fail(disk, Broken())
+    assert disk.saved == [2]
+    said = "the checkpoint of step 2 stays; start all processes again with --resume auto."
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_a_run_whose_output_nobody_reads_is_saved_all_the_same(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    disk = FullDisk([True])
+    fail(disk, Broken())
+    assert disk.saved == [4]
+
+
+def test_the_last_words_are_of_what_is_on_disk():
+    disk = FullDisk([True])
+    again = "go on with: python -m pat_jax.train --resume --run_dir run"
+    assert open_run(disk).last_words() == f"no checkpoint is written yet; {again}"
+    disk.save(4, {}, {})
+    assert "no checkpoint is written yet" in open_run(disk).last_words()
+    disk.wait()
+    assert open_run(disk).last_words() == f"the checkpoint of step 4 stays; {again}"

@@ -1,5 +1,6 @@
 """Supervised fine-tuning from files to an export: it learns, compiles nothing on the way, and resumes."""
 
+import itertools
 import json
 import os
 import signal
@@ -24,8 +25,10 @@ from pat_jax.rl.update import TrainState
 from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.run.folder import CHECKPOINTS, options_of_run
 from pat_jax.run.metrics import read_metrics
+from pat_jax.run.sft import loop
 from pat_jax.run.sft.loop import SftRun
 from pat_jax.run.sft.setup import SftSetup, build
+from pat_jax.run.speed import describe_memory
 from pat_jax.run.stop_signals import Stopped, StopSignals
 from pat_jax.sft import read
 from pat_jax.training.supervised import cross_entropy
@@ -199,6 +202,36 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole, given_options, tm
     said = capsys.readouterr().err
     assert "resumed with other options: data.files" in said
     assert "resumed with other examples than before" in said
+
+
+def test_a_run_that_an_error_ends_goes_on_bit_for_bit(
+    whole, given_options, tmp_path, capsys, monkeypatch
+):
+    """… which comes when step 4 has been learned, and not been written."""
+    folder = tmp_path / "run"
+    config, setup = made(*given_options, "--run_dir", str(folder), "--checkpoint.every", "100")
+    calls = itertools.count(1)
+
+    def failing(devices: object) -> dict[str, float]:
+        if next(calls) == 4:
+            raise RuntimeError("of the test")
+        return describe_memory(devices)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(loop, "describe_memory", failing)
+    failed = SftRun(config, setup, StopSignals())
+    with pytest.raises(RuntimeError, match="of the test"):
+        failed.run()
+    failed.open.release()
+    assert "the policy after step 4 is saved; go on with" in capsys.readouterr().err
+    assert not folder.joinpath(CHECKPOINTS, "3").exists()
+
+    config, setup = made("--resume", "--run_dir", str(folder))
+    SftRun(config, setup, StopSignals()).run()
+    expected = read_metrics(whole[0] / "metrics.jsonl")
+    assert without_times(read_metrics(folder / "metrics.jsonl")) == without_times(expected)
+    one, other = saved_state(whole[0], given_options), saved_state(folder, given_options)
+    assert one[0] == other[0] == STEPS and one[2]["drawn"] == other[2]["drawn"]
+    assert_same_bits(one[1], other[1])
 
 
 @pytest.mark.slow

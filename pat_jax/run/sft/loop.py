@@ -39,6 +39,7 @@ class SftRun:
         most = config.optimizer.max_skipped
         self.skipped = Skipped(self.open.folder, most, self.progress.print)
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
+        signals.last_words = self.open.last_words
 
     def run(self) -> None:
         try:
@@ -80,8 +81,11 @@ class SftRun:
                 self.progress.print("resumed with other examples than before, or in another order")
 
     def learn(self) -> None:
-        self.steps_done = self.first_step
-        with self.open.metrics(self.first_step) as self.metrics:
+        self.steps_done, self.unwritten = self.first_step, dict[str, Any]()
+        with (
+            self.open.metrics(self.first_step) as self.metrics,
+            self.open.saved_at_an_error(self.signals, self.last),
+        ):
             for step in range(self.first_step, self.steps):
                 self.iterate(step)
             self.evaluate(self.steps)
@@ -97,20 +101,22 @@ class SftRun:
         with self.signals.held():  # from here to its end a step is carried through
             with clock("update"):
                 self.state, result = self.trainer.update(self.state, batch, None)
-            self.skipped.note(step + 1, batch.mini_batches, result.applied)
-            self.drawn = self.drawn.plus(examples)
             measured: dict[str, Any] = dict(result.metrics)
+            # From here on this is the step that is saved, whatever fails.
+            self.steps_done, self.drawn = step + 1, self.drawn.plus(examples)
+            self.unwritten = measured
             rate = self.learning_rate(max(0, result.updates_applied - 1))
             measured["train/learning_rate"] = float(rate)
             measured["train/padding_efficiency"] = batch.padding_efficiency
-            self.end_step(step + 1, examples, measured)
+            measured |= self.describe(examples) | self.drawn.metrics(len(self.setup.examples))
+            self.skipped.note(step + 1, batch.mini_batches, result.applied)
+            self.end_step(step + 1, measured)
 
-    def end_step(self, step: int, examples: list[Example], measured: dict[str, Any]) -> None:
-        measured |= self.describe(examples) | self.drawn.metrics(len(self.setup.examples))
+    def end_step(self, step: int, measured: dict[str, Any]) -> None:
         measured |= describe_memory(self.setup.devices) | self.stopwatch.metrics
         measured["timing/step"] = self.stopwatch.elapsed
-        self.steps_done = step
         self.metrics.write(step, measured)
+        self.unwritten = {}
         self.progress.step(step, measured)
         if self.open.saves.is_due(step):
             self.open.save(step, self.kept(), self.metrics)
@@ -137,6 +143,13 @@ class SftRun:
         self.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
         many = self.setup.num_heldout
         self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
+
+    def last(self) -> tuple[int, Kept]:
+        """The last whole step, and what was measured in it."""
+        assert self.steps_done is not None  # it is asked for while steps are made
+        if self.unwritten:
+            self.metrics.write(self.steps_done, self.unwritten)
+        return self.steps_done, self.kept()
 
     def kept(self) -> Kept:
         meta = {"examples": self.setup.examples.checksum, "base_checksum": self.base_checksum}

@@ -1,0 +1,90 @@
+"""HTTP to a program that scores: its address, a connection, and an answer of bounded length.
+
+Knows sockets and bytes. Does not know what is asked, nor what an answer means (`reward_endpoint.py`);
+imports no jax.
+"""
+
+import contextlib
+import io
+import socket
+from dataclasses import dataclass
+from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from pat_jax.common.errors import UserError
+
+LARGEST_ANSWER = 2**24  # bytes, headers included; a score has about twenty
+
+
+class TooLongError(Exception):
+    """An answer goes on behind `LARGEST_ANSWER`."""
+
+
+@dataclass(frozen=True)
+class Address:
+    is_secure: bool
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def of(cls, url: str) -> "Address":
+        """
+        Raises:
+          UserError: it is no address, or has a password, which would be written down with the options.
+        """
+        is_plain = url.isascii() and url.isprintable() and " " not in url
+        with contextlib.suppress(ValueError):  # of a port or a host that cannot be
+            parts = urlsplit(url)
+            if is_plain and parts.hostname and "@" not in parts.netloc:
+                # As a connection does: a label has up to 63 characters.
+                parts.hostname.encode("idna")
+                is_secure = parts.scheme == "https"
+                usual = HTTPS_PORT if is_secure else HTTP_PORT
+                port = usual if parts.port is None else parts.port
+                path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+                return cls(is_secure, parts.hostname, port, path)
+        raise UserError(
+            f"option --reward is {url!r}: expected an address such as http://host:8000/score, in ASCII "
+            "and without a user; correct it."
+        )
+
+    def connection(self, timeout: float) -> HTTPConnection:
+        """
+        Args:
+          timeout: in seconds, of connecting.
+        """
+        kind = HTTPSConnection if self.is_secure else HTTPConnection
+        opened = kind(self.host, self.port, timeout=timeout)
+        opened.response_class = _Answer
+        return opened
+
+
+class _Answer(HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any):
+        super().__init__(sock, *args, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Bounded(sock.makefile("rb", buffering=0)))
+
+
+class _Bounded(io.RawIOBase):
+    """Raises TooLongError in the place of more than an answer may have, whoever reads it, and however much at
+    once: a chunk of size -1 asks for all that ever comes."""
+
+    def __init__(self, raw: Any):
+        self._raw, self._left = raw, LARGEST_ANSWER
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        read = self._raw.readinto(buffer)
+        self._left -= read or 0
+        if self._left < 0:
+            raise TooLongError
+        return read
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()

@@ -1,0 +1,80 @@
+"""What would steer a terminal is shown there, and not obeyed."""
+
+import io
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.printable import printable
+from pat_jax.config.command_line import run_command
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
+from pat_jax.run.completions import Completions
+from pat_jax.run.folder import log_to
+from pat_jax.run.progress import Progress
+
+HOSTILE = "\x1b]0;title\x07\x1b[31mred\x9b2J\r\x00\u202egnp.exe\ud800"
+SHOWN = r"\x1b]0;title\x07\x1b[31mred\x9b2J\r\x00\u202egnp.exe\ud800"
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_no_control_character_is_left_and_the_rest_is_as_it_was(text):
+    shown = printable(text)
+    shown.encode()
+    steering = {c for c in text if c not in "\n\t" and (c < " " or "\x7f" <= c <= "\x9f")}
+    assert not steering & set(shown)
+    if text.isprintable():
+        assert shown == text
+    assert printable(shown) == shown
+
+
+def test_what_languages_need_is_left():
+    text = "naïve – 日本語\t\u0645\u06cc\u200c\u062e\n👩\u200d🔬 \u00a0"
+    assert printable(text) == text
+    assert printable(HOSTILE) == SHOWN
+
+
+def test_progress_shows_it():
+    stream = io.StringIO()
+    Progress(3, stream=stream).print(HOSTILE)
+    assert stream.getvalue() == f"{SHOWN}\n"
+
+
+def test_an_error_shows_it(capsys):
+    def main() -> None:
+        raise UserError(HOSTILE)
+
+    with pytest.raises(SystemExit):
+        run_command(main)
+    assert capsys.readouterr().err == f"error: {SHOWN}\n"
+    assert UserError(HOSTILE)._render_traceback_() == [f"error: {SHOWN}"]
+
+
+def test_the_log_of_a_run_shows_it(tmp_path, monkeypatch):
+    package = logging.getLogger("pat_jax")
+    monkeypatch.setattr(package, "handlers", [])
+    monkeypatch.setattr(package, "propagate", True)
+    monkeypatch.setattr(package, "level", package.level)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    log_to(tmp_path / "run.log")
+    logging.getLogger("pat_jax.of_a_test").warning("said %s", HOSTILE)
+    package.handlers[0].close()
+    assert (tmp_path / "run.log").read_text().endswith(f"said {SHOWN}\n")
+
+
+class Hostile:
+    def decode(self, tokens: object) -> str:
+        del tokens
+        return HOSTILE
+
+
+def test_samples_show_it(tmp_path):
+    kept = Completions(Hostile(), tmp_path, is_asked=False)  # pyright: ignore[reportArgumentType]
+    prompt = Prompt(0, (1,), HOSTILE, {})
+    tokens, logprobs = np.array([1], np.int32), np.zeros(1, np.float32)
+    rollout = Rollout(prompt, 0, tokens, logprobs, FinishReason.STOP)
+    lines = [*kept.samples([rollout], np.ones(1, np.float32), 1)]
+    assert printable("".join(lines)) == "".join(lines) and SHOWN.replace(r"\r", " ") in lines[1]
