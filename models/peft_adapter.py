@@ -146,14 +146,15 @@ def _check_targets(config: PeftConfig, modules: Set[str], linear: Mapping[str, i
     targets = config.targets(linear)
     if targets is None or targets == modules:
         return
-    module = min(targets ^ modules)
-    has, chooses = ("tensors", "chooses it") if module in modules else ("no tensor", "does not")
-    raise config.error(
-        "target_modules",
-        f"what, with 'exclude_modules' and 'layers_to_transform', {chooses}: {ADAPTER_FILE} has {has} "
-        f"of {module!r}",
-        "save the adapter again",
-    )
+    if missing := sorted(targets - modules):
+        expected = f"layers that {ADAPTER_FILE} has tensors of, and it has none of {missing[0]!r}"
+    else:
+        more = min(modules - targets)
+        expected = (
+            f"{more!r} among the layers that it, 'exclude_modules' and 'layers_to_transform' choose, as "
+            f"{ADAPTER_FILE} has tensors of it"
+        )
+    raise config.error("target_modules", expected, "save the adapter again")
 
 
 def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTensor]) -> None:

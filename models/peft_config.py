@@ -152,7 +152,7 @@ def _check_kind(config: PeftConfig) -> None:
     for name in _NOT_IMPLEMENTED:
         if fields.get(name):
             raise config.error(name, "null, false or nothing in it", plain)
-    for name in fields.keys() - KNOWN_FIELDS:
+    for name in sorted(fields.keys() - KNOWN_FIELDS):
         # PEFT's later versions have more: what turns a variant on is true, or an object or a list with
         # something in it, in all of those above. A number or a word is a setting of a variant.
         if fields[name] is True or (isinstance(fields[name], list | dict) and fields[name]):
