@@ -1,18 +1,23 @@
 """A weight with a low-rank product beside it (LoRA, arXiv 2106.09685)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pat_jax.common.pytree import pytree_dataclass
 
+Axes = tuple[str | None, ...]  # names of an array's dimensions
+
 
 @pytree_dataclass
 class AdaptedWeight:
-    """weight + b · a, which a product with it never multiplies out."""
+    """weight + b · a, which a product with it never multiplies out. In the place of arrays may be shapes,
+    axis names or shardings."""
 
-    weight: Float[Array, "..."]  # [*out, *in]
-    a: Float[Array, "..."]  # [rank, *in]
-    b: Float[Array, "..."]  # [*out, rank], scale included
+    weight: Any  # [*out, *in]; a `QuantizedWeight` where it only generates
+    a: Any  # [rank, *in]
+    b: Any  # [*out, rank], scale included
 
     def merged(self) -> Float[Array, "..."]:
         """The sum, in float32."""
@@ -20,6 +25,15 @@ class AdaptedWeight:
             self.b.astype(jnp.float32), self.a.astype(jnp.float32), axes=1, precision="highest"
         )
         return self.weight.astype(jnp.float32) + product
+
+
+def adapter_axes(axes: Axes, contracted: int) -> tuple[Axes, Axes]:
+    """Of a and b beside a weight of `axes`: those that its own dimensions have; the rank is never split.
+
+    Args:
+      contracted: trailing dimensions of the weight that a product sums over.
+    """
+    return (None, *axes[-contracted:]), (*axes[:-contracted], None)
 
 
 def is_adapted(node: object) -> bool:

@@ -16,6 +16,7 @@ from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.models.config import ModelConfig, RopeScaling
 
 CONFIG_FILE = "config.json"
+_FULL_ATTENTION = "full_attention"  # the one type of layers
 MOST = 2**31 - 1  # of any size
 MOST_LAYERS = 1000
 LARGEST_NUMBER = 1e30
@@ -173,8 +174,8 @@ def _refuse_unsupported(fields: _Fields, family: _Family) -> None:
     if not family.attention_bias and fields.boolean("attention_bias", False):
         raise fields.error("attention_bias", "false", advice)
     layer_types = fields.values.get("layer_types") or []
-    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
-        raise fields.error("layer_types", "'full_attention' for every layer", advice)
+    if not isinstance(layer_types, list) or any(kind != _FULL_ATTENTION for kind in layer_types):
+        raise fields.error("layer_types", f"{_FULL_ATTENTION!r} for every layer", advice)
 
 
 def _heads(fields: _Fields, family: _Family) -> tuple[int, int, int]:
@@ -199,12 +200,24 @@ def _heads(fields: _Fields, family: _Family) -> tuple[int, int, int]:
 
 def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     """Reads `rope_scaling` and `rope_theta`, or the `rope_parameters` that replaced both."""
-    default_theta = fields.number("rope_theta", 10_000.0)
-    names = [name for name in ("rope_scaling", "rope_parameters") if fields.has(name)]
+    theta = fields.number("rope_theta", 10_000.0)
+    names = [
+        x for x in ("rope_scaling", "rope_parameters") if fields.has(x) and fields.values[x] != {}
+    ]
     if not names:
-        return default_theta, None
+        return theta, None
     rope = fields.section(names[0])
-    theta = rope.number("rope_theta", default_theta)
+    theta = rope.number("rope_theta", theta)
+    # transformers 5 has an object for each type of layers, where there are several; here is one type.
+    nested = [name for name, value in rope.values.items() if isinstance(value, dict)]
+    if nested or _FULL_ATTENTION in rope.values:
+        if not rope.has(_FULL_ATTENTION):
+            advice = "choose a checkpoint of full attention, rotated"
+            raise rope.error(
+                _FULL_ATTENTION, "an object, as all layers here are of that type", advice
+            )
+        rope = rope.section(_FULL_ATTENTION)
+        theta = rope.number("rope_theta", theta)
     type_name = "type" if "type" in rope.values and "rope_type" not in rope.values else "rope_type"
     rope_type = rope.values.get(type_name, "default")
     if rope.has("partial_rotary_factor") and rope.values["partial_rotary_factor"] != 1:
@@ -215,11 +228,12 @@ def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
         raise rope.error(
             type_name, "'default' or 'llama3'", "other rotary scalings are not implemented"
         )
+    original = "original_max_position_embeddings"  # beside the object it comes first
     scaling = RopeScaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position=rope.integer("original_max_position_embeddings"),
+        original_max_position=(fields if fields.has(original) else rope).integer(original),
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         expected = f"more than low_freq_factor ({scaling.low_freq_factor})"

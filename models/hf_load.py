@@ -109,6 +109,8 @@ def _locate(directory: Path, policy: Policy) -> Mapping[str, StoredTensor]:
     """Where each tensor of the model lies; UserError for the first thing that is wrong."""
     stored = _stored_tensors(directory)
     wanted = {tensor.name: tensor for tensor in jax.tree.leaves(hf_tensors(policy))}
+    if policy.config.tie_embeddings and EMBEDDING not in stored and LM_HEAD in stored:
+        stored[EMBEDDING] = stored.pop(LM_HEAD)  # one tensor, under either name
     for name in sorted(wanted):
         _check_tensor(directory, stored, wanted[name])
     if policy.config.tie_embeddings and LM_HEAD in stored:
@@ -141,7 +143,7 @@ def _check_tensor(directory: Path, stored: Mapping[str, StoredTensor], wanted: H
     if found.dtype_name not in DTYPES:
         raise UserError(
             f"{found.path}: tensor '{wanted.name}' has type {found.dtype_name}, expected one of "
-            f"{', '.join(DTYPES)}; choose a checkpoint that is not quantized."
+            f"{', '.join(DTYPES)}; choose a checkpoint whose weights are such numbers, not a quantized one."
         )
 
 

@@ -5,7 +5,7 @@ trained or stored (`peft_adapter.py`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import pytree_dataclass
-from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
+from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors
 from pat_jax.models.policy import Params, Policy, initialize
 from pat_jax.models.transformer import Initializer
@@ -92,12 +92,10 @@ class Lora:
         return self._each(self.policy.abstract_params, shaped)
 
     def param_axes(self) -> Adapters:
-        """Axis names: of a weight's own dimensions those that it has; the rank is never split."""
-
-        def named(axes: tuple[str | None, ...], num_in: int) -> Adapter:
-            return Adapter((None, *axes[-num_in:]), (*axes[:-num_in], None))
-
-        return self._each(self.policy.param_axes(), named)
+        """Axis names."""
+        return self._each(
+            self.policy.param_axes(), lambda axes, num_in: Adapter(*adapter_axes(axes, num_in))
+        )
 
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
         """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros: at
@@ -123,6 +121,11 @@ class Lora:
             return AdaptedWeight(weight, adapter.a, self.scale * adapter.b)
 
         return jax.tree.map(attached, hf_tensors(self.policy), base)
+
+    def beside(self, kept: Policy) -> Policy:
+        """`kept`, which is this policy in whatever format, as one that has adapters beside its weights."""
+        shapes = jax.eval_shape(self.attach, kept.abstract_params, self.abstract_params)
+        return replace(kept, abstract_params=shapes)
 
     def merge(self, base: Params, adapters: Adapters) -> Params:
         """The policy as one without adapters, float32: W + scale · b · a."""

@@ -5,26 +5,29 @@ tensor is read.
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import TypeGuard
 
 import jax
 import numpy as np
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.models.hf_config import read_json_object
 from pat_jax.models.hf_export import appearing_at_once, check_export, write_json
 from pat_jax.models.lora import Adapter, Adapters, Lora, linear_layers
+from pat_jax.models.peft_config import ADAPTER_CONFIG, NOT_ADAPTED, PeftConfig, read_peft_config
 from pat_jax.models.policy import Policy
 from pat_jax.models.safetensors_file import DTYPES, StoredTensor, read_header, write_file
 
-ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # PEFT wraps the model twice
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_NAMED = re.compile(
+    r"(\.lora_[AB])\.default\.weight$"
+)  # by the adapter's name, as PEFT has it in memory
 
-# Fields that change what is computed, with the one value that is implemented. Absent means that value.
-_ONLY_VALUES: Mapping[str, object] = {
+# Fields of an adapter that we write, as older versions of PEFT want them.
+_PLAIN: Mapping[str, object] = {
     "peft_type": "LORA",
     "bias": "none",
     "fan_in_fan_out": False,
@@ -45,7 +48,7 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
     """
     check_export(directory)
     fields = {
-        **_ONLY_VALUES,
+        **_PLAIN,
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(Path(base).absolute()),
         "r": lora.rank,
@@ -72,33 +75,12 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     Raises:
       UserError: it is no adapter directory, is of a kind that is not known, or of another model.
     """
-    path = Path(directory) / ADAPTER_CONFIG
-    if not path.is_file():
-        raise UserError(
-            f"{directory}: there is no {ADAPTER_CONFIG}, expected the directory of a PEFT adapter; check "
-            "the path."
-        )
-    fields = read_json_object(path)
-    for name, value in _ONLY_VALUES.items():
-        if fields.get(name, value) not in (value, None):
-            raise UserError(
-                f"{path}: field '{name}' is {shown(fields[name])}, expected {value!r}: other adapters "
-                "are not implemented; choose one without it."
-            )
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if not _is_number(rank) or not float(rank).is_integer() or not _is_number(alpha):
-        raise UserError(
-            f"{path}: fields 'r' and 'lora_alpha' are {shown(rank)} and {shown(alpha)}, expected an integer "
-            "and a number above 0; save the adapter again."
-        )
+    config, linear = read_peft_config(directory), linear_layers(policy)
     stored = _stored_tensors(Path(directory))
     modules = {name.removeprefix(_PREFIX).removesuffix(_A).removesuffix(_B) for name in stored}
-    linear = linear_layers(policy)
-    if foreign := sorted(modules - linear.keys()):
-        raise _of_another_model(
-            directory, f"it has an adapter of {foreign[0]!r}, the model no such layer"
-        )
-    lora = Lora(policy, int(rank), float(alpha), tuple(x for x in linear if x in modules))
+    _check_modules(Path(directory), modules, linear)
+    _check_targets(config, modules, linear)
+    lora = Lora(policy, config.rank, config.alpha, tuple(x for x in linear if x in modules))
     _check_tensors(Path(directory), lora, stored)
     return lora
 
@@ -109,6 +91,11 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 
     def read(name: str, like: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
         array = np.array(stored[name].view(), dtype=np.float32).reshape(like.shape)
+        if not np.isfinite(array).all():
+            raise UserError(
+                f"{stored[name].path}: tensor {name!r} has numbers that are not finite, expected those of a "
+                "trained adapter; save it again from before its training diverged."
+            )
         return jax.device_put(array, sharding)
 
     loaded: Adapters = {}
@@ -123,13 +110,51 @@ def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None =
 
 
 def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """By names without an adapter's own, which PEFT leaves out of most files."""
     path = directory / ADAPTER_FILE
     if not path.is_file():
         raise UserError(
             f"{directory}: there is no {ADAPTER_FILE}, expected it beside {ADAPTER_CONFIG}; save the "
             "adapter with safe_serialization=True."
         )
-    return read_header(path)
+    header = read_header(path)
+    stored = {_NAMED.sub(r"\1.weight", name): tensor for name, tensor in header.items()}
+    if not stored or len(stored) < len(header):
+        what = "no tensor" if not stored else "the same tensors with and without '.default'"
+        raise UserError(
+            f"{path}: the file holds {what}, expected {_A[1:]} and {_B[1:]} of each layer; save the "
+            "adapter again."
+        )
+    for name in stored:
+        if not (name.startswith(_PREFIX) and name.endswith((_A, _B))):
+            raise _not_implemented(path, name)
+    return stored
+
+
+def _check_modules(directory: Path, modules: Set[str], linear: Mapping[str, int]) -> None:
+    """UserError for the first that is no linear layer of the model."""
+    for module in sorted(modules - linear.keys()):
+        if module in NOT_ADAPTED:
+            raise _not_implemented(directory / ADAPTER_FILE, f"{_PREFIX}{module}{_A}")
+        raise _of_another_model(
+            directory, f"it has an adapter of {module!r}, the model no such layer"
+        )
+
+
+def _check_targets(config: PeftConfig, modules: Set[str], linear: Mapping[str, int]) -> None:
+    """PEFT gives each target an adapter, that of the file or a new one, and leaves out all others."""
+    targets = config.targets(linear)
+    if targets is None or targets == modules:
+        return
+    if missing := sorted(targets - modules):
+        expected = f"layers that {ADAPTER_FILE} has tensors of, and it has none of {missing[0]!r}"
+    else:
+        more = min(modules - targets)
+        expected = (
+            f"{more!r} among the layers that it, 'exclude_modules' and 'layers_to_transform' choose, as "
+            f"{ADAPTER_FILE} has tensors of it"
+        )
+    raise config.error("target_modules", expected, "save the adapter again")
 
 
 def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTensor]) -> None:
@@ -137,8 +162,12 @@ def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTenso
         for suffix, like in ((_A, adapter.a), (_B, adapter.b)):
             name = _PREFIX + module + suffix
             wanted = _stored_shape(name, like.shape)
-            found = stored[name].shape if name in stored else "missing"
-            if found != wanted:
+            if name not in stored:
+                raise UserError(
+                    f"{directory / ADAPTER_FILE}: tensor {name!r} is missing, expected {_A[1:]} and {_B[1:]} "
+                    "of each layer; save the adapter again."
+                )
+            if (found := stored[name].shape) != wanted:
                 what = f"{name!r} is {found}, {wanted} by the model and rank {lora.rank}"
                 raise _of_another_model(directory, what)
             if stored[name].dtype_name not in DTYPES:
@@ -155,12 +184,16 @@ def _stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1])
 
 
+def _not_implemented(path: Path, name: str) -> UserError:
+    return UserError(
+        f"{path}: tensor {shown(name)} is no {_A[1:]} or {_B[1:]} of a linear layer, expected nothing "
+        "else: adapters of embed_tokens or lm_head, added tokens, biases and whole weights are not "
+        "implemented; choose an adapter without them."
+    )
+
+
 def _of_another_model(directory: str | Path, why: str) -> UserError:
     return UserError(
         f"the adapter in {directory} is of another model than --model: {why}; give the model that "
         f"{ADAPTER_CONFIG} names."
     )
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30

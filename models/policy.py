@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.transformer import Initializer, Keys, Transformer
 from pat_jax.models.weight_formats import (
@@ -18,7 +20,8 @@ from pat_jax.models.weight_formats import (
     stored,
 )
 
-Params = nnx.State  # a pytree of arrays, one leaf a parameter; two where it is quantized
+# A pytree of arrays, one leaf a parameter; more where it is quantized or has an adapter beside it.
+Params = nnx.State
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,12 @@ class Policy:
         """The same tree as the parameters, with a tuple of axis names in place of each array."""
 
         def named(variable: nnx.Variable) -> nnx.Variable:
-            axes, value = variable.get_metadata()["axes"], variable.get_value()
-            if isinstance(value, QuantizedWeight):
-                return variable.replace(QuantizedWeight(axes, axes[: len(value.scale.shape)]))
-            return variable.replace(axes)
+            metadata, value = variable.get_metadata(), variable.get_value()
+            axes, contracted = metadata["axes"], metadata["contracted"]
+            if isinstance(value, AdaptedWeight):
+                factors = adapter_axes(axes, contracted)
+                return variable.replace(AdaptedWeight(_format_axes(value.weight, axes), *factors))
+            return variable.replace(_format_axes(value, axes))
 
         return jax.tree.map(named, self.abstract_params, is_leaf=_is_variable)
 
@@ -103,6 +108,12 @@ class Policy:
             params,
             is_leaf=is_quantized,
         )
+
+
+def _format_axes(value: Any, axes: Any) -> Any:
+    if isinstance(value, QuantizedWeight):
+        return QuantizedWeight(axes, axes[: len(value.scale.shape)])
+    return axes
 
 
 def _is_variable(node: object) -> bool:

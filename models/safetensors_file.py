@@ -23,6 +23,7 @@ DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(jnp.bfloat16),
     "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
 }
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64  # of the first tensor written: a cache line

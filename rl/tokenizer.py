@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
+from pat_jax.rl.end_tokens import GENERATION_CONFIG, MODEL_CONFIG, named_eos_ids
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
 PromptText = str | Sequence[ChatMessage]
 
 ASSISTANT = "assistant"  # the role of the policy
-GENERATION_CONFIG = "generation_config.json"
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -165,11 +164,12 @@ class HuggingFaceTokenizer:
     def _find_eos_ids(self) -> tuple[int, ...]:
         own = self._tokenizer.eos_token_id
         ids = [] if own is None else [own]
-        ids += [token for token in _read_generation_eos(self.directory) if token not in ids]
+        ids += [token for token in named_eos_ids(self.directory) if token not in ids]
         if not ids:
             raise UserError(
                 f"{self.directory} names no end-of-sequence token: expected eos_token in "
-                "tokenizer_config.json or eos_token_id in generation_config.json; add one of them."
+                f"tokenizer_config.json, or eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG}; add one "
+                "of them."
             )
         return tuple(ids)
 
@@ -245,7 +245,7 @@ def check_vocabulary(tokenizer: Tokenizer, num_embeddings: int, *, source: str =
             raise UserError(
                 f"{source}{': ' if source else ''}the end-of-sequence token {token} has none of the "
                 f"model's {num_embeddings} embedding rows: expected a token id below that; correct "
-                f"eos_token_id in {GENERATION_CONFIG}."
+                f"eos_token_id in {GENERATION_CONFIG} or {MODEL_CONFIG}."
             )
 
 
@@ -269,29 +269,6 @@ def _load_auto_tokenizer(directory: Path):
             f"no tokenizer could be read from {directory} ({_first_line(error)}): expected intact "
             "tokenizer.json and tokenizer_config.json; copy them from the model's release."
         ) from error
-
-
-def _read_generation_eos(directory: Path) -> list[int]:
-    path = directory / GENERATION_CONFIG
-    if not path.exists():
-        return []
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (JsonError, UnicodeDecodeError, OSError) as error:
-        content = _first_line(error)
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path} is not a JSON object ({content!s:.100}): expected one with eos_token_id; "
-            "repair or remove the file."
-        )
-    eos = content.get("eos_token_id")
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(token) is int for token in ids):
-        raise UserError(
-            f"{path}, field eos_token_id, is {eos!r}: expected an integer or a list of integers; "
-            "correct it."
-        )
-    return ids
 
 
 def _first_line(error: Exception) -> str:

@@ -24,14 +24,14 @@ SETTINGS = {
 }
 
 
-def subject(name: str, weights: WeightFormat = "auto") -> Subject:
+def subject(name: str, weights: WeightFormat = "auto", lora_rank: int = 0) -> Subject:
     """A compiled engine on eight devices, made once for all tests: compiling is what costs."""
-    return _subject(name, weights)
+    return _subject(name, weights, lora_rank)
 
 
 @cache  # of all its arguments: a default that is given would make another subject
-def _subject(name: str, weights: WeightFormat) -> Subject:
-    return Subject(MODELS[name], replace(SETTINGS[name], weights=weights))
+def _subject(name: str, weights: WeightFormat, lora_rank: int) -> Subject:
+    return Subject(MODELS[name], replace(SETTINGS[name], weights=weights, lora_rank=lora_rank))
 
 
 @cache

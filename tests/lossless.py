@@ -23,6 +23,7 @@ from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.planner.planner import Planner
@@ -82,6 +83,7 @@ class Settings:
     reslice_chunk_bytes: int = 2**14  # several chunks even of such small models
     max_logprobs: int = 0
     weights: WeightFormat = "auto"
+    lora_rank: int = 0  # of adapters beside the weights
     drafts: Drafts = NO_DRAFTS
     draft: DraftSource | None = None
 
@@ -111,6 +113,14 @@ class Halved(ScriptedPath):
         return replace(super().plan(load, current), recompute_below=below)
 
 
+def _lively_adapters(lora: Lora) -> Adapters:
+    """That change what is said."""
+    rng = np.random.default_rng(3)
+    return jax.tree.map(
+        lambda x: rng.normal(0, 0.1, x.shape).astype(np.float32), lora.abstract_params
+    )
+
+
 class Subject:
     """One model on all devices: an engine, the weights it gets, and a judge that shares neither."""
 
@@ -121,7 +131,12 @@ class Subject:
             settings,
             dtype,
         )
-        self.params: Params = jax.device_get(self.policy.store(lively_params(unquantized), dtype))
+        params = lively_params(unquantized)
+        if rank := settings.lora_rank:
+            lora = Lora.of(unquantized, rank=rank, alpha=2 * rank, targets=["all-linear"])
+            self.policy = lora.beside(self.policy)
+            params = lora.attach(params, _lively_adapters(lora))
+        self.params: Params = jax.device_get(self.policy.store(params, dtype))
         self.engine = RolloutEngine(
             self.policy,
             jax.devices(),

@@ -46,6 +46,7 @@ def make_trainer(
 ) -> Trainer:
     """With only the named programs compiled."""
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
+    kept = POLICY.with_weights(weights)
     update = PolicyUpdate(model, optimizer, CONFIG.vocab_size, loss)
     trainer = Trainer(
         POLICY,
@@ -55,7 +56,7 @@ def make_trainer(
         rollout_layouts={target.split: target for target in targets},
         rollout_dtype=dtype,
         supervised=update if has_supervised else None,
-        rollout_policy=POLICY.with_weights(weights),
+        rollout_policy=lora.beside(kept) if lora else kept,
         lora=lora,
         base_dtype=base_dtype,
         weight_dtype=weight_dtype,

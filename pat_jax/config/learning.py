@@ -1,6 +1,6 @@
 """Options of learning: the algorithm, the optimizer, the supervised stage before."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pat_jax.common.options.declared import stands_for
@@ -171,8 +171,9 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW with linear warm-up, then a constant or cosine rate."""
 
-    learning_rate: float = 1e-6
-    """Peak learning rate."""
+    learning_rate: float | None = None
+    """Peak learning rate; where not given 1e-6 of a training run and 2e-5 of supervised fine-tuning, ten
+    times that with --lora.rank or --lora.adapter (docs/lora.md)."""
     schedule: Literal["constant", "cosine"] = "constant"
     """What follows the warm-up."""
     warmup_steps: int = 0
@@ -198,12 +199,24 @@ class OptimizerConfig:
     their room, and each step fetches them and sends them back."""
 
     def __post_init__(self):
-        check(self, "learning_rate", LEARNING_RATE, "optimizer.")
+        if self.learning_rate is not None:
+            check(self, "learning_rate", LEARNING_RATE, "optimizer.")
         check(self, "weight_decay", not_negative(100), "optimizer.")
         check(self, "warmup_steps", STEPS, "optimizer.")
         check(self, "max_grad_norm", positive(10**6), "optimizer.")
         check(self, "max_skipped", COUNT_OR_ZERO, "optimizer.")
         check(self, "b1 b2", (lambda x: 0 <= x < 1, "a number in [0, 1)"), "optimizer.")
+
+    def with_rate(self, default: float, *, trains_adapters: bool) -> "OptimizerConfig":
+        """These options, with a learning rate where none is given.
+
+        Args:
+          default: of a run that trains all of the policy; adapters take ten times as much
+            (https://thinkingmachines.ai/blog/lora/).
+        """
+        if self.learning_rate is not None:
+            return self
+        return replace(self, learning_rate=10 * default if trains_adapters else default)
 
 
 @dataclass(frozen=True)

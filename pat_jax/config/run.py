@@ -194,6 +194,11 @@ class RunConfig:
         return batches * self.algorithm.num_iterations
 
     @property
+    def optimizer_in_use(self) -> OptimizerConfig:
+        """With its learning rate."""
+        return self.optimizer.with_rate(1e-6, trains_adapters=self.lora.is_on)
+
+    @property
     def trains_adapters(self) -> bool:
         """And nothing else."""
         return self.lora.is_on

@@ -140,9 +140,7 @@ class SftConfig:
     """Continue the run in run_dir from its last checkpoint; with `auto` if there is a run, else begin
     it: one command for the first start and every restart."""
     data: SftDataConfig = field(default_factory=SftDataConfig)
-    optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(learning_rate=2e-5, schedule="cosine")
-    )
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(schedule="cosine"))
     lora: LoraConfig = field(default_factory=LoraConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     eval: SftEvalConfig = field(default_factory=SftEvalConfig)
@@ -165,6 +163,11 @@ class SftConfig:
             self.run_dir,
             "with --resume the folder of the run to continue",
         )
+
+    @property
+    def optimizer_in_use(self) -> OptimizerConfig:
+        """With its learning rate."""
+        return self.optimizer.with_rate(2e-5, trains_adapters=self.lora.is_on)
 
     @property
     def trains_adapters(self) -> bool:

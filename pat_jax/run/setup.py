@@ -51,7 +51,7 @@ from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
-from pat_jax.training.build import DTYPES, build_lora, build_trainer
+from pat_jax.training.build import DTYPES, build_lora, build_trainer, rollout_policy
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trained import Leaves
 from pat_jax.training.trainer import Trainer
@@ -200,7 +200,7 @@ def _engine(
     draft = drafts.policy and DraftSource(
         drafts.policy, partial(load_params, config.speculation.draft_model, drafts.policy)
     )
-    policy = policy.with_weights(config.rollout.weights)
+    policy = rollout_policy(config, policy)
     room = kv_bytes(
         policy,
         layouts,
@@ -235,7 +235,7 @@ def _alone(
 ) -> MemoryModel:
     """What each layout takes of a device alone; one that a rollout may start in has to fit."""
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
-    policy = policy.with_weights(config.rollout.weights)
+    policy = rollout_policy(config, policy)
     memory = memory_alone(
         policy, layouts, config.rollout, dtype, limit=limit, resident=resident, drafter=drafter
     )

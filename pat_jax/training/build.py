@@ -72,7 +72,7 @@ def build_trainer(
         rollout_dtype=dtype,
         num_iterations=algorithm.num_iterations,
         supervised=supervised if is_warm else None,
-        rollout_policy=policy.with_weights(config.rollout.weights),
+        rollout_policy=rollout_policy(config, policy),
         has_reference=algorithm.beta > 0,
         lora=build_lora(config.lora, policy),
         # The forward pass rounds to it anyway, so that nothing is lost and half the memory won.
@@ -83,6 +83,15 @@ def build_trainer(
             drafter, layout, policy.config.embed_dim, dtype, learns=config.train
         ),
     )
+
+
+def rollout_policy(config: RunConfig, policy: Policy) -> Policy:
+    """`policy` as the rollout keeps it: in its format, with adapters beside the weights that have one.
+
+    Merged into bfloat16 weights, an update smaller than their last bits would not arrive.
+    """
+    kept, lora = policy.with_weights(config.rollout.weights), build_lora(config.lora, policy)
+    return lora.beside(kept) if lora else kept
 
 
 def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
@@ -117,7 +126,7 @@ def _updates(
     loss = policy_loss(algorithm, is_on_policy=config.updates_per_step == 1)
     update = PolicyUpdate(
         functions_of(config, policy, layout),
-        optimizer_of(config.optimizer, _num_updates(config)),
+        optimizer_of(config.optimizer_in_use, _num_updates(config)),
         policy.config.vocab_size,
         loss,
         temperature=config.rollout.temperature,
@@ -194,7 +203,7 @@ def logit_tokens(policy: Policy, layout: Layout) -> int:
 
 def learning_rates(config: RunConfig) -> Callable[[ArrayLike], Array | np.floating]:
     """The learning rate of each optimizer step of a run, counted from 0."""
-    return schedule_of(config.optimizer, _num_updates(config))
+    return schedule_of(config.optimizer_in_use, _num_updates(config))
 
 
 def optimizer_of(options: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
@@ -209,6 +218,7 @@ def schedule_of(
     optimizer: OptimizerConfig, total_steps: int
 ) -> Callable[[ArrayLike], Array | np.floating]:
     """The learning rate of each of `total_steps` optimizer steps, counted from 0."""
+    assert optimizer.learning_rate is not None, "as `optimizer_in_use` has it"
     return make_schedule(
         learning_rate=optimizer.learning_rate,
         schedule=optimizer.schedule,

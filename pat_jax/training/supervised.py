@@ -27,7 +27,7 @@ def build_supervised_trainer(
     dtype = DTYPES[config.compute_dtype]
     update = PolicyUpdate(
         functions_of(config, policy, layout),
-        optimizer_of(config.optimizer, total_steps),
+        optimizer_of(config.optimizer_in_use, total_steps),
         policy.config.vocab_size,
         CrossEntropy(),
         logit_tokens=logit_tokens(policy, layout),

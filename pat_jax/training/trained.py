@@ -46,17 +46,15 @@ class Trained:
 
     @cached_property
     def abstract_frozen(self) -> Leaves:
-        return self.abstract_whole(self.policy, self.base_dtype) if self.lora else {}
+        """Of the base; nothing where all is trained."""
+        if not self.lora:
+            return {}
+        return with_sharding(self.policy.abstract(self.base_dtype), self.base_shardings)
 
     @property
     def base_shardings(self) -> Leaves:
         """Where a policy's own parameters go, trained or frozen."""
         return self.layout.param_shardings(self.policy, role="train")
-
-    def abstract_whole(self, policy: Policy, dtype: jnp.dtype) -> Leaves:
-        """Shapes with shardings of a policy without adapters, kept like `policy`."""
-        shardings = self.layout.param_shardings(policy, role="train")
-        return with_sharding(policy.abstract(dtype), shardings)
 
     def init(self, seed: int) -> Leaves:
         """What is trained, before it has learned anything: random where it is all of the policy."""
@@ -67,10 +65,6 @@ class Trained:
     def whole(self, frozen: Leaves, params: Leaves) -> Leaves:
         """The policy, with adapters beside the weights that have one."""
         return self.lora.attach(frozen, params) if self.lora else params
-
-    def merged(self, frozen: Leaves, params: Leaves) -> Leaves:
-        """The policy as one without adapters, float32."""
-        return self.lora.merge(frozen, params) if self.lora else params
 
     def over(self, frozen: Leaves, update: PolicyUpdate) -> PolicyUpdate:
         """An update of the whole policy as one of what is trained, what is frozen being given."""

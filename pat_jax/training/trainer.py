@@ -33,6 +33,7 @@ from pat_jax.training.beside import Beside
 from pat_jax.training.state_placement import StatePlacement
 from pat_jax.training.trained import Trained
 from pat_jax.training.transfer import declare_transfer
+from pat_jax.training.update_seen import update_seen
 
 # The stages of learning, by what the names of their programs begin with.
 REINFORCED, SUPERVISED = "", "supervised_"
@@ -124,10 +125,11 @@ class Trainer:
         self.programs = ProgramTable()
         self.sent: int | None = None  # checksum of the policy that a rollout was handed last
         self.trained = Trained(policy, layout, lora, base_dtype, weight_dtype)
+        self._rollout_dtype = rollout_dtype
         self.shardings = self.trained.shardings
         self._placement = StatePlacement(self.shardings, layout.sharding(), is_offloaded)
         self._declare(micro_shapes)
-        self.abstract_merged = declare_transfer(
+        declare_transfer(
             self.programs,
             self.trained,
             rollout_policy or policy,
@@ -169,7 +171,8 @@ class Trainer:
     @property
     def resident_in_updates(self) -> list[Any]:
         """Shapes with shardings of what lies on the devices during an update, whichever of its programs runs."""
-        return [*self.resident, self._beside.in_updates]
+        before = [self.abstract_params] if self.trained.lora else []  # of `update_seen`
+        return [*self.resident, self._beside.in_updates, *before]
 
     @property
     def of_drafts(self) -> list[Any]:
@@ -194,6 +197,9 @@ class Trainer:
         declare(Key("init_state", split), self.updates[REINFORCED].init, params, **init)
         declare(Key("zero_gradients", split), zero_gradients, params, out_shardings=self.shardings)
         declare(Key("copy", split), _copy, params, out_shardings=self.shardings)
+        if lora := self.trained.lora:
+            seen = partial(update_seen, scale=lora.scale, dtype=self._rollout_dtype)
+            declare(Key("update_seen", split), seen, params, params, out_shardings=everywhere)
         applied = {"out_shardings": (shardings, everywhere, everywhere), "donate_argnums": 0}
         for stage, update in self.updates.items():
             declare(Key(f"{stage}apply", split), update.apply_step, state, grads, **applied)
@@ -268,9 +274,9 @@ class Trainer:
           RuntimeError: what arrived is not what was sent.
         """
         source, target = self.layout.split, layout.split
-        sent = self["merge"](self.trained.frozen, params) if self.trained.lora else params
-        self.sent = sent_sum = int(self["checksum"](sent))
-        received = self.programs[Key("transfer", source, target=target)](sent)
+        held = self.trained.frozen, params
+        self.sent = sent_sum = int(self["checksum"](*held))
+        received = self.programs[Key("transfer", source, target=target)](*held)
         received_sum = int(self.programs[Key("checksum", source, target=target)](received))
         if sent_sum != received_sum:
             raise RuntimeError(
@@ -297,12 +303,16 @@ class Trainer:
             [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
             for mini in batch.mini_batches
         ]
+        before = self["copy"](state.params) if self.trained.lora else None
         records = []
         for _ in range(self.num_iterations):
             for mini in mini_batches:
                 state, record = self._step(REINFORCED, state, mini)
                 records.append(record)
-        return state, _summary(self.updates[REINFORCED].loss, records, state)
+        result = _summary(self.updates[REINFORCED].loss, records, state)
+        if before is not None:
+            result.metrics["train/update_seen"] = float(self["update_seen"](before, state.params))
+        return state, result
 
     def supervised_step(
         self, state: TrainState, micro_batches: Sequence[MicroBatch]

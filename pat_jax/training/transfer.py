@@ -22,7 +22,7 @@ from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
-from pat_jax.training.trained import Leaves, Trained
+from pat_jax.training.trained import Trained
 
 SPREAD = 0x9E3779B9  # 2^32 over the golden ratio, odd: neighbouring places far from each other
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
@@ -38,50 +38,43 @@ def declare_transfer(
     targets: Mapping[Split, Layout],
     dtype: jnp.dtype,
     score: Callable[[Params, Array], Array],
-) -> Leaves:
+) -> None:
     """`transfer` to each target, the `checksum` of what is sent and of what is there, and the
-    `score` of tokens by what is sent: the parameters, or what adapters and their base `merge` into.
+    `score` of tokens by what is sent: the policy, adapters beside the weights that have one.
 
-    That is rounded to the rollout's format once, in a program of its own, so that what arrives can be
-    compared with it bit for bit. Where nobody receives it, none of these.
+    Where nobody receives it, none of these.
 
     Args:
       policy: as the rollout keeps it, in `dtype` where that quantizes nothing.
       score: log-probabilities of tokens[rows, length], as `PolicyUpdate.score_step`.
-
-    Returns:
-      Shapes with shardings of what is merged: nothing without adapters.
     """
     source, held = trained.layout, (trained.abstract_frozen, trained.abstract)
     gathered = source.param_shardings(policy)
 
-    def merge(frozen: Params, params: Params) -> Params:
-        return policy.store(trained.merged(frozen, params), dtype)
+    def sent(frozen: Params, params: Params) -> Params:
+        return policy.store(trained.whole(frozen, params), dtype)
 
-    def transfer(params: Params) -> Params:
+    def transfer(frozen: Params, params: Params) -> Params:
         # A copy even where nothing changes: the rollout deletes what it was given. Gathered over
         # FSDP first, re-sliced after: the partitioner finds no way to do both at once. Quantized
         # before either, so that every layout gets the same numbers.
         return jax.tree.map(
             lambda x, whole: jax.lax.with_sharding_constraint(jnp.copy(x), whole),
-            policy.store(params, dtype),
+            sent(frozen, params),
             gathered,
         )
 
-    def sent(params: Params) -> Array:
-        return checksum(policy.store(params, dtype))
+    def sent_checksum(frozen: Params, params: Params) -> Array:
+        return checksum(sent(frozen, params))
 
     def scored(frozen: Params, params: Params, tokens: Array) -> Array:
-        return score(merge(frozen, params), tokens)
+        return score(sent(frozen, params), tokens)
 
-    params, placed = trained.abstract, source.param_shardings(policy, role="train")
     if trained.lora:
-        table.declare(Key("merge", source.split), merge, *held, out_shardings=placed)
         table.declare(Key("base_checksum", source.split), base_checksum, trained.abstract_frozen)
-        params = trained.abstract_whole(policy, dtype)
     if not targets:
-        return params if trained.lora else {}
-    table.declare(Key("checksum", source.split), sent, params)
+        return
+    table.declare(Key("checksum", source.split), sent_checksum, *held)
     by_rows = source.sharding("batch", role="train")
     probes = jax.ShapeDtypeStruct((source.split.dp, PROBE_LENGTH + 1), jnp.int32, sharding=by_rows)
     table.declare(
@@ -90,13 +83,9 @@ def declare_transfer(
     for split, target in targets.items():
         shardings = target.param_shardings(policy)
         key = Key("transfer", source.split, target=split)
-        # What was merged is needed no more, so that it may become what arrives.
-        is_given_up = trained.lora and split == source.split and split.dp == 1
-        options = {"donate_argnums": 0} if is_given_up else {}
-        table.declare(key, transfer, params, out_shardings=shardings, **options)
+        table.declare(key, transfer, *held, out_shardings=shardings)
         received = with_sharding(policy.abstract(dtype), shardings)
         table.declare(Key("checksum", source.split, target=split), checksum, received)
-    return params if trained.lora else {}
 
 
 def logprob_gap(

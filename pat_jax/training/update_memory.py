@@ -93,9 +93,8 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
     """
     state = shard_bytes(trainer.resident_in_updates)
     gradients, drafts = map(shard_bytes, (trainer.abstract_gradients, trainer.of_drafts))
-    merged, fetched = shard_bytes(trainer.abstract_merged), fetched_bytes(trainer)
-    held = {"logprobs": state, "merge": state, "transfer": state + merged}
-    held |= dict.fromkeys(("apply", "supervised_apply"), state + gradients + fetched)
+    in_step = state + gradients + fetched_bytes(trainer)
+    held = {"logprobs": state, "transfer": state, "apply": in_step, "supervised_apply": in_step}
     return [
         Stage(name, held.get(key.name, state + gradients), size, key.rows > 0, drafts)
         for key, size in taken.items()
@@ -117,7 +116,6 @@ def _name(key: Key) -> str | None:
         "logprobs": f"log-probabilities of {shape}",
         "apply": STEP,
         "supervised_apply": "the optimizer's supervised step",
-        "merge": "the merge of adapters and base",
         "transfer": f"the transfer to {key.target}",
     }.get(key.name)
 

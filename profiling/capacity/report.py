@@ -21,7 +21,7 @@ KINDS = {  # what a layout has to do, and the programs that do it
     "re-slice": ("reslice",),
     "migrate": ("pack", "exchange", "exchange_one", "unpack", "view"),
     "weights from training": ("transfer",),
-    "training": ("logprobs", "grad", "apply", "merge"),  # in one layout, whatever the rollout is in
+    "training": ("logprobs", "grad", "apply"),  # in one layout, whatever the rollout is in
 }
 SOURCES = {
     "compiler": "counted in programs that the target's own compiler made; GPU autotuning is off",

@@ -35,7 +35,6 @@ from pat_jax.profiling.predict.update_work import (
     apply_work,
     checksum_work,
     counted,
-    merge_work,
     transfer_work,
 )
 from pat_jax.profiling.simulate.machine import Workload
@@ -193,20 +192,16 @@ class PlannedUpdate:
         return replace(by_hand, num_bytes=num_bytes, sent=_sent(program))
 
     def _transfer(self, target: Split) -> Seconds:
-        """Of merge, transfer and checksums. What was compiled for the layout with the least TP stands for
+        """Of transfer and checksums. What was compiled for the layout with the least TP stands for
         those that were not: weights are gathered before they are cut."""
         weights, source = self.plant.alone.weights, self.trainer.layout.split
-        params = shard_bytes(self.trainer.abstract_merged) or self._bytes[0]
+        params = shard_bytes(self.trainer.trained.abstract_frozen) + self._bytes[0]
         whole, kept = weights[source], weights[target]
         work = transfer_work(params, whole, kept, self.work.fsdp)
         ends = {p.target: p for p in self.programs if p.name == "transfer" and not p.error}
         if program := ends.get(target) or ends.get(source):
             work = Work(num_bytes=_moved(program), sent=_sent(program))
-        spent = self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
-        if self.trainer.trained.lora:
-            base = shard_bytes(self.trainer.trained.abstract_frozen)
-            spent += self.times.seconds(merge_work(base, params))
-        return spent
+        return self.times.seconds(work) + self.times.seconds(checksum_work(params, kept))
 
     @property
     def _bytes(self) -> tuple[int, int]:

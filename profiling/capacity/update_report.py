@@ -68,7 +68,7 @@ class Update:
     scoring: Seconds
     gradients: Seconds
     apply: Seconds
-    transfer: Seconds  # merge included
+    transfer: Seconds
     target: Split  # that weights go to: the rollout's first layout
     flops: float  # that the model asks for, of all devices: forward and backward over the tokens
     mfu: float  # these by the time of the update, without the transfer, as a share of the peak

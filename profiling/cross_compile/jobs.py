@@ -83,15 +83,15 @@ def _verifying(plant: Plant, split: Split, length: int) -> list[Key]:
 
 
 def _training_jobs(plant: Plant, model: ModelConfig) -> list[CompileJob]:
-    """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the merge
-    of adapters, the transfer to the layouts with the least and the most TP."""
+    """Log-probabilities, forward and backward of the longest rows, the optimizer's step, the
+    transfer to the layouts with the least and the most TP."""
     trainer = plant.trainer(model)
     split, longest = trainer.layout.split, plant.micro_shapes[-1]
     passes = [Key(name, split, *longest) for name in ("logprobs", "grad")]
     ends = dict.fromkeys((split, list(plant.layouts)[-1]))
-    keys = [*passes, Key("apply", split), Key("merge", split)]
+    keys = [*passes, Key("apply", split)]
     keys += [Key("transfer", split, target=target) for target in ends]
-    # Not every algorithm scores, and without adapters nothing is merged.
+    # Not every algorithm scores.
     declared = set(trainer.programs.missing())
     return [_job(trainer.programs, [key], model.num_layers) for key in keys if key in declared]
 

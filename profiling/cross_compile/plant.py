@@ -32,7 +32,13 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.training.build import DTYPES, build_trainer, micro_shapes, scans_layers
+from pat_jax.training.build import (
+    DTYPES,
+    build_trainer,
+    micro_shapes,
+    rollout_policy,
+    scans_layers,
+)
 from pat_jax.training.trainer import Trainer
 
 EOS = (0,)  # as good as any: no text is made
@@ -149,7 +155,7 @@ class Plant:
         return self.policy_of(self.order.model)
 
     def policy_of(self, model: ModelConfig) -> Policy:
-        return Policy.from_config(model).with_weights(self.order.config.rollout.weights)
+        return rollout_policy(self.order.config, Policy.from_config(model))
 
     @cached_property
     def buckets(self) -> Buckets:

@@ -223,11 +223,6 @@ def checksum_work(params: int, kept: int) -> Work:
     return Work(num_bytes=float(params + kept))
 
 
-def merge_work(frozen: int, whole: int) -> Work:
-    """Adapters added to what is frozen, as the rollout keeps it; bytes on one device."""
-    return Work(num_bytes=float(frozen + whole))
-
-
 def counted(work: Work, flops: float, num_bytes: float, sent: tuple[Collective, ...]) -> Work:
     """The same with what a compiler counted; kernels of attention are in no count."""
     return replace(work, flops=flops, num_bytes=num_bytes, sent=sent)

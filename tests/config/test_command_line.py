@@ -14,6 +14,7 @@ from pat_jax.common.rules import OptionError
 from pat_jax.config import command_line as cli
 from pat_jax.config.data import DataConfig
 from pat_jax.config.run import RolloutConfig, RunConfig
+from pat_jax.config.sft import SftConfig
 
 PRESETS = sorted(path.stem for path in cli.PRESETS.glob("*.yaml"))
 GIVEN = ["--model", "some/model", "--data", "some/data.jsonl"]
@@ -37,6 +38,33 @@ def mistake(*argv: str) -> str:
     return message
 
 
+@pytest.mark.parametrize(
+    ("config_class", "line", "rate"),
+    [
+        (RunConfig, "", 1e-6),
+        (RunConfig, "--lora.rank 8", 1e-5),
+        (RunConfig, "--lora.adapter folder", 1e-5),
+        (RunConfig, "--lora.rank 8 --optimizer.learning_rate 1e-6", 1e-6),
+        (RunConfig, "--lora.rank 8 --optimizer.learning_rate 0", 0),
+        (RunConfig, "--preset qwen3-8b --model m --data d.jsonl", 1e-6),
+        (RunConfig, "--preset qwen3-8b --model m --data d.jsonl --lora.rank 8", 1e-5),
+        (RunConfig, "--preset demo --lora.rank 8", 3e-4),  # a preset's own number stays
+        (SftConfig, "", 2e-5),
+        (SftConfig, "--lora.rank 8", 2e-4),
+        (SftConfig, "--lora.rank 8 --optimizer.learning_rate 3e-5", 3e-5),
+    ],
+)
+def test_adapters_learn_ten_times_as_fast_unless_a_rate_is_given(
+    config_class, line, rate, config_file
+):
+    words = line.split() if line.startswith("--preset") else ["--model", "mine", *line.split()]
+    config = cli.parse(words, config_class)
+    assert config.optimizer_in_use.learning_rate == pytest.approx(rate, rel=1e-12)
+    # Read back from the folder of a run it is the same.
+    again = cli.parse(["--config", config_file(cli.dump(config))], config_class)
+    assert again == config
+
+
 def test_without_arguments_it_is_the_demo():
     assert cli.parse([]) == cli.parse(["--preset", "demo"])
 
@@ -44,7 +72,7 @@ def test_without_arguments_it_is_the_demo():
 def test_the_demo_is_chosen_by_whoever_names_neither_model_nor_data(config_file):
     """With either, what --help says of the others holds."""
     demo, plain = cli.parse([]), RunConfig()
-    assert demo.optimizer.learning_rate == 3e-4 and plain.optimizer.learning_rate == 1e-6
+    assert demo.optimizer.learning_rate == 3e-4 and plain.optimizer.learning_rate is None
     assert cli.parse(["--steps", "7"]) == dataclasses.replace(demo, steps=7)
     wanted_by_name = {
         "model": dataclasses.replace(plain, model="mine"),

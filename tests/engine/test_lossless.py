@@ -76,6 +76,19 @@ def test_every_layout_generates_the_same(name):
 
 
 @pytest.mark.slow  # compiles an engine of its own
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_adapters_beside_the_weights_are_the_same_in_every_layout(weights):
+    one, requests = subject("kv2", weights, lora_rank=4), make_requests(SETTINGS["kv2"], seed=0)
+    static, _ = one.run(requests, one.static(1))
+    assert [x.tokens.tolist() for x in static] != [
+        x.tokens.tolist() for x in static_run("kv2", seed=0)[1]
+    ]
+    adaptive, report = one.run(requests, one.adaptive((1, 2, 4, 8, 2), "mixed", len(requests)))
+    assert len(report.switches) == 4
+    check(sum(tally(one, requests, static, [adaptive]).values(), Tally()))
+
+
+@pytest.mark.slow  # compiles an engine of its own
 @pytest.mark.parametrize(
     "path", [(1, 2, 4, 8, 2), (8, 1)], ids=lambda path: "-".join(map(str, path))
 )

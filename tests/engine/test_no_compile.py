@@ -12,7 +12,9 @@ from fakes import SETTINGS, SPLITS, subject
 from restless import Restless, to_the_end
 
 from pat_jax.engine.sequences.responses import Request
+from pat_jax.models.adapted_weight import is_adapted
 from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.model import ROUNDS
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
@@ -65,9 +67,14 @@ class Iterations:
     has_adapters: bool = False
 
     def __post_init__(self):
-        self.engine, self.policy = self.subject.engine, self.subject.policy
+        self.engine = self.subject.engine
+        self.policy = Policy.from_config(self.engine.policy.config)
         self.trainer.compile()
-        params = jax.device_put(self.subject.params, self.trainer.trained.base_shardings)
+        # What is frozen where there are adapters beside it.
+        base = jax.tree.map(
+            lambda x: x.weight if is_adapted(x) else x, self.subject.params, is_leaf=is_adapted
+        )
+        params = jax.device_put(base, self.trainer.trained.base_shardings)
         if self.has_adapters:
             self.trainer.freeze(params)
             params = self.trainer.init(0)
@@ -100,6 +107,7 @@ class Iterations:
             micro_shapes=[(8, 64)],
             rollout_layouts=self.engine.layouts,
             rollout_dtype=jnp.float32,
+            rollout_policy=self.engine.policy,
             lora=Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
             if self.has_adapters
             else None,
@@ -159,9 +167,9 @@ def test_iterations_compile_nothing(warm):
     ]
 
 
-def test_iterations_that_train_adapters_compile_nothing(warm):
-    """And the merged policy arrives, with what the adapters have learned."""
-    adapted = Iterations(subject("kv2"), has_adapters=True)
+def test_iterations_that_train_adapters_compile_nothing():
+    """And the policy arrives with what the adapters have learned, beside its weights in each layout."""
+    adapted = Iterations(subject("kv2", lora_rank=4), has_adapters=True)
     before = jax.device_get(adapted.state.params)
     with counted_compilations() as events:
         for step in range(2):
@@ -169,9 +177,6 @@ def test_iterations_that_train_adapters_compile_nothing(warm):
     assert events == []
     after = jax.device_get(adapted.state.params)
     assert all((after[name].b != before[name].b).any() for name in before)
-    # Both have one engine, which goes back to the other's policy.
-    adapted.generator.release()
-    warm.generator.load(warm.state.params)
 
 
 def test_moves_between_groups_compile_nothing(warm, monkeypatch):

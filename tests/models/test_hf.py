@@ -189,6 +189,28 @@ def test_rotary_buffers_and_a_repeated_tied_head_are_ignored(tmp_path):
     assert_same_bits(load_params(tmp_path / "out", policy, None, jnp.float32), params)
 
 
+def test_a_tied_tensor_is_read_under_either_name(tmp_path):
+    policy, params = policy_and_params("qwen2")
+    export(tmp_path / "out", policy, params, jnp.float32)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "out" / "model.safetensors")
+    assert check_checkpoint(tmp_path / "out") == policy.config
+    assert_same_bits(load_params(tmp_path / "out", policy, None, jnp.float32), params)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_numbers_of_eight_bytes_are_rounded_once(tmp_path, dtype):
+    policy, params = policy_and_params("llama")
+    export(tmp_path / "out", policy, params, jnp.float32)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    # Far below the last bit of float32: nothing of it may be left.
+    longer = {name: x.astype(np.float64) * (1 + 1e-12) for name, x in tensors.items()}
+    save_file(longer, tmp_path / "out" / "model.safetensors")
+    loaded = load_params(tmp_path / "out", policy, None, dtype)
+    assert_same_bits(loaded, jax.tree.map(lambda x: x.astype(dtype), params))
+
+
 def test_export_keeps_what_the_source_knew(tmp_path):
     policy, params = policy_and_params("qwen3")
     source = tmp_path / "source"

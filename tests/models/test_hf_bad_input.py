@@ -130,6 +130,19 @@ CONFIG_CASES = [
         "field 'rope_parameters.rope_type' is 'dynamic'",
     ),
     (
+        {"rope_scaling": None, "rope_parameters": {"sliding_attention": {"rope_theta": 1e6}}},
+        "field 'rope_parameters.full_attention' is missing, expected an object, "
+        "as all layers here are of that type",
+    ),
+    (
+        {"rope_scaling": None, "rope_parameters": {"full_attention": None}},
+        "field 'rope_parameters.full_attention' is None, expected an object",
+    ),
+    (
+        {"rope_scaling": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}},
+        "field 'rope_scaling.full_attention.rope_type' is 'yarn'",
+    ),
+    (
         {"rope_scaling.partial_rotary_factor": 0.5},
         "field 'rope_scaling.partial_rotary_factor' is 0.5, expected 1.0",
     ),
@@ -173,8 +186,8 @@ TENSOR_CASES = [
         rf"^/{WEIGHTS}: tensor '{Q_PROJ}' has shape \[16, 15\], expected \[16, 16\]",
     ),
     (
-        lambda t: t.update({Q_PROJ: t[Q_PROJ].astype(np.float64)}),
-        rf"^/{WEIGHTS}: tensor '{Q_PROJ}' has type F64, expected one of BF16, F16, F32",
+        lambda t: t.update({Q_PROJ: t[Q_PROJ].astype(np.int8)}),
+        rf"^/{WEIGHTS}: tensor '{Q_PROJ}' has type I8, expected one of BF16, F16, F32, F64",
     ),
     (
         lambda t: t.update({"model.layers.2.x": np.ones(1)}),

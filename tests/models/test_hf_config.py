@@ -6,6 +6,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
+from pat_jax.models.config import RopeScaling
 from pat_jax.models.hf_config import read_config, to_hf_config
 from pat_jax.models.presets import PRESETS, preset
 
@@ -46,6 +47,44 @@ QWEN3_0_6B = """{
 def test_published_configurations_are_the_presets(tmp_path, text, name):
     (tmp_path / "config.json").write_text(text)
     assert read_config(tmp_path) == preset(name)
+
+
+ROPE = {
+    "rope_theta": 500.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+STRETCH = RopeScaling(8.0, 1.0, 4.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({"rope_parameters": {"full_attention": ROPE}}, 500.0, STRETCH),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}, "full_attention": ROPE}},
+            500.0,
+            STRETCH,
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 300.0}}}, 300.0, None),
+        ({"rope_theta": 200.0, "rope_parameters": {"full_attention": {}}}, 200.0, None),
+        ({"rope_scaling": {}, "rope_parameters": ROPE}, 500.0, STRETCH),
+        ({"rope_scaling": {"full_attention": {**ROPE, "rope_type": "default"}}}, 500.0, None),
+        (
+            {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
+            500.0,
+            RopeScaling(8.0, 1.0, 4.0, 128),
+        ),
+    ],
+)
+def test_rotary_parameters_of_every_form_are_read(tmp_path, fields, theta, scaling):
+    plain = {k: v for k, v in json.loads(LLAMA_3_1_8B).items() if not k.startswith("rope")}
+    (tmp_path / "config.json").write_text(json.dumps(plain | fields))
+    config = read_config(tmp_path)
+    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
 
 
 @pytest.mark.parametrize("name", PRESETS)

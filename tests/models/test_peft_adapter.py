@@ -13,13 +13,8 @@ from arrays import assert_same_bits
 from pat_jax.common.errors import UserError
 from pat_jax.config.lora import LoraConfig
 from pat_jax.models.lora import Lora
-from pat_jax.models.peft_adapter import (
-    ADAPTER_CONFIG,
-    ADAPTER_FILE,
-    export_adapter,
-    load_adapter,
-    read_adapter,
-)
+from pat_jax.models.peft_adapter import ADAPTER_FILE, export_adapter, load_adapter, read_adapter
+from pat_jax.models.peft_config import ADAPTER_CONFIG
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.training.build import build_lora
@@ -53,6 +48,42 @@ def cut(adapter: Path) -> None:
     (adapter / ADAPTER_FILE).write_bytes(content[:-10])
 
 
+# Fields of PEFT that change how an adapter is applied, and ways to begin one that change its base.
+VARIANTS = (
+    ("alora_invocation_tokens", [5, 9]),
+    ("trainable_token_indices", [60]),
+    ("trainable_token_indices", {"embed_tokens": [60]}),
+    ("modules_to_save", ["lm_head"]),
+    ("target_parameters", ["mlp.experts.gate_up_proj"]),
+    ("layer_replication", [[0, 2], [1, 2]]),
+    ("alpha_pattern", {"^model.layers.0": 4}),
+    ("arrow_config", {"top_k": 3}),
+    ("kasa_config", {"beta": 1e-4}),
+    ("velora_config", {"num_groups": 64}),
+    ("monteclora_config", {"num_samples": 8}),
+    ("megatron_config", {"hidden_size": 32}),
+    ("use_bdlora", {"nblocks": 2}),
+    ("use_qalora", True),
+    ("lora_bias", True),
+    ("fan_in_fan_out", True),
+    ("bias", "lora_only"),
+    ("a_variant_of_next_year", True),
+    ("a_variant_of_next_year", {"rho": 2.0}),
+)
+BASE_CHANGED = (
+    "pissa",
+    "pissa_niter_16",
+    "olora",
+    "OLoRA",
+    "corda",
+    "loftq",
+    "lora_ga",
+    "ours",
+    1,
+    [],
+)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -64,9 +95,19 @@ def cut(adapter: Path) -> None:
         (changed(bias="all"), "'bias' is 'all'"),
         (changed(rank_pattern={"q_proj": 2}), "'rank_pattern'"),
         (changed(peft_type="IA3"), "'peft_type' is 'IA3'"),
-        (changed(r=0), "'r' and 'lora_alpha' are 0 and 8.0"),
-        (changed(lora_alpha="8"), "'r' and 'lora_alpha' are 4 and '8'"),
+        (changed(r=0), "'r' is 0"),
+        (changed(r=10**29), f"by the model and rank {10**29}"),
+        (changed(lora_alpha="8"), "'lora_alpha' is '8'"),
+        (changed(lora_alpha=1e29), "'lora_alpha' is 1e+29"),
+        (changed(lora_alpha=-8), "'lora_alpha' is -8"),
         (changed(r=5), "by the model and rank 5"),
+        (changed(peft_type=None), "'peft_type' is None"),
+        (changed(layers_to_transform="0"), "'layers_to_transform' is '0'"),
+        (changed(layers_to_transform=[0], layers_pattern="h"), "'layers_pattern' is 'h'"),
+        (changed(target_modules=7), "'target_modules' is 7"),
+        (changed(exclude_modules={"a": 1}), "'exclude_modules' is {'a': 1}"),
+        *((changed(**{name: value}), f"'{name}' is {value!r}") for name, value in VARIANTS),
+        *((changed(init_lora_weights=x), f"'init_lora_weights' is {x!r}") for x in BASE_CHANGED),
     ],
 )
 def test_one_that_is_damaged_or_of_another_kind_is_refused(
@@ -76,6 +117,73 @@ def test_one_that_is_damaged_or_of_another_kind_is_refused(
     with pytest.raises(UserError) as error:
         read_adapter(adapter, POLICY)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+NO_EFFECT = (
+    *(
+        {"init_lora_weights": x}
+        for x in (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+    ),
+    {
+        "corda_config": {"corda_method": "kpm"},
+        "eva_config": {"rho": 2.0},
+        "loftq_config": {"bits": 4},
+    },
+    {"qalora_group_size": 32, "megatron_core": "megatron.core", "lora_dropout": 0.1},
+    {"alora_invocation_tokens": None, "rank_pattern": None, "layers_to_transform": []},
+    {
+        "task_type": None,
+        "ensure_weight_tying": True,
+        "runtime_config": {"ephemeral_gpu_offload": True},
+    },
+    {"a_variant_of_next_year": None, "its_group_size": 16, "its_name": "default"},
+)
+
+
+@pytest.mark.parametrize("fields", NO_EFFECT)
+def test_fields_without_effect_on_a_trained_adapter_are_let_through(
+    adapter: Path, fields: dict[str, Any]
+):
+    changed(**fields)(adapter)
+    assert read_adapter(adapter, POLICY) == LORA
+
+
+def test_what_peft_fills_in_where_a_field_is_missing(tmp_path: Path):
+    plain = Lora.of(POLICY, rank=8, alpha=8.0, targets=["q_proj", "v_proj"])
+    export_adapter(tmp_path / "adapter", plain, plain.init(0), tmp_path)
+    (tmp_path / "adapter" / ADAPTER_CONFIG).write_text('{"peft_type": "LORA"}')
+    assert read_adapter(tmp_path / "adapter", POLICY) == plain
+
+
+QUERY_0 = "model.layers.0.self_attn.q_proj"
+CHOICES: tuple[tuple[dict[str, Any], list[str]], ...] = (
+    ({"target_modules": ["q_proj", "o_proj", "of_another_model"]}, ["q_proj", "o_proj"]),
+    ({"target_modules": ["o_proj"], "layers_to_transform": 1}, ["layers.1.self_attn.o_proj"]),
+    (
+        {"target_modules": ["up_proj"], "layers_to_transform": [0], "layers_pattern": "layers"},
+        ["layers.0.mlp.up_proj"],
+    ),
+    # A layer that is named in full is adapted whatever its number.
+    ({"target_modules": [QUERY_0], "layers_to_transform": [1]}, [QUERY_0]),
+    (
+        {"target_modules": "all-linear", "exclude_modules": ["mlp.up_proj", "down_proj"]},
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"],
+    ),
+    # What regular expressions choose, the tensors say.
+    ({"target_modules": r".*\.0\..*q_proj"}, ["layers.0.self_attn.q_proj"]),
+    ({"target_modules": ["q_proj"], "exclude_modules": ".*1.*"}, ["layers.0.self_attn.q_proj"]),
+    ({"target_modules": "(a+)+b"}, ["q_proj"]),
+)
+
+
+@pytest.mark.parametrize(("fields", "targets"), CHOICES)
+def test_the_layers_are_those_that_peft_chooses(
+    tmp_path: Path, fields: dict[str, Any], targets: list[str]
+):
+    lora = Lora.of(POLICY, rank=2, alpha=3.0, targets=targets)
+    export_adapter(tmp_path / "adapter", lora, lora.init(0), tmp_path)
+    changed(**fields)(tmp_path / "adapter")
+    assert read_adapter(tmp_path / "adapter", POLICY) == lora
 
 
 @pytest.mark.parametrize("other", [{"embed_dim": 64}, {"num_layers": 1}, {"num_heads": 4}])

@@ -1,15 +1,19 @@
 """Live comparison with PEFT, in both directions (needs the `parity` extra)."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pat_jax.common.errors import UserError
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.lora import Lora
 from pat_jax.models.peft_adapter import export_adapter, load_adapter, read_adapter
+from pat_jax.models.peft_config import KNOWN_FIELDS
 from pat_jax.models.policy import Params, Policy
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")
@@ -90,6 +94,115 @@ def test_an_adapter_of_peft_gives_its_logits(base: Path, tmp_path: Path, targets
     params = load_params(base, policy, None, jnp.float32)
     ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
     np.testing.assert_allclose(ours, their_logits(theirs), atol=2e-4, rtol=0)
+
+
+def test_every_field_of_peft_is_known():
+    assert {field.name for field in dataclasses.fields(peft.LoraConfig)} <= KNOWN_FIELDS
+
+
+def trained_adapter(base: Path, directory: Path, **fields: Any) -> None:
+    """One whose every number has moved since its beginning."""
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, lora_alpha=7, task_type="CAUSAL_LM", **fields)
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    with torch.no_grad():
+        for name, x in theirs.named_parameters():
+            if "lora_" in name:
+                x += 0.2 * torch.randn_like(x)
+    theirs.save_pretrained(directory)
+
+
+CHOICES = (
+    {"init_lora_weights": "gaussian"},
+    {"init_lora_weights": "orthogonal"},
+    {"init_lora_weights": "mica"},
+    {"layers_to_transform": [1], "target_modules": ["q_proj", "down_proj"]},
+    {"layers_to_transform": 0, "layers_pattern": "layers", "target_modules": ["up_proj"]},
+    {"exclude_modules": ["v_proj", "layers.0.mlp.up_proj"], "target_modules": "all-linear"},
+    {"target_modules": r".*\.1\.(self_attn|mlp)\.(q|gate)_proj", "exclude_modules": r".*gate_proj"},
+    {},
+)
+
+
+@pytest.mark.parametrize("fields", CHOICES, ids=str)
+def test_adapters_load_in_both_alike(tmp_path: Path, fields: dict[str, Any]):
+    build("llama").save_pretrained(tmp_path / "base")
+    trained_adapter(tmp_path / "base", tmp_path / "adapter", **fields)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    before = their_logits(plain)
+    expected = their_logits(peft.PeftModel.from_pretrained(plain, tmp_path / "adapter"))
+    assert np.abs(expected - before).max() > 0.01
+    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
+    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    lora = read_adapter(tmp_path / "adapter", policy)
+    ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "adapter", lora)))
+    np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*changes the base weights")
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora"])
+def test_adapters_that_change_their_base_are_refused_until_peft_has_made_them_plain(
+    tmp_path: Path, init: str
+):
+    build("llama").save_pretrained(tmp_path / "base")
+    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
+    params = load_params(tmp_path / "base", policy, None, jnp.float32)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, lora_alpha=7, init_lora_weights=init, task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config)
+    theirs.peft_config["default"].init_lora_weights = True
+    theirs.save_pretrained(tmp_path / "beginning")
+    theirs.peft_config["default"].init_lora_weights = init
+    with torch.no_grad():
+        for name, x in theirs.named_parameters():
+            if "lora_" in name:
+                x += 0.2 * torch.randn_like(x)
+    expected = their_logits(theirs)
+    theirs.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"'init_lora_weights'.*path_initial_model"):
+        read_adapter(tmp_path / "adapter", policy)
+    theirs.save_pretrained(
+        tmp_path / "plain", path_initial_model_for_weight_conversion=str(tmp_path / "beginning")
+    )
+    lora = read_adapter(tmp_path / "plain", policy)
+    ours = our_logits(policy, lora.attach(params, load_adapter(tmp_path / "plain", lora)))
+    np.testing.assert_allclose(ours, expected, atol=2e-4, rtol=0)
+
+
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"use_dora": True},
+    {"use_rslora": True},
+    {"bias": "lora_only"},
+    {"modules_to_save": ["lm_head"]},
+    {"trainable_token_indices": [3, 60]},
+    {"alora_invocation_tokens": [4, 5]},
+    {"rank_pattern": {"q_proj": 2}},
+    {"alpha_pattern": {"q_proj": 2}},
+    {"layer_replication": [[0, 2], [1, 2]]},
+    {"velora_config": peft.tuners.lora.config.VeloraConfig(num_groups=4)},
+    {"kasa_config": peft.tuners.lora.config.KasaConfig()},
+)
+
+
+@pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: next(iter(fields)))
+def test_variants_of_peft_are_refused_by_the_name_of_their_field(
+    tmp_path: Path, fields: dict[str, Any]
+):
+    build("llama").save_pretrained(tmp_path / "base")
+    trained_adapter(tmp_path / "base", tmp_path / "adapter", **fields)
+    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
+    with pytest.raises(UserError, match=f"field '{next(iter(fields))}' is "):
+        read_adapter(tmp_path / "adapter", policy)
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_adapters_of_embedding_and_output_head_are_refused_as_that(tmp_path: Path, target: str):
+    build("llama").save_pretrained(tmp_path / "base")
+    trained_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["q_proj", target])
+    policy = Policy.from_config(check_checkpoint(tmp_path / "base"))
+    with pytest.raises(UserError, match=f"{target}.*embed_tokens or lm_head.*not implemented"):
+        read_adapter(tmp_path / "adapter", policy)
 
 
 def test_new_adapters_are_as_wide_as_those_of_peft(base: Path):

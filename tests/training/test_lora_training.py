@@ -1,4 +1,4 @@
-"""Adapters on devices: split, updated, merged on the way to the rollout, and what they take."""
+"""Adapters on devices: split, updated, handed to the rollout beside its weights, and what they take."""
 
 from functools import cache
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from arrays import assert_same_bits
 from trainers import CHAIN, LENGTH, POLICY, ROWS, host_weights, make_trainer, micro_batches
@@ -13,15 +14,19 @@ from trainers import CHAIN, LENGTH, POLICY, ROWS, host_weights, make_trainer, mi
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.memory import shard_bytes
+from pat_jax.models.adapted_weight import AdaptedWeight, is_adapted
+from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.lora import Adapters, Lora
+from pat_jax.models.policy import Params
 from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.rl.batches import TrainBatch
 from pat_jax.rl.policy_loss import PolicyLoss
 from pat_jax.training.trainer import Trainer
 from pat_jax.training.update_memory import update_stages
+from pat_jax.training.update_seen import update_seen
 
 LORA = Lora.of(POLICY, rank=4, alpha=6.0, targets=["all-linear"])
-STEP = "init_state", "zero_gradients", "zero_sums", "grad", "apply", "base_checksum"
+STEP = "init_state", "zero_gradients", "zero_sums", "grad", "apply", "copy", "update_seen"
 SINGLE = next(iter(layout_chain(factored_mesh(jax.devices()[:1]), POLICY.config)[0].values()))
 
 
@@ -90,46 +95,98 @@ def test_the_loss_is_that_of_the_merged_policy(single):
     ids=["float32", "bfloat16", "bfloat16-int8"],
 )
 @pytest.mark.parametrize("source", ["dp8tp1", "dp2tp4"])
-def test_the_rollout_gets_the_sum_in_its_format(source: str, dtype: jnp.dtype, kept: WeightFormat):
-    """The same bits in every layout, which another program's sum may miss by a rounding."""
-    names = "merge", "transfer", "checksum"
+def test_the_rollout_gets_adapters_beside_its_weights(
+    source: str, dtype: jnp.dtype, kept: WeightFormat
+):
+    """The same bits in every layout."""
+    names = "transfer", "checksum"
     trainer = lora_trainer(CHAIN[source], *names, dtype=dtype, weights=kept, base_dtype=dtype)
     params = jax.device_put(host_adapters(), trainer.shardings)
-    policy = POLICY.with_weights(kept)
+    policy = LORA.beside(POLICY.with_weights(kept))
     base = jax.tree.map(lambda x: x.astype(dtype), host_weights())
-    wanted = policy.store(LORA.merge(base, host_adapters()), dtype)
-    first = None
+    wanted = jax.device_get(policy.store(LORA.attach(base, host_adapters()), dtype))
     for layout in CHAIN.values():
         received = trainer.transfer(params, layout)
         assert jax.tree.map(lambda x: x.sharding, received) == layout.param_shardings(policy)
-        first = first or jax.device_get(received)
-        assert_same_bits(received, first)
-        step = {"auto": float(jnp.finfo(dtype).eps), "int8": 1 / 64}[kept]
-        for ours, theirs in zip(*map(jax.tree.leaves, (received, wanted)), strict=True):
-            a, b = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
-            np.testing.assert_allclose(a, b, atol=step * np.abs(b).max())
+        assert_same_bits(received, wanted)
         for leaf in jax.tree.leaves(received):
             leaf.delete()  # as the rollout does: the trainer must keep its own
     assert_same_bits(params, host_adapters())
     assert_same_bits(trainer.trained.frozen, base)
 
 
-def test_on_one_device_what_was_merged_becomes_what_arrives():
-    """Its memory is given up: there is no third copy of the policy, and the base is still there."""
-    trainer = lora_trainer(SINGLE, "merge", "transfer", "checksum", targets=[SINGLE])
-    key = Key("transfer", SINGLE.split, target=SINGLE.split)
-    taken = trainer.programs.bytes_taken(key)
-    assert taken is not None and taken < 1000 < shard_bytes(trainer.abstract_merged)
-    params = jax.device_put(host_adapters(), trainer.shardings)
-    trainer.transfer(params, SINGLE)
-    assert_same_bits(trainer.trained.frozen, host_weights())
+def weights_of(params: Params) -> list[np.ndarray]:
+    """What a rollout multiplies by where there are adapters, by NumPy in float64."""
+    leaves = jax.tree.leaves(params, is_leaf=is_adapted)
+    tensors = jax.tree.leaves(hf_tensors(POLICY))
+    found = [x for x, tensor in zip(leaves, tensors, strict=True) if tensor.module in LORA.modules]
+    return [whole(x) if is_adapted(x) else np.asarray(x, np.float64) for x in found]
+
+
+def whole(weight: AdaptedWeight) -> np.ndarray:
+    a, b = np.asarray(weight.a, np.float64), np.asarray(weight.b, np.float64)
+    return np.asarray(weight.weight, np.float64) + np.tensordot(b, a, 1)
+
+
+def share(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+    """⟨ours, theirs⟩ / ⟨theirs, theirs⟩."""
+    dot = sum(np.vdot(x, y) for x, y in zip(ours, theirs, strict=True))
+    return float(dot / sum(np.vdot(x, x) for x in theirs))
+
+
+@pytest.mark.parametrize("source", ["dp8tp1", "dp1tp8"])
+def test_a_rollout_in_bfloat16_sees_each_update_of_a_millionth(source: str):
+    """Weights on the bfloat16 grid, whose last bits are larger by far."""
+    trainer = lora_trainer(
+        CHAIN[source], *STEP, "transfer", "checksum",
+        dtype=jnp.bfloat16, base_dtype=jnp.bfloat16, optimizer=optax.adam(1e-6),
+    )  # fmt: skip
+    batch = TrainBatch([list(micro_batches())], 1.0)
+    state = trainer["init_state"](jax.device_put(LORA.init(0), trainer.shardings))
+
+    def both() -> tuple[list[np.ndarray], list[np.ndarray]]:
+        received = trainer.transfer(state.params, trainer.layout)
+        return weights_of(received), weights_of(LORA.attach(trainer.trained.frozen, state.params))
+
+    begun = before = both()
+    for _ in range(10):
+        state, result = trainer.update(state, batch, None)
+        now = both()
+        ours, theirs = (
+            [x - y for x, y in zip(*pair, strict=True)] for pair in zip(now, before, strict=True)
+        )
+        assert share(ours, theirs) > 0.9
+        assert result.metrics["train/update_seen"] == pytest.approx(share(ours, theirs), abs=2e-3)
+        before = now
+    ours, theirs = (
+        [x - y for x, y in zip(*pair, strict=True)] for pair in zip(before, begun, strict=True)
+    )
+    assert share(ours, theirs) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("step", [1e-2, 1e-6])
+def test_of_adapters_on_the_grid_what_lies_below_their_last_bits_is_not_seen(
+    dtype: jnp.dtype, step: float
+):
+    on_grid = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(np.float32), host_adapters())
+    rng = np.random.default_rng(5)
+    moved = jax.tree.map(lambda x: step * rng.normal(size=x.shape).astype(np.float32), on_grid)
+    now = jax.tree.map(np.add, on_grid, moved)
+    seen = float(update_seen(on_grid, now, scale=2.0, dtype=dtype))
+    if dtype == jnp.float32:
+        assert seen == pytest.approx(1, abs=1e-6)
+    else:
+        assert abs(seen - (step > 1e-3)) < 0.05
+    assert np.isnan(update_seen(on_grid, on_grid, scale=2.0, dtype=dtype))
 
 
 @pytest.mark.parametrize("base_dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_memory_is_that_of_the_base_once_and_of_the_adapters_five_times(base_dtype: jnp.dtype):
-    """Parameters, two moments, and gradients twice: by hand, and by what the programs are given."""
+def test_memory_is_that_of_the_base_once_and_of_the_adapters_six_times(base_dtype: jnp.dtype):
+    """Parameters now and before, two moments, and gradients twice: by hand, and by what the programs
+    are given."""
     trainer = make_trainer(
-        CHAIN["dp4tp2"], "grad", "apply", "merge", "transfer", lora=LORA,
+        CHAIN["dp4tp2"], "grad", "apply", "transfer", lora=LORA,
         loss=PolicyLoss(beta=0.1), base_dtype=base_dtype,
     )  # fmt: skip
     config = POLICY.config
@@ -154,14 +211,10 @@ def test_memory_is_that_of_the_base_once_and_of_the_adapters_five_times(base_dty
     assert base + 2 * one < grad.argument_size_in_bytes < base + 2 * one + batch
 
     stages = {stage.name: stage for stage in update_stages(trainer)}
-    held = shard_bytes(trainer.resident)
+    held = shard_bytes(trainer.resident) + one
     assert stages[f"gradients of {ROWS} x {LENGTH} tokens"].held == held + one
-    merged = 4 * weights
     for name in CHAIN:
-        stage = stages[f"the transfer to {name}"]
-        assert stage.held == held + merged, name
-    assert stages["the merge of adapters and base"].held == held
-    assert stages["the merge of adapters and base"].taken >= merged
+        assert stages[f"the transfer to {name}"].held == held, name
 
 
 @pytest.mark.parametrize("changed", [None, "one value"])

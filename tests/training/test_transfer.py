@@ -84,8 +84,8 @@ def test_what_is_not_what_was_sent_is_noticed(
     key = Key("transfer", CHAIN["dp4tp2"].split, target=target.split)
     transfer = trainer.programs[key]
 
-    def damaged(params: Params) -> Params:
-        leaves, tree = jax.tree.flatten(transfer(params))
+    def damaged(*sent: Params) -> Params:
+        leaves, tree = jax.tree.flatten(transfer(*sent))
         fault(leaves)
         return jax.tree.unflatten(tree, leaves)
 

@@ -33,7 +33,7 @@ class SftRun:
     def __init__(self, config: SftConfig, setup: SftSetup, signals: StopSignals):
         self.config, self.setup, self.signals = config, setup, signals
         self.trainer, self.steps = setup.trainer, setup.steps
-        self.learning_rate = schedule_of(config.optimizer, setup.steps)
+        self.learning_rate = schedule_of(config.optimizer_in_use, setup.steps)
         self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)
         self.progress, self.stopwatch = self.open.progress, Stopwatch()
         most = config.optimizer.max_skipped
