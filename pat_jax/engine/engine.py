@@ -81,12 +81,12 @@ class RolloutEngine:
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks, self.drafting = config.check_integrity, drafting
         self.dtype = dtype
-        self.mesh: Mesh = factored_mesh(devices)
         if layouts is None:
-            layouts, dropped = layout_chain(self.mesh, policy.config)
+            layouts, dropped = layout_chain(factored_mesh(devices), policy.config)
             for reason in dropped:
                 log.info("dropped: %s", reason)
         self.layouts = layouts
+        self.mesh: Mesh = next(iter(layouts.values())).mesh
         buckets = Buckets.of(tuple(layouts), capacity, config)
         backend = next(iter(layouts.values())).backend
         self.runs_ahead = backend.runs_ahead if runs_ahead is None else runs_ahead

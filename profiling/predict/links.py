@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import yaml
 
-from pat_jax.engine.layout.layout import prime_factors
+from pat_jax.engine.layout.division import prime_factors
 from pat_jax.profiling.predict.targets import Chip, Target
 
 Sums = Literal[

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.engine.layout.layout import prime_factors
+from pat_jax.engine.layout.division import prime_factors
 from pat_jax.profiling.predict.links import HostLinks, Sums, TorusLinks, links_of, waiting_s
 from pat_jax.profiling.predict.targets import Target, chips
 

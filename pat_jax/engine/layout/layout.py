@@ -1,7 +1,7 @@
 """Layouts: which mesh axes split the batch, which the model. The one place with partition specs.
 
 The devices of a rollout form one mesh whose axes are the prime factors of their number, the fastest
-links innermost. A layout takes the trailing axes for tensor parallelism (TP), innermost first, and
+links innermost, else in the order that gives the model the most layouts (`division.py`). A layout takes the trailing axes for tensor parallelism (TP), innermost first, and
 leaves the rest to data parallelism (DP). Raising TP takes axes over from DP, so every wider TP shard
 is part of the shard that its device already holds. With a mesh of axes (a, b, c):
 
@@ -15,19 +15,20 @@ KV cache from any layout to any other.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.engine.layout.backend import Backend
+from pat_jax.engine.layout.division import dividing_run, prime_factors, undivided
+from pat_jax.engine.layout.mesh import factored_mesh, hosts_of
 from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
@@ -36,62 +37,6 @@ from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.types import Split
 
 Axes = tuple[str, ...]
-
-
-def prime_factors(n: int) -> list[int]:
-    factors, divisor = [], 2
-    while n > 1:
-        while n % divisor == 0:
-            factors.append(divisor)
-            n //= divisor
-        divisor += 1
-    return factors
-
-
-def hosts_of(devices: Sequence[Device]) -> list[int]:
-    """Of each device its host, by a number: devices of the same one are joined by fast links.
-
-    A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
-    same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.
-    So it is with GPUs that are only compiled for: all of them say 0, and none has a hardware id. Those
-    of other processes have none either, so that one of ours among them tells.
-    """
-    is_absent = all(getattr(device, "local_hardware_id", 0) is None for device in devices)
-    counts = [getattr(device, "slice_index", None) for device in devices]
-    platform = devices[0].platform
-    if platform == "tpu":
-        return [count or 0 for count in counts]
-    if platform == "cpu" or is_absent or None in counts:
-        return [device.process_index for device in devices]
-    return [int(count) for count in counts if count is not None]
-
-
-def factored_mesh(devices: Sequence[Device]) -> Mesh:
-    """One mesh over all devices, one axis for each prime factor, fastest links innermost.
-
-    The axes inside a host come after those across hosts, so that TP fills a host before it leaves
-    it. Where hosts have unequal numbers of devices, no axes can be told apart like that; devices of
-    a host are neighbours all the same.
-    """
-    hosts: dict[int, list[Device]] = {}
-    host = dict(zip(devices, hosts_of(devices), strict=True))
-    for device in sorted(devices, key=lambda device: (host[device], device.id)):
-        hosts.setdefault(host[device], []).append(device)
-    if len({len(host) for host in hosts.values()}) > 1:
-        hosts = {0: [device for host in hosts.values() for device in host]}
-    inside = prime_factors(len(next(iter(hosts.values()))))
-    shape = [*prime_factors(len(hosts)), *inside] or [1]
-    grid = np.stack([_host_grid(host, inside) for host in hosts.values()]).reshape(shape)
-    names = tuple(f"axis{i}" for i in range(len(shape)))
-    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(shape))
-
-
-def _host_grid(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
-    if devices[0].platform == "tpu" and len(devices) > 1:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    grid = np.empty(len(devices), dtype=object)
-    grid[:] = devices
-    return grid.reshape(shape or ())
 
 
 @dataclass(frozen=True)
@@ -194,46 +139,32 @@ def _is_axes(node: object) -> bool:
     return isinstance(node, tuple)
 
 
-def _dividing_run(mesh: Mesh, axes: Axes, size: int) -> Axes:
-    run: Axes = ()
-    for axis in axes:
-        if size % math.prod(mesh.shape[a] for a in (*run, axis)):
-            break
-        run = (*run, axis)
-    return run
-
-
 def make_layout(mesh: Mesh, num_tp_axes: int, config: ModelConfig) -> Layout:
     """The layout whose TP takes the `num_tp_axes` innermost mesh axes.
 
     Raises:
       UserError: the model's heads, mlp or vocabulary cannot be divided that way.
     """
-    inner_first = tuple(reversed(mesh.axis_names))
-    outer = len(inner_first) - num_tp_axes
-    tp_axes = inner_first[:num_tp_axes]
-    dp_axes = tuple(reversed(mesh.axis_names[:outer]))
-    layout = Layout(
-        mesh,
-        dp_axes,
-        tp_axes,
-        kv_axes=_dividing_run(mesh, tp_axes, config.num_kv_heads),
-        fsdp_axes=_dividing_run(mesh, dp_axes, config.embed_dim),
-    )
-    queries = layout.size(layout.mesh_axes("queries_per_kv"))
-    for what, size, ways in (
-        ("num_heads / num_kv_heads", config.queries_per_kv, queries),
-        ("mlp_dim", config.mlp_dim, layout.split.tp),
-        ("padded vocab_size", config.padded_vocab_size, layout.split.tp),
-    ):
-        if size % ways:
-            raise UserError(
-                f"layout {layout} needs {what} = {size} divisible by {ways}: "
-                f"the {config.architecture} model (num_heads={config.num_heads}, "
-                f"num_kv_heads={config.num_kv_heads}, mlp_dim={config.mlp_dim}) has none; "
-                f"choose a smaller tp or --layout auto."
-            )
+    outer = len(mesh.axis_names) - num_tp_axes
+    dp_axes, tp_axes = mesh.axis_names[:outer][::-1], mesh.axis_names[outer:][::-1]
+
+    def run(axes: Axes, number: int) -> Axes:
+        return axes[: dividing_run([mesh.shape[axis] for axis in axes], number)]
+
+    kv_axes, fsdp_axes = run(tp_axes, config.num_kv_heads), run(dp_axes, config.embed_dim)
+    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes)
+    if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
+        raise UserError(
+            f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
+        )
     return layout
+
+
+def _needs(split: Split, needed: str, config: ModelConfig) -> str:
+    return (
+        f"{split} needs {needed}: the {config.architecture} model (num_heads={config.num_heads}, "
+        f"num_kv_heads={config.num_kv_heads}, mlp_dim={config.mlp_dim}) has none"
+    )
 
 
 def whole_on_each(layout: Layout) -> Layout:
@@ -242,7 +173,12 @@ def whole_on_each(layout: Layout) -> Layout:
 
 
 def layout_chain(mesh: Mesh, config: ModelConfig) -> tuple[dict[Split, Layout], list[str]]:
-    """Every layout that divides the model, lowest TP first, and why the others were dropped."""
+    """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others were
+    dropped.
+
+    They share one mesh, whose axes come in the order that gives the most layouts: `factored_mesh`.
+    """
+    mesh = factored_mesh(list(mesh.devices.flat), config)
     chain: dict[Split, Layout] = {}
     dropped: list[str] = []
     num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
@@ -272,16 +208,27 @@ def find_layout(
     for layout in chain.values():
         if str(layout) == name:
             return layout
-    for num_tp_axes in range(len(mesh.axis_names) + 1):
-        tp = math.prod(mesh.devices.shape[len(mesh.axis_names) - num_tp_axes :])
-        if name == str(Split(mesh.size // tp, tp)):
-            try:
-                make_layout(mesh, num_tp_axes, config)
-            except UserError as error:
-                raise UserError(f"option --{option} is {name!r}: {error}") from None
     raise UserError(
-        f"option --{option} is {name!r}: {mesh.size} devices have the layouts "
-        f"{', '.join(map(str, chain))}; choose one of them."
+        f"option --{option} is {name!r}: {_why_not(name, mesh, config)}; with this model "
+        f"{mesh.size} devices have the layouts {', '.join(map(str, chain))}; choose one of them."
+    )
+
+
+def _why_not(name: str, mesh: Mesh, config: ModelConfig) -> str:
+    """Why there is no such layout in the chain of a mesh's devices."""
+    found = re.fullmatch(r"dp(\d+)tp(\d+)", name, re.ASCII)
+    split = Split(int(found[1]), int(found[2])) if found else Split(0, 0)
+    if split.dp * split.tp != mesh.size:
+        return f"expected dp and tp whose product is the number of devices, {mesh.size}"
+    sizes = list(reversed(factored_mesh(list(mesh.devices.flat), config).devices.shape))
+    by_degree = {math.prod(sizes[:taken]): sizes[:taken] for taken in range(len(sizes) + 1)}
+    tp = by_degree.get(split.tp, prime_factors(split.tp))
+    if needed := undivided(config, tp):
+        return _needs(split, needed, config)
+    # Another order of the axes would have it.
+    return (
+        f"tp takes whole axes of the devices, of {', '.join(map(str, sizes))} in this order, so that tp "
+        f"is one of {', '.join(map(str, by_degree))}"
     )
 
 

@@ -1,0 +1,72 @@
+"""The one mesh of a rollout's devices: which are of one host, and in which order its axes come.
+
+Knows devices and their hosts. Does not know what is split over which axis (`layout.py`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from pat_jax.common.devices import Device
+from pat_jax.engine.layout.division import best_order, prime_factors
+from pat_jax.models.config import ModelConfig
+
+
+def hosts_of(devices: Sequence[Device]) -> list[int]:
+    """Of each device its host, by a number: devices of the same one are joined by fast links.
+
+    A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
+    same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.
+    So it is with GPUs that are only compiled for: all of them say 0, and none has a hardware id. Those
+    of other processes have none either, so that one of ours among them tells.
+    """
+    is_absent = all(getattr(device, "local_hardware_id", 0) is None for device in devices)
+    counts = [getattr(device, "slice_index", None) for device in devices]
+    platform = devices[0].platform
+    if platform == "tpu":
+        return [count or 0 for count in counts]
+    if platform == "cpu" or is_absent or None in counts:
+        return [device.process_index for device in devices]
+    return [int(count) for count in counts if count is not None]
+
+
+def factored_mesh(devices: Sequence[Device], config: ModelConfig | None = None) -> Mesh:
+    """One mesh over all devices, one axis for each prime factor, fastest links innermost.
+
+    The axes inside a host come after those across hosts, so that TP fills a host before it leaves
+    it. Where hosts have unequal numbers of devices, no axes can be told apart like that; devices of
+    a host are neighbours all the same.
+
+    Args:
+      config: the model whose layouts are to be as many as can be: the axes, those inside a host and
+        those across hosts each among themselves, come in the order that gives them. None: ascending.
+    """
+    hosts = _hosts(devices)
+    across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
+    if config is not None:
+        across, inside = best_order(config, across, inside)
+    shape = [*across, *inside] or [1]
+    grid = np.stack([_host_grid(host, inside) for host in hosts]).reshape(shape)
+    names = tuple(f"axis{i}" for i in range(len(shape)))
+    return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def _hosts(devices: Sequence[Device]) -> list[list[Device]]:
+    """The devices of each host, or all in one list where hosts have unequal numbers of them."""
+    hosts: dict[int, list[Device]] = {}
+    host = dict(zip(devices, hosts_of(devices), strict=True))
+    for device in sorted(devices, key=lambda device: (host[device], device.id)):
+        hosts.setdefault(host[device], []).append(device)
+    if len({len(host) for host in hosts.values()}) > 1:
+        return [[device for host in hosts.values() for device in host]]
+    return list(hosts.values())
+
+
+def _host_grid(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
+    if devices[0].platform == "tpu" and len(devices) > 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return grid.reshape(shape or ())
