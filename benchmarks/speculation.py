@@ -122,17 +122,17 @@ class Texts:
         said, sample = jnp.asarray(self.tokens), decode_step.sample
 
         def recorded(keys: jax.Array, positions: jax.Array) -> jax.Array:
-            return said[keys[:, 0].astype(jnp.int32), positions].astype(jnp.float32)
+            recorded = said[keys[:, 0].astype(jnp.int32), positions].astype(jnp.uint32)
+            return jnp.stack([recorded, recorded], axis=1)
 
-        def replaced(logits, numbers, *args, **options):
-            half = jnp.full(numbers.shape, 0.5)
-            tokens, logprobs, unfiltered = sample(logits, half, *args, **options)
+        def replaced(logits, keys, *args, **options):
+            tokens, logprobs, unfiltered = sample(logits, keys, *args, **options)
             # As if drawn: XLA must not leave the sampling out.
-            kept = jnp.where(jnp.isnan(logprobs), tokens, numbers.astype(jnp.int32))
+            kept = jnp.where(jnp.isnan(logprobs), tokens, keys[:, 0].astype(jnp.int32))
             return kept, logprobs, unfiltered
 
         with (
-            patch.object(decode, "uniform", recorded),
+            patch.object(decode, "position_keys", recorded),
             patch.object(decode_step, "sample", replaced),
         ):
             yield

@@ -6,7 +6,7 @@ float64. Knows nothing of layouts, switches or the engine's sampling.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,9 @@ class Decisions:
 
     tokens: np.ndarray  # int[tokens], what the judge would have taken
     logprobs: np.ndarray  # float64[tokens], of the tokens that were taken
-    margins: np.ndarray  # float64[tokens], of the choice: top two logits, or number to CDF boundary
+    margins: (
+        np.ndarray
+    )  # float64[tokens], nats: of the best two, of blocks or of the tokens of the best one
     filter_margins: np.ndarray  # float64[tokens], of which tokens the filters keep
 
     @property
@@ -71,12 +73,7 @@ class Judge:
             model = policy.bind(params)
             return model.logits(model(tokens, positions, dtype=dtype)[0])
 
-        def numbers(keys: jax.Array) -> jax.Array:
-            fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-            folded = jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(length))
-            return jax.vmap(jax.vmap(jax.random.uniform))(folded)
-
-        self._forward, self._numbers = jax.jit(forward), jax.jit(numbers)
+        self._forward = jax.jit(forward)
 
     def decisions(
         self, requests: Sequence[Request], completions: Sequence[Completion]
@@ -87,22 +84,56 @@ class Judge:
             tokens[row, : len(known)] = known
         logits = np.asarray(self._forward(self.params, tokens), np.float64)
         logits = logits[:, :, : self.policy.config.vocab_size]
-        key_data = jnp.asarray(np.stack([request.key for request in requests]))
-        keys = jax.random.wrap_key_data(key_data)
-        numbers = np.asarray(self._numbers(keys), np.float64)
+        keys = np.stack([request.key for request in requests])
+        noise = noise_of(keys, np.arange(self.length), self.policy.config.padded_vocab_size)
         decided = []
         for row, (request, done) in enumerate(zip(requests, completions, strict=True)):
-            # The token at position p is drawn from the logits at p - 1 with the number of p.
+            # The token at position p is drawn from the logits at p - 1 with the noise of p.
             at = slice(len(request.tokens), len(request.tokens) + len(done.tokens))
             before = logits[row, at.start - 1 : at.stop - 1]
-            decided.append(decide(before, numbers[row, at], request, done.tokens))
+            own = Noise(*(x[row, at] for x in noise))
+            decided.append(decide(before, own, request, done.tokens))
         return decided
 
 
-def decide(
-    logits: np.ndarray, numbers: np.ndarray, request: Request, taken: np.ndarray
-) -> Decisions:
-    """`request`'s sampling, from float64[tokens, vocab] logits and one number for each token."""
+class Noise(NamedTuple):
+    """Gumbel variables, float64, of each token that is drawn."""
+
+    places: np.ndarray  # [..., width], of the tokens of a block, by their places in it
+    blocks: np.ndarray  # [..., blocks]
+
+
+def noise_of(keys: np.ndarray, positions: np.ndarray, padded_vocab: int) -> Noise:
+    """Of every key, uint32[keys, 2], at every position."""
+    width = max(n for n in range(1, 129) if padded_vocab % n == 0)
+    count = width + padded_vocab // width
+
+    @jax.jit
+    def bits(keys: jax.Array) -> jax.Array:
+        fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        folded = jax.vmap(fold, in_axes=(0, None))(jax.random.wrap_key_data(keys), positions)
+        each = jax.vmap(jax.vmap(lambda key: jax.random.bits(key, (count,), jnp.uint32)))
+        return each(folded)
+
+    uniform = (np.asarray(bits(jnp.asarray(keys)), np.float64) + 0.5) / 2**32
+    gumbel = -np.log(-np.log1p(-uniform))
+    return Noise(gumbel[..., :width], gumbel[..., width:])
+
+
+def perturbed(log_probs: np.ndarray, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
+    """What the two argmax of a draw are taken of, of blocks and of the tokens of each, float64[tokens,
+    blocks] and float64[tokens, blocks, width], from float64[tokens, vocab]."""
+    shape = len(log_probs), noise.blocks.shape[1], noise.places.shape[1]
+    padding = shape[1] * shape[2] - log_probs.shape[1]
+    tokens = np.pad(log_probs, ((0, 0), (0, padding)), constant_values=-np.inf).reshape(shape)
+    masses = np.exp(tokens).sum(axis=-1)
+    with np.errstate(divide="ignore"):
+        blocks = np.log(masses) + noise.blocks
+    return blocks, tokens + noise.places[:, None]
+
+
+def decide(logits: np.ndarray, noise: Noise, request: Request, taken: np.ndarray) -> Decisions:
+    """`request`'s sampling, from float64[tokens, vocab] logits and the noise of each token."""
     never, sampling = np.full(len(logits), np.inf), request.sampling
     logits = np.stack(
         [
@@ -111,9 +142,8 @@ def decide(
         ]
     )
     if sampling.temperature <= 0:
-        top = np.sort(logits, axis=-1)
         logprobs = _take(_log_softmax(logits), taken)
-        return Decisions(logits.argmax(-1), logprobs, top[:, -1] - top[:, -2], never)
+        return Decisions(logits.argmax(-1), logprobs, _lead(logits), never)
     scaled = logits / sampling.temperature
     keep, filter_margins = _filters(scaled, sampling.top_k, sampling.top_p)
     if sampling.min_p > 0:
@@ -121,13 +151,18 @@ def decide(
         filter_margins = np.minimum(filter_margins, np.abs(above).min(axis=-1))
         keep = keep & (above >= 0)
     log_probs = _log_softmax(np.where(keep, scaled, -np.inf))
-    cdf = np.cumsum(np.exp(log_probs), axis=-1)
-    # The last kept token ends at 1, and no number lies beyond: that is no boundary.
-    is_boundary = keep & (cdf < 1 - 1e-9)
-    distance = np.abs(cdf - numbers[:, None])
-    margins = np.min(distance, axis=-1, where=is_boundary, initial=np.inf)
-    tokens = np.argmax(keep & (cdf > numbers[:, None]), axis=-1)
+    of_blocks, of_tokens = perturbed(log_probs, noise)
+    block = of_blocks.argmax(axis=-1)
+    inside = of_tokens[np.arange(len(block)), block]
+    tokens = block * inside.shape[1] + inside.argmax(axis=-1)
+    margins = np.minimum(_lead(of_blocks), _lead(inside))
     return Decisions(tokens, _take(log_probs, taken), margins, filter_margins)
+
+
+def _lead(x: np.ndarray) -> np.ndarray:
+    """Of the largest of each row over the next one; infinite where there is no other."""
+    top = np.sort(np.pad(x, ((0, 0), (1, 0)), constant_values=-np.inf), axis=-1)
+    return top[:, -1] - top[:, -2]
 
 
 def _penalize(

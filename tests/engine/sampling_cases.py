@@ -1,17 +1,21 @@
-"""One distribution with padding, a grid of numbers to draw with, and options that cut it in every way."""
+"""One distribution with padding, keys to draw with, and options that cut it in every way."""
 
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from pat_jax.engine.device.gumbel import position_keys
 from pat_jax.engine.device.sampling import sample
 from pat_jax.engine.sequences.types import RowSampling, Sampling, token_set
+from tests.near_ties import Noise, noise_of
 
 VOCAB, PADDED, ROWS = 61, 64, 4096
 LOGITS = np.random.default_rng(0).normal(0, 2, PADDED).astype(np.float32)
 LOGITS[VOCAB:] = 50.0  # padding would win, were it not masked
-GRID = (np.arange(ROWS) + 0.5) / ROWS
+SEQUENCES = np.random.default_rng(1).integers(0, 2**32, (ROWS, 2), np.uint32)  # their keys
+POSITION = 7
 PROMPT, RESPONSE = [3, 7, 7, 50, int(LOGITS[:VOCAB].argmax())], [7, 9, 60, 33]
 ENDINGS = [0, 9]
 OPTIONS = [
@@ -47,8 +51,19 @@ OPTIONS = [
 
 
 @jax.jit
-def draw(logits, numbers, options, seen, forbidden):
-    return sample(logits, numbers, options, seen, forbidden, vocab_size=VOCAB)
+def keys_of(sequences):
+    """Of the noise of those sequences' tokens at `POSITION`."""
+    return position_keys(sequences, jnp.full(len(sequences), POSITION))
+
+
+def own_noise(sequences: np.ndarray, padded_vocab: int = PADDED) -> Noise:
+    """The same noise, [sequences, ...], as the judge has it."""
+    return Noise(*(x[:, 0] for x in noise_of(sequences, np.array([POSITION]), padded_vocab)))
+
+
+@jax.jit
+def draw(logits, keys, options, seen, forbidden):
+    return sample(logits, keys, options, seen, forbidden, vocab_size=VOCAB)
 
 
 def rows_of(options: Sequence[Sampling]) -> RowSampling:

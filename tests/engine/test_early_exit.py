@@ -172,7 +172,8 @@ def test_a_head_learns_what_its_policy_says():
     before, after = (
         accepted(one.run(sampled_requests(1), planner, head)[1]) for head in (None, learner.head)
     )
-    assert losses[-1] < losses[0] - 0.3
+    unseen = losses[::8]  # of each batch before it is learned from
+    assert np.mean(unseen[-4:]) < np.mean(unseen[:4]) - 0.1
     assert after > 1.15 * before
 
 

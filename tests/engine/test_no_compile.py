@@ -147,7 +147,7 @@ def warm() -> Iterations:
 
 
 def test_iterations_compile_nothing(warm):
-    up = ScriptedPath(DP8, (Step(DP4TP2, 12), Step(DP2TP4, 8), Step(TP8, 4)))
+    up = ScriptedPath(DP8, (Step(DP4TP2, 13), Step(DP2TP4, 10), Step(TP8, 7)))
     down = ScriptedPath(TP8, (Step(DP2TP4, 12), Step(DP8, 6, 20)))
     there_and_back = ScriptedPath(
         DP4TP2, (Step(TP8, 14, RECOMPUTE_ALL), Step(DP8, 9, RECOMPUTE_ALL))

@@ -17,9 +17,9 @@ from jaxtyping import Array, Int
 
 from pat_jax.engine.device.decode_step import Cache, DecodeStep, Moving
 from pat_jax.engine.device.guess import Guess, copied
+from pat_jax.engine.device.gumbel import position_keys
 from pat_jax.engine.device.lines import Counts
 from pat_jax.engine.device.page_append import added, draw, lacking, num_held
-from pat_jax.engine.device.sampling import uniform
 from pat_jax.engine.device.saying import Asked, asking, exiting
 from pat_jax.engine.device.verify_step import verify
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts, Pace
@@ -166,13 +166,13 @@ class DecodeFunctions:
             tables, drawn = draw(tables, more, ring, drawn, most=at_once)
             # A fixed trip count: only this outer loop has a condition for the host side to wait on.
             after = jax.lax.fori_loop(
-                0, pace.check_every, lambda _, x: step(numbers, tables, x), before
+                0, pace.check_every, lambda _, x: step(keys, tables, x), before
             )
             return after, tables, drawn, outlook(after.rows, tables, drawn)
 
-        # The numbers of all steps at once: one by one they cost more than the rest of sampling.
+        # The keys of all steps at once: one by one they cost more than the rest of sampling.
         ahead = start[None, :] + 1 + jnp.arange(pace.burst_tokens)[:, None]
-        numbers = jax.vmap(uniform, in_axes=(None, 0))(state.rows.key, ahead)
+        keys = jax.vmap(position_keys, in_axes=(None, 0))(state.rows.key, ahead)
         tables, (drawn,) = state.tables, state.drawn
         step = self._step(layout, budget, params, state, until, drafter)
         caches = self._begin(layout, state.pool, tables, start, pace)
@@ -204,7 +204,7 @@ class DecodeFunctions:
         until: Until,
         drafter: Drafter,
     ) -> Callable[[Array, Array, Moving], Moving]:
-        """One step, from the numbers of a burst's tokens, the rows' tables and what it changes."""
+        """One step, from the keys of a burst's tokens, the rows' tables and what it changes."""
         step = DecodeStep(self.policy, layout, self.dtype, self.eos_ids, self.max_logprobs)
         if not budget:
             return partial(step.plain, params)
@@ -213,23 +213,23 @@ class DecodeFunctions:
             length = state.tables.shape[1] * state.pool[0].keys.shape[2]
             own = state.drafting.text.shape[1] - own_columns(length, drafts.longest)
 
-        def guessed(numbers: Array, tables: Array, moving: Moving) -> tuple[Guess, Moving]:
+        def guessed(keys: Array, tables: Array, moving: Moving) -> tuple[Guess, Moving]:
             if self.draft_policy is not None:
                 asked = Asked(self.draft_policy, drafter, whole_on_each(layout))
-                return asking(step, asked, numbers, moving, count=budget)
+                return asking(step, asked, keys, moving, count=budget)
             if moving.drafting is None:
                 depth = drafts.exit_layer
                 return exiting(
-                    step, params, drafter, numbers, tables, moving, depth=depth, count=budget
+                    step, params, drafter, keys, tables, moving, depth=depth, count=budget
                 )
             reach = jnp.asarray(until.reach)
             options = {"own": own, "longest": drafts.longest, "room": room}
             return copied(moving.rows, moving.drafting, reach, **options), moving
 
-        def verifying(numbers: Array, tables: Array, moving: Moving) -> Moving:
+        def verifying(keys: Array, tables: Array, moving: Moving) -> Moving:
             with jax.named_scope("draft"):
-                guess, moving = guessed(numbers, tables, moving)
-            return verify(step, params, numbers, tables, guess, moving, room=room, own=own)
+                guess, moving = guessed(keys, tables, moving)
+            return verify(step, params, keys, tables, guess, moving, room=room, own=own)
 
         return verifying
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pat_jax.engine.device.lines import Counts
 from pat_jax.engine.device.sampling import Ahead, Seen, likeliest, remember, sample
@@ -66,7 +66,7 @@ class DecodeStep:
     def plain(
         self,
         params: Params,
-        numbers: Float[Array, "tokens rows"],
+        keys: UInt32[Array, "tokens rows 2"],
         tables: Int[Array, "rows width"],
         moving: Moving,
     ) -> Moving:
@@ -81,11 +81,9 @@ class DecodeStep:
             [x if isinstance(x, BurstLayer) else PagedLayer(*_pages(x), own) for x in caches],
         )
         with jax.named_scope("sample"):
-            number = jax.lax.dynamic_index_in_dim(numbers, output.steps, keepdims=False)
+            key = jax.lax.dynamic_index_in_dim(keys, output.steps, keepdims=False)
             endings = self.endings(rows)
-            drawn = self.draw(
-                logits[:, 0], number, rows.position, rows.sampling, seen, endings, None
-            )
+            drawn = self.draw(logits[:, 0], key, rows.position, rows.sampling, seen, endings, None)
         # A log-probability that is no number has come from such logits: nothing good would follow.
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
@@ -111,7 +109,7 @@ class DecodeStep:
     def draw(
         self,
         logits: Float[Array, "rows vocab"],
-        numbers: Float[Array, " rows"],
+        keys: UInt32[Array, "rows 2"],
         position: Int[Array, " rows"],
         sampling: RowSampling,
         seen: Seen,
@@ -119,14 +117,14 @@ class DecodeStep:
         ahead: Ahead | None,
     ) -> Drawn:
         vocab_size = self.policy.config.vocab_size
-        drawn = self.sample(logits, numbers, position, sampling, seen, endings, ahead)
+        drawn = self.sample(logits, keys, position, sampling, seen, endings, ahead)
         top = likeliest(logits, sampling.wants_top, count=self.max_logprobs, vocab_size=vocab_size)
         return Drawn(*drawn, *top)
 
     def sample(
         self,
         logits: Float[Array, "rows vocab"],
-        numbers: Float[Array, " rows"],
+        keys: UInt32[Array, "rows 2"],
         position: Int[Array, " rows"],
         sampling: RowSampling,
         seen: Seen,
@@ -136,7 +134,7 @@ class DecodeStep:
         may_end = position + 1 >= sampling.may_end_at
         forbidden = jnp.where(may_end[:, None], NO_TOKEN, endings)
         vocab_size = self.policy.config.vocab_size
-        return sample(logits, numbers, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
+        return sample(logits, keys, sampling, seen, forbidden, ahead, vocab_size=vocab_size)
 
     def endings(self, rows: RowState) -> Int[Array, "rows endings"]:
         """The tokens that end each row's response, NO_TOKEN where there are fewer."""

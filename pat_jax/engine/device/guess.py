@@ -1,7 +1,7 @@
 """What a step guesses: drafts copied from texts, or said by the policy's first layers.
 
 A draft that is said costs a pass through those layers for each of its tokens. Each is drawn with its position's
-own number, as the policy will draw its own: the nearer the two distributions are to each other, the more
+own noise, as the policy will draw its own: the nearer the two distributions are to each other, the more
 often both draw the same token. So drafts at temperature 1 are worth more than the likeliest tokens would be.
 """
 

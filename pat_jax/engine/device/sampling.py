@@ -1,7 +1,7 @@
-"""From logits to a token: penalties, temperature, filters, one uniform number a token.
+"""From logits to a token: penalties, temperature, filters, noise of the token's own (`gumbel.py`).
 
-Every option is an array with one entry a row, so that no option compiles anything. The uniform
-number of a token is a function of its sequence's key and its position alone: neither the row nor
+Every option is an array with one entry a row, so that no option compiles anything. The noise that
+a token is drawn with is a function of its sequence's key and its position alone: neither the row nor
 the device nor the batch that a sequence happens to be in can change what is sampled.
 
 A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from pat_jax.engine.device.gumbel import draw, log_prob, scaled
 from pat_jax.engine.sequences.types import RowSampling
 
 NEVER = -1e30  # a finite minus infinity
-BLOCK = 512  # tokens, at most, of the vocabulary that are summed up together
 
 # The tokens of prompt and response, and of the response alone, as in `types.token_set`.
 Seen = UInt32[Array, "rows 2 words"]
@@ -36,18 +36,9 @@ def sequence_key(*ids: int) -> np.ndarray:
     return np.random.SeedSequence(ids).generate_state(2, np.uint32)
 
 
-def uniform(keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]) -> Float[Array, " rows"]:
-    """One number in [0, 1) for each row, from its key and the position of the token to be drawn."""
-
-    def one(key: Array, position: Array) -> Array:
-        return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), position))
-
-    return jax.vmap(one)(keys, positions)
-
-
 def sample(
     logits: Float[Array, "rows padded_vocab"],
-    numbers: Float[Array, " rows"],
+    keys: UInt32[Array, "rows 2"],
     options: RowSampling,
     seen: Seen,
     forbidden: Int[Array, "rows some"],
@@ -55,15 +46,13 @@ def sample(
     *,
     vocab_size: int,
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
-    """Draws a token a row by inverting the cumulative distribution in vocabulary order.
-
-        p = softmax(filter(penalize(logits) / temperature));  token = min {v : Σ_{u ≤ v} p_u > number}
+    """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as `gumbel.draw` says.
 
     Where any row has an option, another program sums up the probabilities of all: to the same values but for
     rounding, so that a row without one may draw another token at a near-tie.
 
     Args:
-      numbers: uniform in [0, 1).
+      keys: of each token's noise, see `gumbel.position_keys`.
       options: see `types.Sampling`.
       seen: what penalties look at; in rows without any its content does not matter.
       forbidden: tokens that may not be drawn now; negative ones stand for none.
@@ -73,75 +62,27 @@ def sample(
     Returns:
       The tokens; their log-probabilities in nats under the distribution drawn from; and under
       softmax(logits / temperature) alone, the policy that a trainer knows. A greedy token's under the
-      softmax at temperature 1. NaN where a logit is NaN or infinite.
+      softmax at temperature 1. Never above 0; NaN where a logit is NaN or infinite.
     """
     is_greedy = options.temperature <= 0
-    divisor = jnp.where(is_greedy, 1.0, options.temperature)[:, None]
+    divisor = jnp.where(is_greedy, 1.0, options.temperature)
     has_penalty = (options.repetition_penalty != 1) | (options.presence_penalty != 0)
     has_filter = ~is_greedy & (_is_cut(options) | (options.min_p > 0))
     is_changed = has_penalty | has_filter | jnp.any(forbidden >= 0, axis=1)
 
     def plain(logits: Array) -> tuple[Array, Array, Array]:
-        tokens, logprobs = _draw(_in_vocab(logits, vocab_size) / divisor, numbers, is_greedy)
+        tokens, logprobs = draw(_in_vocab(logits, vocab_size), divisor, keys, is_greedy)
         return tokens, logprobs, logprobs
 
     def changed(logits: Array) -> tuple[Array, Array, Array]:
         logits = _in_vocab(logits, vocab_size)
         allowed = _forbid(_penalize(logits, options, seen, ahead), forbidden)
-        tokens, logprobs = _draw(_filter(allowed / divisor, options), numbers, is_greedy)
-        unfiltered = _pick(logits / divisor, tokens)
-        unfiltered = unfiltered - jax.nn.logsumexp(logits / divisor, axis=-1)
+        tokens, logprobs = draw(_filter(allowed, divisor, options), divisor, keys, is_greedy)
+        unfiltered = log_prob(logits, divisor, tokens)
         return tokens, logprobs, jnp.where(is_changed, unfiltered, logprobs)
 
     # Whole branches, which hand on a few numbers a row: arrays as large as the logits would be copied.
     return jax.lax.cond(jnp.any(is_changed), changed, plain, logits)
-
-
-def _draw(
-    logits: Float[Array, "rows vocab"],
-    numbers: Float[Array, " rows"],
-    is_greedy: Bool[Array, " rows"],
-) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
-    """The token at which the cumulative distribution passes the number, or the likeliest; and its
-    log-probability.
-
-    First the block of the vocabulary, then the token in it, for both: the logits are read twice, and no
-    array of their size is written.
-    """
-    width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
-    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
-    highest = jnp.max(blocks, axis=-1)
-    largest = jnp.max(highest, axis=-1)
-    block = jnp.argmax(highest, axis=-1)
-    best = block * width + jnp.argmax(_block(blocks, block), axis=-1)
-    masses = jnp.sum(jnp.exp(blocks - largest[:, None, None]), axis=-1)
-    sums = jnp.cumsum(masses, axis=-1)
-    # A parallel sum is not monotone in its last bits: only what can be drawn is a boundary.
-    reached = jnp.where(masses > 0, sums, 0.0)
-    # XLA:CPU's largest of some numbers may pass over a NaN, and an infinite logit less itself is one: sums do not.
-    failed = jnp.any(jnp.isnan(masses), axis=-1)
-    total = jnp.where(failed, jnp.nan, jnp.max(reached, axis=-1))
-    # Scaled by the last sum, which is so only up to rounding: the number, not the sums.
-    goal = numbers * total
-    block = jnp.argmax(reached > goal[:, None], axis=-1)
-    before = jnp.where(block > 0, _pick(sums, jnp.maximum(block - 1, 0)), 0.0)
-    probs = jnp.exp(_block(blocks, block) - largest[:, None])
-    reached = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
-    is_beyond = reached > (goal - before)[:, None]
-    last = width - 1 - jnp.argmax(probs[:, ::-1] > 0, axis=-1)  # where rounding leaves none beyond
-    inside = jnp.where(jnp.any(is_beyond, axis=-1), jnp.argmax(is_beyond, axis=-1), last)
-    tokens = jnp.where(is_greedy | failed, best, block * width + inside).astype(jnp.int32)
-    return tokens, _pick(logits, tokens) - largest - jnp.log(total)
-
-
-def _block(
-    blocks: Float[Array, "rows blocks width"], block: Int[Array, " rows"]
-) -> Float[Array, "rows width"]:
-    return jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-
-
-def _pick(x: Float[Array, "rows columns"], column: Int[Array, " rows"]) -> Float[Array, " rows"]:
-    return jnp.take_along_axis(x, column[:, None], axis=-1)[:, 0]
 
 
 def likeliest(
@@ -220,32 +161,33 @@ def _is_cut(options: RowSampling) -> Bool[Array, " rows"]:
     return (options.top_k > 0) | (options.top_p < 1.0)
 
 
-def _filter(scaled: Array, options: RowSampling) -> Array:
+def _filter(logits: Array, divisor: Array, options: RowSampling) -> Array:
     """NEVER in place of what top-k, top-p and min-p drop, of the rows that are not greedy."""
     is_sampled = options.temperature > 0
     is_cut = is_sampled & _is_cut(options)
     kept = jax.lax.cond(
         jnp.any(is_cut),
-        lambda x: jnp.where(is_cut[:, None] & (x < _floor(x, options)), NEVER, x),
+        lambda x: jnp.where(is_cut[:, None] & (x < _floor(x, divisor, options)), NEVER, x),
         lambda x: x,
-        scaled,
+        logits,
     )
     # The likeliest token survives top-k and top-p: what is left of the sum makes no difference.
-    lowest = jnp.max(scaled, axis=-1, keepdims=True) + jnp.log(options.min_p)[:, None]
-    return jnp.where(is_sampled[:, None] & (kept < lowest), NEVER, kept)
+    below = scaled(logits, jnp.max(logits, axis=-1), divisor)
+    is_low = below < jnp.log(options.min_p)[:, None]
+    return jnp.where(is_sampled[:, None] & is_low, NEVER, kept)
 
 
-def _floor(scaled: Array, options: RowSampling) -> Float[Array, "rows 1"]:
+def _floor(logits: Array, divisor: Array, options: RowSampling) -> Float[Array, "rows 1"]:
     """The smallest logit that survives top-k and top-p; the largest always does.
 
     Of tokens that are equally likely all survive or none does.
     """
-    largest = jnp.max(scaled, axis=-1, keepdims=True)
+    largest = jnp.max(logits, axis=-1)
     has_k, has_p = options.top_k > 0, options.top_p < 1.0
-    k_floor = _highest_level(scaled, 1.0, options.top_k.astype(jnp.float32), has_k)
-    probs = jnp.where(scaled < k_floor, 0.0, jnp.exp(scaled - largest))
-    p_floor = _highest_level(scaled, probs, options.top_p * jnp.sum(probs, axis=-1), has_p)
-    return jnp.minimum(jnp.maximum(k_floor, p_floor), largest)
+    k_floor = _highest_level(logits, 1.0, options.top_k.astype(jnp.float32), has_k)
+    probs = jnp.where(logits < k_floor, 0.0, jnp.exp(scaled(logits, largest, divisor)))
+    p_floor = _highest_level(logits, probs, options.top_p * jnp.sum(probs, axis=-1), has_p)
+    return jnp.minimum(jnp.maximum(k_floor, p_floor), largest[:, None])
 
 
 def _highest_level(

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from pat_jax.engine.device.decode_step import DecodeStep, Moving, kept, views
 from pat_jax.engine.device.guess import Guess, one_each, said, two_each
@@ -25,7 +25,7 @@ def exiting(
     step: DecodeStep,
     params: Params,
     head: ExitHead,
-    numbers: Float[Array, "tokens rows"],
+    keys: UInt32[Array, "tokens rows 2"],
     tables: Int[Array, "rows width"],
     moving: Moving,
     *,
@@ -53,7 +53,7 @@ def exiting(
         )
         assert written is not None  # caches went in
         logits = model.logits(exit_hidden(hidden[0], head), partition)
-        token = _drawn(step, moving, numbers, logits, position, turn, guesses)
+        token = _drawn(step, moving, keys, logits, position, turn, guesses)
         return token, tuple(map(kept, written))
 
     no_matter = rows.last_token
@@ -64,7 +64,7 @@ def exiting(
 def asking(
     step: DecodeStep,
     draft: Asked,
-    numbers: Float[Array, "tokens rows"],
+    keys: UInt32[Array, "tokens rows 2"],
     moving: Moving,
     *,
     count: int,
@@ -97,7 +97,7 @@ def asking(
         newest = jnp.reshape(hidden, (len(row), 2, -1))[row, position - line.start]
         known = draft.policy.config.vocab_size
         logits = _of_size(model.logits(newest, partition)[:, :known], padded)
-        token = _drawn(step, moving, numbers, logits, position, turn, guesses)
+        token = _drawn(step, moving, keys, logits, position, turn, guesses)
         return token, tuple(map(kept, written))
 
     guess, written = said(rows, asked.previous, say, asked.pool, count=count)
@@ -107,7 +107,7 @@ def asking(
 def _drawn(
     step: DecodeStep,
     moving: Moving,
-    numbers: Float[Array, "tokens rows"],
+    keys: UInt32[Array, "tokens rows 2"],
     logits: Float[Array, "rows vocab"],
     position: Int[Array, " rows"],
     turn: Int[Array, ""],
@@ -115,9 +115,9 @@ def _drawn(
 ) -> Int[Array, " rows"]:
     """The token of each row behind `position`, as the policy would draw it from these logits."""
     rows, row = moving.rows, jnp.arange(len(guesses))
-    number, ahead = numbers[moving.output.emitted + turn, row], Ahead(row, guesses)
+    key, ahead = keys[moving.output.emitted + turn, row], Ahead(row, guesses)
     endings = step.endings(rows)
-    return step.sample(logits, number, position, rows.sampling, moving.seen, endings, ahead)[0]
+    return step.sample(logits, key, position, rows.sampling, moving.seen, endings, ahead)[0]
 
 
 def _of_size(logits: Float[Array, "rows vocab"], size: int) -> Float[Array, "rows size"]:

@@ -1,6 +1,6 @@
 """A decode step that verifies drafts: as many tokens of each row as are accepted.
 
-A draft is verified by drawing every position's token with its own number, as without a draft, and going on
+A draft is verified by drawing every position's token with its own noise, as without a draft, and going on
 as long as the token drawn is the draft's; of two that begin otherwise, along the one that the first token
 drawn is of. So what is said does not depend on what is drafted: a guess only says which logits are worth
 computing ahead. For a guess that comes from texts this accepts as often as rejection sampling does
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int, UInt32
 
 from pat_jax.engine.device.decode_step import (
     Cache,
@@ -36,7 +36,7 @@ from pat_jax.models.policy import Params
 def verify(
     step: DecodeStep,
     params: Params,
-    numbers: Float[Array, "tokens rows"],
+    keys: UInt32[Array, "tokens rows 2"],
     tables: Int[Array, "rows width"],
     guess: Guess,
     moving: Moving,
@@ -64,12 +64,12 @@ def verify(
     lines = views(caches, tables, rows, line, turns)
     logits, caches = step.logits(params, known[None], position[None], lines)
     with jax.named_scope("sample"):
-        number = numbers[output.emitted[line.row] + line.depth, line.row]
+        key = keys[output.emitted[line.row] + line.depth, line.row]
         sampling = jax.tree.map(lambda x: x[line.row], rows.sampling)
         endings = step.endings(rows)[line.row]
         is_before = jnp.arange(path.shape[1])[None] < line.depth[:, None]
         ahead = Ahead(line.row, jnp.where(is_before, path, NO_TOKEN))
-        drawn = step.draw(logits[0], number, position, sampling, seen, endings, ahead)
+        drawn = step.draw(logits[0], key, position, sampling, seen, endings, ahead)
         failed = jnp.isnan(drawn.logprobs)
         stopped = jnp.any(drawn.tokens[:, None] == endings, axis=1) | failed
     with jax.named_scope("accept"):

@@ -28,7 +28,7 @@ class RowState:
     end: Int[Array, " rows"]  # prompt + response may not grow longer than this
     live: Bool[Array, " rows"]  # still sampling; False in empty rows
     ignore_eos: Bool[Array, " rows"]  # sample on to `end` (forced lengths of a benchmark)
-    key: UInt32[Array, "rows 2"]  # of the sequence, see sampling.uniform
+    key: UInt32[Array, "rows 2"]  # of the sequence, see gumbel.position_keys
     sampling: RowSampling
 
     @classmethod

@@ -1,0 +1,106 @@
+"""Draws of tokens with noise of their own: Gumbel-max on two levels, the same in every layout.
+
+    m_b = Σ_{v in b} p_v;  block = argmax_b (log m_b + G_b);  token = argmax_{v in block} (log p_v + G_v)
+
+The G are independent Gumbel variables, so the token has exactly the distribution p. They are a function of
+the position's key, the block and the token's place in its block alone. Two distributions that are drawn from
+with the same noise agree on each level with a probability of at least (1 - d) / (1 + d), d being their total
+variation distance there (arXiv 2408.07978). One level would need noise for the whole vocabulary.
+
+Knows logits, temperatures and keys. Knows nothing of penalties, filters or rows that share a step.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+BLOCK = 128  # tokens, at most, of a block; the padded vocabulary is a multiple of it
+
+
+def position_keys(
+    keys: UInt32[Array, "rows 2"], positions: Int[Array, " rows"]
+) -> UInt32[Array, "rows 2"]:
+    """The key of each row's noise, from its sequence's key and the position of the token to be drawn."""
+
+    def one(key: Array, position: Array) -> Array:
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), position))
+
+    return jax.vmap(one)(keys, positions)
+
+
+def exponentials(keys: UInt32[Array, "rows 2"], count: int) -> Float[Array, "rows count"]:
+    """Exponential variables E of mean 1, whose Gumbel variables are -log E: the i-th is a function of key and i.
+
+    Their smallest value is 2**-33: what has less than 1e-9 of the largest mass is as good as never drawn.
+    """
+
+    def bits(key: Array) -> Array:
+        return jax.random.bits(jax.random.wrap_key_data(key), (count,), jnp.uint32)
+
+    # Uniform in (0, 1), finest near 0, where an unlikely token wins; 1 itself would be rounded to.
+    number = jax.vmap(bits)(keys).astype(jnp.float32) * 2.0**-32 + 2.0**-33
+    return -jnp.log1p(-jnp.minimum(number, 1 - 2.0**-24))
+
+
+def draw(
+    logits: Float[Array, "rows vocab"],
+    divisor: Float[Array, " rows"],
+    keys: UInt32[Array, "rows 2"],
+    is_greedy: Bool[Array, " rows"],
+) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
+    """A token a row from softmax(logits / divisor), or the likeliest; and its log-probability there.
+
+    First the block of the vocabulary, then the token in it, for both: the logits are read twice, and no
+    array of their size is written. argmax(log p + G) is argmax(p / E).
+
+    Args:
+      keys: see `position_keys`.
+
+    Returns:
+      The tokens; log-probabilities in nats, never above 0, NaN where a logit is NaN or infinite.
+    """
+    width = max(n for n in range(1, BLOCK + 1) if logits.shape[1] % n == 0)
+    blocks = jnp.reshape(logits, (logits.shape[0], -1, width))
+    highest = jnp.max(blocks, axis=-1)
+    largest = jnp.max(highest, axis=-1)
+    masses = jnp.sum(jnp.exp(scaled(blocks, largest, divisor)), axis=-1)
+    # XLA:CPU's largest of some numbers may pass over a NaN, and an infinite logit less itself is one: sums do not.
+    total = jnp.sum(masses, axis=-1)
+    # Of the tokens first: how many blocks there are depends on the padding.
+    noise = exponentials(keys, width + blocks.shape[1])
+    is_best = (is_greedy | jnp.isnan(total))[:, None]
+    block = jnp.argmax(jnp.where(is_best, highest, masses / noise[:, width:]), axis=-1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    probs = jnp.exp(scaled(inside, _pick(highest, block), divisor))
+    place = jnp.argmax(jnp.where(is_best, inside, probs / noise[:, :width]), axis=-1)
+    logprobs = scaled(_pick(inside, place), largest, divisor) - jnp.log(total)
+    return (block * width + place).astype(jnp.int32), logprobs
+
+
+def log_prob(
+    logits: Float[Array, "rows vocab"],
+    divisor: Float[Array, " rows"],
+    tokens: Int[Array, " rows"],
+) -> Float[Array, " rows"]:
+    """Of each row's token under softmax(logits / divisor), nats; never above 0."""
+    largest = jnp.max(logits, axis=-1)
+    total = jnp.sum(jnp.exp(scaled(logits, largest, divisor)), axis=-1)
+    return scaled(_pick(logits, tokens), largest, divisor) - jnp.log(total)
+
+
+def scaled(
+    logits: Float[Array, "rows ..."],
+    largest: Float[Array, " rows"],
+    divisor: Float[Array, " rows"],
+) -> Float[Array, "rows ..."]:
+    """Logits below the largest one, over the temperature: exactly 0 for that one.
+
+    The other way round the quotients would be rounded apart by as much as 1e-7 of them, where XLA fuses one
+    of them with the difference: at a temperature of 1e-6 that is more than a nat.
+    """
+    shape = (-1, *[1] * (logits.ndim - 1))
+    return (logits - jnp.reshape(largest, shape)) / jnp.reshape(divisor, shape)
+
+
+def _pick(x: Float[Array, "rows columns"], column: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    return jnp.take_along_axis(x, column[:, None], axis=-1)[:, 0]
