@@ -79,6 +79,7 @@ class RolloutReport:
     by_source_in: list[list[list[int]]] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
     stagger: Stagger | None = None  # where sequences wait, and draft from their siblings
+    is_computed: bool = False  # see RolloutTrace
 
     def add_burst(
         self, burst: Ran, began_s: float, tokens: int, row_steps: int, drafted: Drafted
@@ -187,6 +188,7 @@ class RolloutReport:
             total_steps=self.decode_steps,
             switches=tuple(self.switches),
             balanced=tuple(self.balanced),
+            is_computed=self.is_computed,
         )
 
 

@@ -80,6 +80,7 @@ class RolloutTrace:
     by_source: tuple[tuple[tuple[int, ...], ...], ...] = ()
     draft_saving_s: float | None = None  # of bursts whose drafts were priced; None: there were none
     predicted_draft_saving_s: float | None = None
+    is_computed: bool = False  # on a simulated clock: nothing ran
 
     def __post_init__(self):
         lengths = {len(self.times_s), len(self.steps), len(self.live), len(self.layout)}

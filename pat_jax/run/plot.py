@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pat_jax.common.picture_style import COMPUTED, layout_colour
 from pat_jax.engine.trace import RolloutTrace, Switch
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _SOURCES = {
     "earlier responses": "#7a5ea8",
     "drafts": "#b4232c",
 }
-_BANDS = ("#d6e6fb", "#fce6c0", "#d3eed9", "#f2d9ee", "#e2e0f7", "#fad9d3")
+_PREFILL, _PALE = "#6b7785", 0.18  # bands lie behind the curve
 
 HEADROOM = 1.3  # of the curve, for the names of the layouts
 MOST_TOLD = 12  # switches that are told under the picture; the file has all
@@ -134,18 +135,17 @@ def _position(trace: RolloutTrace, switch: Switch, edges: list[float]) -> float:
 
 def _draw_bands(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
     """One band for the prefill and for each run of bursts under the same layout."""
-    colours = {name: _BANDS[i % len(_BANDS)] for i, name in enumerate(dict.fromkeys(trace.layout))}
     if edges[0] > 0:
-        _draw_band(axes, 0, edges[0], "prefill", "#e9ecef")
+        _draw_band(axes, 0, edges[0], "prefill", _PREFILL)
     start = 0
     for layout, bursts in groupby(trace.layout):
         stop = start + len(list(bursts))
-        _draw_band(axes, edges[start], edges[stop], layout, colours[layout])
+        _draw_band(axes, edges[start], edges[stop], layout, layout_colour(layout))
         start = stop
 
 
 def _draw_band(axes: "Axes", left: float, right: float, name: str, colour: str) -> None:
-    axes.axvspan(left, right, color=colour, linewidth=0, zorder=0)
+    axes.axvspan(left, right, color=colour, alpha=_PALE, linewidth=0, zorder=0)
     share = (right - left) / axes.get_xlim()[1]
     if share < 0.02:  # no room for a name
         return
@@ -199,14 +199,17 @@ def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
         told.append(_draft_words(trace))
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
+    pad = 18 if switches else 6  # above the numbers of the switches
     axes.set_title(
         f"{max(trace.live, default=0):,} responses in {_seconds(trace.total_s)}:"
         f" {trace.total_steps:,} decode steps, {switches} switch{'' if switches == 1 else 'es'}",
         loc="left",
         fontsize=10,
         color=_INK,
-        pad=18 if switches else 6,  # above the numbers of the switches
+        pad=pad,
     )
+    if trace.is_computed:
+        axes.set_title(COMPUTED, loc="right", fontsize=10, color=_DRAFTS, pad=pad)
     if told:
         axes.figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)

@@ -5,6 +5,7 @@ from dataclasses import fields
 from html import escape
 from itertools import groupby
 
+from pat_jax.common.picture_style import COMPUTED, colour, layout_colour, tp_colour
 from pat_jax.common.text_table import Cell, percent, shown
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.page_charts import (
@@ -14,7 +15,6 @@ from pat_jax.profiling.capacity.page_charts import (
     Line,
     Segment,
     bars,
-    colour,
     legend,
     plot,
 )
@@ -61,13 +61,13 @@ def update_memory_bar(memory: UpdateMemory) -> str:
 
 def trace_plot(report: PlanReport) -> str:
     """Live sequences over time, and the layout in force."""
-    trace, names = report.comparison.traces[0], [str(split) for split in report.steps.splits]
+    trace = report.comparison.traces[0]
     edges = [*trace.times_s, trace.total_s]
     bands, start = [], 0
     for layout, bursts in groupby(trace.layout):
         stop = start + len(list(bursts))
         left, right = edges[start], edges[stop]
-        bands.append(Band(layout, left, right, colour(names.index(layout))))
+        bands.append(Band(layout, left, right, layout_colour(layout)))
         start = stop
     points = [*zip(trace.times_s, trace.live, strict=True), (trace.total_s, 0)]
     line = Line("", points, "currentColor", is_step=True)
@@ -80,7 +80,9 @@ def trace_plot(report: PlanReport) -> str:
         bands=bands,
         marks=[switch.at_s for switch in trace.switches],
     )
-    return drawn + legend([(n, colour(i)) for i, n in enumerate(names) if n in trace.layout])
+    return drawn + legend(
+        [(str(s), tp_colour(s.tp)) for s in report.steps.splits if str(s) in trace.layout]
+    )
 
 
 def memory_bars(report: PlanReport) -> str:
@@ -110,7 +112,7 @@ def step_plots(report: PlanReport) -> Iterator[str]:
         for i, split in enumerate(steps.splits):
             found = [(n, line[i]) for n, line in zip(steps.live, table, strict=True)]
             points = [(n, 1e3 * s) for n, s in found if s is not None]
-            lines += [Line(str(split), points, colour(i))] if points else []
+            lines += [Line(str(split), points, tp_colour(split.tp))] if points else []
         drawn.append(
             plot(
                 lines,
@@ -118,6 +120,7 @@ def step_plots(report: PlanReport) -> Iterator[str]:
                 up=up,
                 across_words="live sequences, evenly over the groups",
                 up_words=f"ms, contexts of {context:,} tokens",
+                note=COMPUTED if steps.source != "profile" else "by a measured profile",
             )
         )
     yield f'<div class="panels">{"".join(drawn)}</div>'
@@ -159,6 +162,7 @@ def length_plot(report: PlanReport) -> str:
         up=Axis(0, 100),
         across_words="tokens",
         up_words="% of responses that are longer",
+        note=lengths.source,
     )
     return (
         f"{drawn}<p>Mean {lengths.mean:,.0f} tokens; {percent(lengths.share_cut)} are cut at the cap. "

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from pat_jax.common.files import replace_text
+from pat_jax.common.picture_style import colour
 from pat_jax.common.text_table import percent, shown
 from pat_jax.common.web_page import web_page
 from pat_jax.profiling.capacity.charts import (
@@ -23,7 +24,7 @@ from pat_jax.profiling.capacity.charts import (
     update_memory_bar,
 )
 from pat_jax.profiling.capacity.limits import NAMES, shares
-from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars, colour
+from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
 from pat_jax.profiling.capacity.tables import (
     between_hosts_table,

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-# Told apart by the colour-blind (Okabe and Ito 2008), on white and on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f7f7f")
-
-
-def colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
+from pat_jax.common.picture_style import COMPUTED
 
 
 @dataclass(frozen=True)
@@ -33,8 +28,10 @@ class Bar:
     words: str  # beside the bar
 
 
-def bars(rows: Sequence[Bar], *, limit: float = 0.0, limit_words: str = "") -> str:
-    """Stacked bars of one scale, with a legend; `limit` is marked in each."""
+def bars(
+    rows: Sequence[Bar], *, limit: float = 0.0, limit_words: str = "", note: str = COMPUTED
+) -> str:
+    """Stacked bars of one scale, with a legend and a note; `limit` is marked in each."""
     most = max([limit, *(sum(s.value for s in row.segments) for row in rows)]) or 1.0
     names = dict.fromkeys((s.name, s.colour) for row in rows for s in row.segments)
     mark = f'<i class="limit" style="left:{_share(limit, most)}"></i>' if limit else ""
@@ -49,7 +46,11 @@ def bars(rows: Sequence[Bar], *, limit: float = 0.0, limit_words: str = "") -> s
         for row in rows
     ]
     keys = [*names, (limit_words, "")] if limit else list(names)
-    return f'<div class="bars">{"".join(lines)}</div>{legend(keys)}'
+    return f'<div class="bars">{"".join(lines)}{_noted(note)}</div>{legend(keys)}'
+
+
+def _noted(note: str) -> str:
+    return f'<p class="note">{escape(note)}</p>'
 
 
 def _share(value: float, most: float) -> str:
@@ -128,8 +129,9 @@ def plot(
     up_words: str,
     bands: Sequence[Band] = (),
     marks: Sequence[float] = (),
+    note: str = COMPUTED,
 ) -> str:
-    """Lines over shaded bands; vertical marks where something happens."""
+    """Lines over shaded bands, with a note; vertical marks where something happens."""
     shapes = [
         f'<rect x="{100 * across.at(band.left):.3f}" y="0" '
         f'width="{100 * (across.at(band.right) - across.at(band.left)):.3f}" height="100" '
@@ -165,7 +167,7 @@ def plot(
     return (
         f'<figure><figcaption>{escape(up_words)}</figcaption><div class="plot">'
         f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(shapes)}</svg>{''.join(words)}</div>"
+        f"{''.join(shapes)}</svg>{''.join(words)}{_noted(note)}</div>"
         f'<p class="across">{escape(across_words)}</p>{legend(keys) if keys else ""}</figure>'
     )
 

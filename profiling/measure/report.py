@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pat_jax.common.picture_style import tp_colour
 from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.types import Split
@@ -101,7 +102,8 @@ def draw_profile(profile: Profile) -> "Figure":
     for axes, length in zip(panels, lengths, strict=True):
         for split in dict.fromkeys(split for split, _, _ in table):
             live, seconds = _line(table, split, length)
-            axes.plot(live, seconds, marker="o", markersize=3, label=str(split))
+            options = {"label": str(split), "color": tp_colour(split.tp)}
+            axes.plot(live, seconds, marker="o", markersize=3, **options)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"cache of {length:,} tokens", loc="left", fontsize=10)

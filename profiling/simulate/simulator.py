@@ -22,7 +22,7 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutRep
     split = planner.start(workload.load(machine.capacity))
     controller = waiting(workload, machine, split)
     executor = SimulatedExecutor(workload.responses, machine, controller.scheduler.tables, split)
-    report = RolloutReport()
+    report = RolloutReport(is_computed=True)
     for _ in rollout(controller, executor, planner, report):
         continue
     return report

@@ -5,12 +5,14 @@ import math
 import re
 import sys
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from pat_jax import plan
+from pat_jax.common.picture_style import tp_colour
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.page import page
@@ -20,6 +22,7 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.text import plan_text
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
+from pat_jax.run.plot import draw_rollout
 
 GIB = 2**30
 SMALL = [
@@ -115,6 +118,19 @@ def test_every_figure_says_where_it_is_from(report: PlanReport):
         assert "autotuning is off" in text and report.steps.explained in text
         assert report.lengths.source.partition(":")[0] in text.replace("&#x27;", "'")
         assert "2 and 4 layers" in text
+
+
+def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
+    text = page(report)
+    pictures = text.count("<figure>") + text.count('<div class="bars">')
+    notes = re.findall('<p class="note">(.*?)</p>', text)
+    assert len(notes) == pictures > 5
+    *_, lengths = (note for note in notes if note != "computed, not measured")
+    assert unescape(lengths) == report.lengths.source and notes.count(lengths) == 1
+    assert all(trace.is_computed for trace in report.comparison.traces)
+    assert draw_rollout(report.comparison.traces[0]).axes[0].get_title("right") == notes[0]
+    for tp in {int(name[-1]) for name in report.comparison.traces[0].layout}:
+        assert f'fill="{tp_colour(tp)}"' in text and f'stroke="{tp_colour(tp)}"' in text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Sequences counted together must be forecast as if they had been looked at one by one."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -91,6 +92,26 @@ def test_what_is_dealt_anew_is_dealt_evenly():
     np.testing.assert_allclose(now, [8, 16, 32, 64])
     unplaced = Forecast.of(load, LENGTHS, (Split(8, 1),), None, 20).fullest[0, 0, 0]
     assert unplaced == pytest.approx(8)
+
+
+@given(st.integers(0, 99), st.integers(2, 300), st.sampled_from([0, 1, 2, None]))
+def test_rounding_takes_no_root_of_a_negative_number(seed, live, current):
+    """Groups of a third of the sequences, and a probability a rounding above one."""
+    splits = Split(6, 1), Split(3, 2), Split(1, 6)
+    split = None if current is None else splits[current]
+    load = random_load(seed, live, live, groups=split.dp if split else 1)
+    queued = replace(load, waiting=50)
+    for rows_vary in (False, True):
+        seen = Forecast.of(queued, LENGTHS, splits, split, 20, rows_vary=rows_vary)
+        assert np.isfinite(seen.fullest).all()
+    alive = LengthModel.survival
+
+    def rounded(*args):
+        return alive(*args) * (1 + 2**-52)
+
+    with patch.object(LengthModel, "survival", rounded):
+        seen = Forecast.of(load, LENGTHS, splits, split, 20)
+    assert np.isfinite(seen.fullest).all()
 
 
 @given(st.integers(1, 40_000), st.integers(1, 64))

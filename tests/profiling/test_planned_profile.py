@@ -7,12 +7,14 @@ import pytest
 from fakes import SPLITS, made_up_latency
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.picture_style import tp_colour
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.profiling.capacity.costs import profiled
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.measure.report import draw_profile
 from pat_jax.profiling.predict.targets import Target
 
 TARGET, MODEL = Target.parse("h100:8"), preset("qwen3-0.6b")
@@ -44,3 +46,11 @@ def test_a_profile_of_something_else_is_refused(tmp_path: Path, other, words: st
     with pytest.raises(UserError, match="of something else") as caught:
         profiled(path, PLANT.order, PLANT.buckets)
     assert words in str(caught.value)
+
+
+def test_its_picture_has_the_colours_of_all_others():
+    steps = dict.fromkeys(SPLITS, 0.1)
+    latency = made_up_latency(steps, steps, reslice=1, migrate_per_token=1, max_rows=2)
+    axes = draw_profile(Profile(SUBJECT, latency, SUMS)).axes[0]
+    colours = {line.get_label(): line.get_color() for line in axes.lines}
+    assert colours == {str(split): tp_colour(split.tp) for split in SPLITS}

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.legend import Legend
 
+from pat_jax.common.picture_style import tp_colour
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.drafts import NONE_DRAFTED, Drafted
@@ -111,6 +113,37 @@ def test_nothing_covers_the_curve(ends: list[int], at: list[int]):
     assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 + 1 for box in words)
     assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in words)
     assert len(told(trace)) == min(len(at), MOST_TOLD + 1)
+
+
+@pytest.mark.parametrize("switches", [(), (SWITCH,)])
+def test_a_computed_picture_says_so_beside_its_title(switches: tuple[Switch, ...]):
+    trace = replace(TRACE, switches=switches, total_steps=1_234_567, live=(2048, 1000, 4))
+    for is_computed in (False, True):
+        figure = draw_rollout(replace(trace, is_computed=is_computed))
+        figure.draw_without_rendering()
+        axes = figure.axes[0]
+        assert axes.get_title("right") == "computed, not measured" * is_computed
+        left, right = (getattr(axes, f"_{side}_title") for side in ("left", "right"))
+        assert left.get_window_extent().x1 < right.get_window_extent().x0 or not is_computed
+
+
+def test_a_tp_degree_has_one_colour_whatever_stands_beside_it():
+    """In the picture of a rollout as in those of a plan."""
+
+    def colours(*layouts: str) -> list:
+        bands = draw_rollout(replace(TRACE, layout=layouts, switches=())).axes[0].patches
+        return [to_rgb(band.get_facecolor()) for band in bands[1:4]]
+
+    narrow, wide, narrow_again = colours("dp8tp1", "dp2tp4", "dp8tp1")
+    assert narrow == narrow_again != wide
+    assert colours("dp2tp4", "dp1tp8", "dp4tp2")[0] == wide
+    assert colours("dp1tp4", "dp16tp1", "dp4tp4") == [wide, narrow, wide]
+    assert wide == to_rgb(tp_colour(4))
+
+
+@pytest.mark.parametrize("chain", [(1, 2, 4, 8, 16, 32, 64), (1, 3, 6, 12), (1, 2, 6, 12), (1, 5)])
+def test_degrees_of_one_mesh_are_told_apart(chain: tuple[int, ...]):
+    assert len({tp_colour(tp) for tp in chain}) == len(chain)
 
 
 def test_decode_steps_may_run_to_the_right(tmp_path: Path, drawn):

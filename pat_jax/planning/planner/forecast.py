@@ -108,7 +108,8 @@ class Forecast:
         running = (survive > 0.5 / load.live) | (survive == survive.max(axis=0))
         context = np.where(running, context_now[:, None], 0).max(axis=0) + moments
         context = np.minimum(context, (load.context + load.budget).max())
-        fullest, variance = [], survive * (1 - survive)
+        # A certainty may be rounded to more than 1.
+        fullest, variance = [], np.maximum(survive * (1 - survive), 0.0)
         for split in splits:
             members = _in_groups(count, split.dp, current)
             now = members[:, :num_now]
@@ -178,7 +179,8 @@ def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:
     As many on average, each with other contexts: the more of them are new, the less is known.
     """
     most, mean = count.sum(axis=1).max(), count.sum(axis=1).mean()
-    kept = count.sum(axis=0) @ survive / count.sum()
+    # Rounded, it may come to more than all: groups of a third of the sequences do not add up.
+    kept = np.minimum(count.sum(axis=0) @ survive / count.sum(), 1.0)
     spread = np.sqrt(mean * (1 - kept))
     expected = mean + (most - mean) * kept + _max_of(dp) * spread
     return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread
