@@ -83,7 +83,7 @@ class Run:
 
     def run(self) -> None:
         try:
-            first, *_ = self.task.train_batch(0, self.config.rollout.prompts_per_step)
+            first, *_ = self.task.train.batch(0, self.config.rollout.prompts_per_step)
             size = self.config.rollout.num_generations
             try_out(self.scorer, first, self.task.columns, size, self.progress)
             self.compile()
@@ -272,7 +272,7 @@ class Run:
         if self.reference is not None:
             state["reference"] = self.reference
         meta: dict[str, Any] = {"lengths": self.generator.lengths.to_json()}
-        meta["base_checksum"] = self.base_checksum
+        meta |= {"base_checksum": self.base_checksum, "problems": self.task.checksums}
         # Of whole steps: what an abandoned one has drawn is drawn again.
         return state, meta | self.totals.to_json()
 
