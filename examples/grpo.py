@@ -61,7 +61,7 @@ def train(config: RunConfig) -> list[float]:
     for step in range(config.steps):
         # Prompts, and a group of responses to each. The rollout samples the newest policy; between
         # two bursts of decode steps the planner may change its layout.
-        prompts = task.train_batch(step, config.rollout.prompts_per_step)
+        prompts = task.train.batch(step, config.rollout.prompts_per_step)
         generator.load(state.params)
         groups, report = generator.rollout(prompts, step, lambda place, rollout: None)
         generator.release()  # the update has the devices' memory to itself

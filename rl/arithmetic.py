@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.rl.char_tokenizer import CharTokenizer
+from pat_jax.rl.epochs import Cursor
 from pat_jax.rl.subset import Subset, subset_of
-from pat_jax.rl.tokenizer import CharTokenizer
 from pat_jax.rl.types import Prompt
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -115,9 +116,23 @@ class ArithmeticProblems:
             columns={"answer": solve(text)},
         )
 
+    num_different = None  # they have no end
+    checksum = 0  # nothing can change them
+
+    def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
+        """As `Problems.draw`, all in one epoch."""
+        stop = at.offset + size
+        return [self[index] for index in range(at.offset, stop)], Cursor(0, stop)
+
+    def after(self, batches: int, size: int) -> Cursor:
+        return Cursor(0, batches * size)
+
     def batch(self, step: int, size: int) -> list[Prompt]:
-        """The `size` prompts of iteration `step`; nothing else needs to be saved to resume."""
-        return [self[index] for index in range(step * size, (step + 1) * size)]
+        """The prompts of iteration `step`, as `draw`, where all before it have drawn `size`."""
+        return self.draw(self.after(step, size), size)[0]
+
+    def epochs(self, at: Cursor) -> None:
+        """None: they have no end."""
 
     def first(self, count: int) -> list[Prompt]:
         """The first `count` prompts, the same in every run for the held-out split."""

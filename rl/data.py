@@ -1,17 +1,18 @@
 """Problems in order: which prompts each iteration trains on, and which are held out.
 
-Knows prompts, splits and epochs. Does not know file formats (`problem_files.py`) or rewards. The
-built-in task (`arithmetic.py`) has the same `batch` and `first`.
+Knows prompts and splits. Does not know file formats (`problem_files.py`), rewards, or what order an
+epoch has (`epochs.py`). The built-in task (`arithmetic.py`) has the same `draw` and `first`.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplateError
+from pat_jax.rl.epochs import Cursor, Epochs
 from pat_jax.rl.plain_text import has_more_tokens
 from pat_jax.rl.problem_files import Columns, Row, read_problem_file
 from pat_jax.rl.subset import Subset, subset_of
@@ -22,16 +23,15 @@ HELDOUT_SHARE = 0.1
 
 
 class Problems:
-    """A fixed set of prompts, in a new random order every epoch.
+    """A fixed set of prompts, in a new random order every epoch (`Epochs`).
 
-    An epoch is as many whole batches as the set holds. Its last `len(self) % size` prompts, others
-    in every epoch, wait for a later epoch, so that no batch holds a prompt twice.
+    No batch holds a prompt twice, unless there are fewer different ones than places in it.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int, name: str):
         self.name = name  # what messages call the set
         self._prompts = tuple(prompts)
-        self._seed = seed
+        self._epochs = Epochs([(prompt.text, prompt.tokens) for prompt in prompts], seed=seed)
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -39,8 +39,14 @@ class Problems:
     def __getitem__(self, index: int) -> Prompt:
         return self._prompts[index]
 
-    def batch(self, step: int, size: int) -> list[Prompt]:
-        """The `size` different prompts of iteration `step`: a pure function.
+    @property
+    def num_different(self) -> int:
+        """Prompts, each counted once."""
+        return self._epochs.num_different
+
+    def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
+        """The `size` prompts of the batch that begins there, and where the next one begins: a pure
+        function.
 
         Raises:
           UserError: there are fewer than `size`.
@@ -51,19 +57,39 @@ class Problems:
                 "least as many; use more data, smaller batches, or a longer "
                 "--rollout.max_prompt_length if prompts were filtered out."
             )
-        epoch, position = divmod(step, self.batches_per_epoch(size))
-        order = self._order(epoch)
-        return [self._prompts[index] for index in order[position * size : (position + 1) * size]]
+        rows, after = self._epochs.draw(at, size)
+        return [self._prompts[row] for row in rows], after
 
-    def batches_per_epoch(self, size: int) -> int:
-        return len(self) // size
+    def after(self, batches: int, size: int) -> Cursor:
+        """Where a run was that has drawn so many batches, none of which left a prompt out for being
+        like another: as checkpoints have it that know no cursor."""
+        epoch, position = divmod(batches, max(1, len(self) // size))
+        return Cursor(epoch, position * size)
+
+    def batch(self, step: int, size: int) -> list[Prompt]:
+        """The prompts of iteration `step`, as `draw`, where all before it have drawn `size`."""
+        return self.draw(self.after(step, size), size)[0]
+
+    def epochs(self, at: Cursor) -> float:
+        """Passes over the prompts that lie behind it."""
+        return at.epoch + min(1.0, at.offset / len(self))
 
     def first(self, count: int) -> list[Prompt]:
         """Up to `count` prompts, always the same ones: what evaluations use."""
-        return [self._prompts[index] for index in self._order(0)[:count]]
+        return [self._prompts[row] for row in self._epochs.order(0)[:count]]
 
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self._seed, epoch)).permutation(len(self))
+    @property
+    def checksum(self) -> int:
+        return checksum_of(self._prompts)
+
+
+def checksum_of(prompts: Iterable[Prompt]) -> int:
+    """CRC-32 of prompts and of what rewards are told of them, in their order."""
+    found = 0
+    for prompt in prompts:
+        whole = prompt.text, prompt.tokens, sorted(prompt.columns.items())
+        found = zlib.crc32(repr(whole).encode("utf-8", "surrogatepass"), found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -73,15 +99,25 @@ class ProblemSplits:
     max_prompt_length: int
     num_too_long: int
     without_answer: Sequence[str]  # where
+    media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
 
     def __str__(self) -> str:
-        counts = {"to train on": len(self.train), "held out": len(self.heldout)}
-        kept = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "none"
+        sets = {"to train on": self.train, "held out": self.heldout}
+        counts = (_count(one, what) for what, one in sets.items() if len(one))
         first = f" (the first: {self.without_answer[0]})" if self.without_answer else ""
+        unseen = ", ".join(f"{name} ({count} rows)" for name, count in self.media.items())
         return (
-            f"problems: {kept}; left out: {self.num_too_long} longer than {self.max_prompt_length} tokens, "
-            f"{len(self.without_answer)} without an answer{first}"
+            f"problems: {', '.join(counts) or 'none'}; left out: {self.num_too_long} longer than "
+            f"{self.max_prompt_length} tokens, {len(self.without_answer)} without an answer{first}"
+            + (f"; not shown to the policy, which reads text alone: {unseen}" if unseen else "")
         )
+
+
+def _count(problems: Problems, what: str) -> str:
+    repeated = len(problems) - problems.num_different
+    return f"{len(problems)} {what}" + (
+        f" ({repeated} repeat another's prompt)" if repeated else ""
+    )
 
 
 def load_problems(
@@ -107,6 +143,7 @@ def load_problems(
     """
     prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
     without_answer: list[str] = []
+    media: Counter[str] = Counter()
     tokens, num_too_long, num_before = _Tokens(tokenizer, max_prompt_length), 0, 0
     for path in paths:
         file = read_problem_file(path, columns, is_compared=is_compared)
@@ -119,6 +156,7 @@ def load_problems(
             prompts[subset_of(row.text, heldout_share)].append(prompt)
         num_before += file.last_number
         without_answer += file.without_answer
+        media.update(file.media)
     name = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}"
     return ProblemSplits(
         train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
@@ -126,6 +164,7 @@ def load_problems(
         max_prompt_length=max_prompt_length,
         num_too_long=num_too_long,
         without_answer=without_answer,
+        media=media,
     )
 
 
@@ -138,7 +177,10 @@ class _Tokens:
 
     def of(self, row: Row) -> tuple[int, ...] | None:
         """None of a prompt that is too long."""
-        key = row.prompt if isinstance(row.prompt, str) else repr(row.prompt)
+        if isinstance(row.prompt, str) and not row.variables:
+            key = row.prompt
+        else:
+            key = repr((row.prompt, row.variables))
         if key not in self._known:
             self._known[key] = self._encode(row)
         return self._known[key]
@@ -146,8 +188,9 @@ class _Tokens:
     def _encode(self, row: Row) -> tuple[int, ...] | None:
         if has_more_tokens(flatten_messages(row.prompt), self._max_length):
             return None
+        given = (row.variables,) if row.variables else ()
         try:
-            tokens = tuple(self._tokenizer.encode_prompt(row.prompt))
+            tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
         except ChatTemplateError as error:
             raise UserError(f"{row.where}: {error}") from None
         return tokens if len(tokens) <= self._max_length else None

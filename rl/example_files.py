@@ -9,14 +9,16 @@ complaint names file, line or row, and field. Does not know how files are writte
 tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
 from pat_jax.rl.plain_text import has_lone_surrogate
 from pat_jax.rl.row_files import Record, listed, read_records
+from pat_jax.rl.template_columns import media_columns
 from pat_jax.rl.tokenizer import (
     ASSISTANT,
     ChatMessage,
@@ -43,6 +45,7 @@ class Completion:
     where: str  # file, line and field
     prompt: PromptText
     completion: PromptText
+    variables: Mapping[str, Any]  # of the chat template, besides those of every chat
 
     @property
     def text(self) -> str:
@@ -54,6 +57,7 @@ class Completion:
 class Conversation:
     where: str
     messages: Sequence[ChatMessage]  # at least one of them the assistant's
+    variables: Mapping[str, Any]  # of the chat template, besides those of every chat
 
     @property
     def text(self) -> str:
@@ -83,6 +87,12 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
     completion = find_column(records, named.completion, ("completion",), "data.completion_key")
     messages = find_column(records, named.messages, ("messages",), "data.messages_key")
     text = find_column(records, named.text, ("text",), "data.text_key")
+    _refuse_media(records)
+    if prompt and prompt == completion:
+        raise UserError(
+            f"{path}: the column {prompt!r} is to be both prompt and completion: expected two columns; "
+            "name them with --data.prompt_key and --data.completion_key."
+        )
     if prompt and completion:
         return [_completion(record, prompt, completion) for record in records]
     if messages:
@@ -94,6 +104,15 @@ def read_example_file(path: Path, columns: ExampleColumns | None = None) -> list
         "messages, or text; name those that hold them with --data.prompt_key and "
         "--data.completion_key, --data.messages_key or --data.text_key."
     )
+
+
+def _refuse_media(records: Sequence[Record]) -> None:
+    """An answer about a picture, learned without the picture, teaches to make things up."""
+    for record in records:
+        for name in media_columns(record.fields):
+            raise record.complain(
+                name, record.fields[name], "nothing here, because the model reads text alone"
+            )
 
 
 def _where(record: Record, key: str) -> str:
@@ -108,7 +127,8 @@ def _completion(record: Record, prompt_key: str, completion_key: str) -> Complet
         )
     if not isinstance(completion, str) and completion[0]["role"] != ASSISTANT:
         raise record.complain(completion_key, completion, "a first message of the assistant")
-    return Completion(_where(record, completion_key), prompt, completion)
+    variables = record.template_variables(prompt_key, completion_key)
+    return Completion(_where(record, completion_key), prompt, completion, variables)
 
 
 def _conversation(record: Record, key: str) -> Conversation:
@@ -118,7 +138,7 @@ def _conversation(record: Record, key: str) -> Conversation:
     _check_messages(record, key, messages)
     if not any(message["role"] == ASSISTANT for message in messages):
         raise record.complain(key, messages, "at least one message of the assistant to learn from")
-    return Conversation(_where(record, key), messages)
+    return Conversation(_where(record, key), messages, record.template_variables(key))
 
 
 def _plain_text(record: Record, key: str) -> PlainText:

@@ -155,6 +155,7 @@ class ExampleReader:
             case Completion(prompt=str(prompt), completion=str(completion)) if (
                 not self.tokenizer.has_chat_template
             ):
+                self.tokenizer.check_template(row.variables)
                 return self._of_text(
                     [Piece(prompt, not self.completion_only), Piece(completion, True)]
                 )
@@ -168,14 +169,19 @@ class ExampleReader:
         return ended(joined, self.tokenizer.eos_ids)
 
     def _of_chat(
-        self, row: ExampleRow, messages: Sequence[ChatMessage], first: int, *, only: bool
+        self,
+        row: Completion | Conversation,
+        messages: Sequence[ChatMessage],
+        first: int,
+        *,
+        only: bool,
     ) -> Marked:
         if not self.tokenizer.has_chat_template:
             raise UserError(
                 f"{row.where}, is a chat, but {self.tokenizer.directory} has no chat template: expected "
                 "prompt and completion as text; give such rows, or a checkpoint with a template."
             )
-        marked = mark_turns(self.tokenizer, messages, first)
+        marked = mark_turns(self.tokenizer, messages, first, row.variables)
         return marked if only else Marked(marked.tokens, [True] * len(marked.tokens))
 
 

@@ -11,10 +11,12 @@ are written (`row_files.py`), nor tokens, splits or order.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.columns import ABSENT, column_names, find_column, lookup, missing
@@ -22,6 +24,7 @@ from pat_jax.rl.final_answer import final_answer
 from pat_jax.rl.math_notation import without_grouping
 from pat_jax.rl.plain_text import has_lone_surrogate
 from pat_jax.rl.row_files import Record, listed, read_records
+from pat_jax.rl.template_columns import media_columns
 from pat_jax.rl.tokenizer import PromptText, flatten_messages, is_message
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -52,6 +55,7 @@ class Row:
     where: str  # file, line and field of the prompt
     text: str  # the problem alone, without an instruction
     prompt: PromptText  # what the policy reads
+    variables: Mapping[str, Any]  # of the chat template, besides those of every prompt
     columns: Mapping[str, object]  # all but the prompt's; the answer as `answer`
 
 
@@ -60,6 +64,7 @@ class ProblemFile:
     rows: Sequence[Row]
     last_number: int  # of a row, left out or not
     without_answer: Sequence[str]  # where the answer is null, or is not in its solution
+    media: Mapping[str, int]  # columns that no policy here is shown, and how many rows have one
 
 
 def read_problem_file(
@@ -87,20 +92,32 @@ def read_problem_file(
             f"{path} has the columns {listed(column_names(records))}: expected one of "
             f"{', '.join(PROMPTS)}; name the column of the prompts with --data.prompt_key."
         )
+    if prompt_key == answer_key:
+        raise UserError(
+            f"{path}: the column {prompt_key!r} is to be both prompt and answer: expected two columns; "
+            "name them with --data.prompt_key and --data.answer_key."
+        )
     answers = [lookup(record.fields, answer_key) for record in records]
     has_marks = any(isinstance(answer, str) and MARK in answer for answer in answers)
     has_marks = has_marks and answer_key.lower() != SOLUTION
     rows: list[Row] = []
     without_answer: list[str] = []
+    media: Counter[str] = Counter()
     for record in records:
         answer = _answer(record, answer_key, has_marks=has_marks, is_compared=is_compared)
         if answer is None:
             without_answer.append(f"{record.where}, field {answer_key!r}")
             continue
-        text, prompt = _prompt(record, prompt_key)
-        where = f"{record.where}, field {prompt_key!r}"
-        rows.append(Row(record.number, where, text, prompt, _others(record, prompt_key) | answer))
-    return ProblemFile(rows, records[-1].number, without_answer)
+        media.update(set(media_columns(record.fields)) - {prompt_key, answer_key})
+        rows.append(_row(record, prompt_key, answer_key, answer))
+    return ProblemFile(rows, records[-1].number, without_answer, media)
+
+
+def _row(record: Record, prompt_key: str, answer_key: str, answer: dict[str, object]) -> Row:
+    text, prompt = _prompt(record, prompt_key)
+    where = f"{record.where}, field {prompt_key!r}"
+    variables = record.template_variables(prompt_key, answer_key)
+    return Row(record.number, where, text, prompt, variables, _others(record, prompt_key) | answer)
 
 
 def _others(record: Record, prompt_key: str) -> dict[str, object]:

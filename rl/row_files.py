@@ -7,9 +7,11 @@ what fields mean (`problem_files.py`).
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.rl.template_columns import ColumnError, template_variables
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,21 @@ class Record:
             f"{self.where}, field {field!r}, is {shown(value)}: expected {expected}; correct this "
             "row or remove it."
         )
+
+    def template_variables(self, *others: str) -> dict[str, Any]:
+        """What the row tells the chat template beside the messages.
+
+        Args:
+          others: columns that hold something else, whatever they are called.
+
+        Raises:
+          UserError: it is of another kind.
+        """
+        given = {name: value for name, value in self.fields.items() if name not in others}
+        try:
+            return template_variables(given)
+        except ColumnError as error:
+            raise self.complain(error.column, error.value, error.expected) from None
 
 
 def read_records(path: Path, *, of: str = "problems") -> list[Record]:

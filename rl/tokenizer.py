@@ -1,4 +1,4 @@
-"""Text to tokens and back: what every tokenizer offers, and the two that exist.
+"""Text to tokens and back: what every tokenizer offers, and that of a checkpoint.
 
 Knows files of tokenizers and chat templates. Does not know models: `check_vocabulary` is told how
 many embedding rows there are.
@@ -10,17 +10,23 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
 from pat_jax.rl.end_tokens import GENERATION_CONFIG, MODEL_CONFIG, named_eos_ids
+from pat_jax.rl.special_tokens import SpecialTokens
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
 PromptText = str | Sequence[ChatMessage]
 
 ASSISTANT = "assistant"  # the role of the policy
+NO_TEMPLATE = (
+    "to set tools or chat_template_kwargs of: expected rows without them; remove the columns, or use a "
+    "checkpoint with a template."
+)
 _VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -49,11 +55,16 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens (padding, end of sequence)."""
+        """Text without special tokens (padding, end of sequence), unless it is to have them."""
         ...
 
-    def encode_prompt(self, prompt: PromptText) -> list[int]:
+    def encode_prompt(
+        self, prompt: PromptText, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Tokens after which the response begins: the chat template, where there is one, applied.
+
+        Args:
+          variables: of the template; they win over those of every prompt.
 
         Raises:
           ChatTemplateError: the template cannot do it.
@@ -73,47 +84,6 @@ def flatten_messages(prompt: PromptText) -> str:
     return "\n\n".join(message["content"] for message in prompt)
 
 
-class CharTokenizer:
-    """One token a character of a fixed alphabet, after padding (0) and end of sequence (1)."""
-
-    pad_id = 0
-    eos_ids = (1,)
-    _NUM_SPECIAL = 2
-
-    def __init__(self, alphabet: str):
-        if len(set(alphabet)) != len(alphabet):
-            raise ValueError(f"alphabet repeats a character: {alphabet!r}")
-        self.alphabet = alphabet
-        self._ids = {char: index + self._NUM_SPECIAL for index, char in enumerate(alphabet)}
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.alphabet) + self._NUM_SPECIAL
-
-    @property
-    def checksum(self) -> int:
-        return zlib.crc32(self.alphabet.encode())
-
-    def encode(self, text: str) -> list[int]:
-        unknown = sorted(set(text) - self._ids.keys())
-        if unknown:
-            raise UserError(
-                f"text {text[:40]!r} has the character {unknown[0]!r}: this tokenizer knows only "
-                f"{self.alphabet!r}; use a model directory with its own tokenizer."
-            )
-        return [self._ids[char] for char in text]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(
-            self.alphabet[token - self._NUM_SPECIAL]
-            for token in tokens
-            if token >= self._NUM_SPECIAL
-        )
-
-    def encode_prompt(self, prompt: PromptText) -> list[int]:
-        return self.encode(flatten_messages(prompt))
-
-
 @dataclass(frozen=True)
 class Chat:
     """What every prompt gets that a chat template turns into text."""
@@ -125,8 +95,18 @@ class Chat:
 class HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face checkpoint directory, read from local files only."""
 
-    def __init__(self, directory: str | Path, chat: Chat | None = None):
-        self.chat = chat or Chat()
+    def __init__(
+        self,
+        directory: str | Path,
+        chat: Chat | None = None,
+        *,
+        skip_special_tokens: bool = True,
+    ):
+        """
+        Args:
+          skip_special_tokens: texts of tokens are without special ones.
+        """
+        self.chat, self._skips_special = chat or Chat(), skip_special_tokens
         self.directory = Path(directory)
         self._tokenizer = _load_auto_tokenizer(self.directory)
         self.eos_ids = self._find_eos_ids()
@@ -180,15 +160,32 @@ class HuggingFaceTokenizer:
         # Cleaning up spaces would change what the policy wrote.
         return self._tokenizer.decode(
             [int(token) for token in tokens],
-            skip_special_tokens=True,
+            skip_special_tokens=self._skips_special,
             clean_up_tokenization_spaces=False,
         )
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a text to go on with: no chat template, but unlike `encode` with the
-        beginning-of-sequence token that a base model expects.
+        beginning-of-sequence token that a base model expects, once, whoever writes it.
         """
-        return list(self._tokenizer.encode(text))
+        return self.special.begun_once(self._tokenizer.encode(text))
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Tokens of what the chat template has made, with one beginning of sequence at most: where
+        it writes one, a message that begins with another adds none."""
+        return self.special.begun_once(self.encode(text))
+
+    @cached_property
+    def special(self) -> SpecialTokens:
+        return SpecialTokens.of(self._tokenizer)
+
+    @cached_property
+    def dropped(self) -> Mapping[int, str]:
+        """Special tokens that `decode` leaves out, with their text, but for the usual ones: those of
+        beginning, end and padding."""
+        usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
+        texts = self.special.texts if self._skips_special else {}
+        return {token: text for token, text in texts.items() if token not in usual}
 
     @property
     def checksum(self) -> int:
@@ -203,11 +200,16 @@ class HuggingFaceTokenizer:
     def encode_prompt(
         self, prompt: PromptText, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """`variables` of the template win over those of every prompt."""
         if not self.has_chat_template:
+            self.check_template(variables)
             return self.encode_text(flatten_messages(prompt))
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.encode(self.chat_text(messages, variables))
+        return self.encode_chat(self.chat_text(messages, variables))
+
+    def check_template(self, variables: Mapping[str, Any] | None) -> None:
+        """Raises ChatTemplateError for variables without a template."""
+        if variables and not self.has_chat_template:
+            raise ChatTemplateError(f"{self.directory} has no chat template {NO_TEMPLATE}")
 
     def chat_text(
         self,

@@ -3,8 +3,9 @@
 Knows texts that a chat template makes, and tokens. Does not know files or batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
@@ -13,6 +14,7 @@ from pat_jax.rl.tokenizer import ASSISTANT, ChatMessage, HuggingFaceTokenizer
 _PROBE = "4bd2f0c1"
 
 Encode = Callable[[str], list[int]]
+Write = Callable[..., str]  # messages, is_closed: as `HuggingFaceTokenizer.chat_text`
 
 
 class Piece(NamedTuple):
@@ -28,7 +30,10 @@ class Marked(NamedTuple):
 
 
 def mark_turns(
-    tokenizer: HuggingFaceTokenizer, messages: Sequence[ChatMessage], first: int = 0
+    tokenizer: HuggingFaceTokenizer,
+    messages: Sequence[ChatMessage],
+    first: int = 0,
+    variables: Mapping[str, Any] | None = None,
 ) -> Marked:
     """A chat as its template writes it, up to the end of the assistant's last message.
 
@@ -39,13 +44,15 @@ def mark_turns(
     Args:
       messages: at least one of them the assistant's, from `first` on.
       first: messages before it are context, whoever says them.
+      variables: of the template, besides those of every chat.
 
     Raises:
       ChatTemplateError: the template fails, or it writes messages in another way once others
-        follow, so that nobody could tell which tokens are whose.
+        follow, so that nobody could tell which tokens are whose, or an answer not at all.
     """
-    pieces = list(_pieces(tokenizer, messages, first))
-    return ended(join_pieces(pieces, tokenizer.encode, tokenizer.encode), tokenizer.eos_ids)
+    write = partial(tokenizer.chat_text, variables=variables)
+    pieces = list(_pieces(write, tokenizer.eos_texts, messages, first))
+    return ended(join_pieces(pieces, tokenizer.encode_chat, tokenizer.encode), tokenizer.eos_ids)
 
 
 def ended(marked: Marked, eos_ids: Sequence[int]) -> Marked:
@@ -78,38 +85,39 @@ def join_pieces(pieces: Sequence[Piece], begin: Encode, go_on: Encode) -> Marked
 
 
 def _pieces(
-    tokenizer: HuggingFaceTokenizer, messages: Sequence[ChatMessage], first: int
+    write: Write, eos_texts: Sequence[str], messages: Sequence[ChatMessage], first: int
 ) -> Iterator[Piece]:
-    whole, done = tokenizer.chat_text(messages, is_closed=True), 0
+    whole, done = write(messages, is_closed=True), 0
     turns = [i for i in range(first, len(messages)) if messages[i]["role"] == ASSISTANT]
-    starts = [_start(tokenizer, messages, i, whole) for i in turns]
+    starts = [_start(write, messages, i, whole) for i in turns]
     for i, start, limit in zip(turns, starts, [*starts[1:], len(whole)], strict=True):
         if start < done:
             raise _untold(i)
-        end = _end(tokenizer, messages, i, whole, start, limit)
+        end = _end(write, eos_texts, messages, i, whole, start, limit)
+        _check_is_said(write, eos_texts, messages, i, whole[start:end])
         yield Piece(whole[done:start], False)
         yield Piece(whole[start:end], True)
         done = end
 
 
-def _start(
-    tokenizer: HuggingFaceTokenizer, messages: Sequence[ChatMessage], i: int, whole: str
-) -> int:
+def _start(write: Write, messages: Sequence[ChatMessage], i: int, whole: str) -> int:
     """Where the answer `messages[i]` begins in the text of the whole chat."""
     if i and messages[i - 1]["role"] != ASSISTANT:
-        asked = tokenizer.chat_text(messages[:i], is_closed=False)
+        asked = write(messages[:i], is_closed=False)
         if whole.startswith(asked):
             return len(asked)
     # Such as a request for an answer that opens its thoughts, which are not kept in a chat.
-    probed = [*messages[:i], {**messages[i], "content": _PROBE}, *messages[i + 1 :]]
-    head, probe, _ = tokenizer.chat_text(probed, is_closed=True).partition(_PROBE)
-    if not probe or not whole.startswith(head):
+    head, probe, _ = write(_probed(messages, i), is_closed=True).partition(_PROBE)
+    if not probe:
+        raise _unsaid(i)
+    if not whole.startswith(head):
         raise _untold(i)
     return len(head)
 
 
 def _end(
-    tokenizer: HuggingFaceTokenizer,
+    write: Write,
+    eos_texts: Sequence[str],
     messages: Sequence[ChatMessage],
     i: int,
     whole: str,
@@ -117,16 +125,44 @@ def _end(
     limit: int,
 ) -> int:
     """Behind the token that ends the answer, or, where there is none, behind its message."""
-    found = [(whole.find(text, start, limit), text) for text in tokenizer.eos_texts]
+    found = [(whole.find(text, start, limit), text) for text in eos_texts]
     ends = [at + len(text) for at, text in found if at >= 0]
     if ends:
         return min(ends)
     if i == len(messages) - 1:
         return len(whole)
-    closed = tokenizer.chat_text(messages[: i + 1], is_closed=True)
+    closed = write(messages[: i + 1], is_closed=True)
     if not whole.startswith(closed):
         raise _untold(i)
     return len(closed)
+
+
+def _probed(messages: Sequence[ChatMessage], i: int) -> list[ChatMessage]:
+    return [*messages[:i], {**messages[i], "content": _PROBE}, *messages[i + 1 :]]
+
+
+def _check_is_said(
+    write: Write, eos_texts: Sequence[str], messages: Sequence[ChatMessage], i: int, said: str
+) -> None:
+    """Refuses an answer that the template leaves out: to say nothing would be learned from it.
+
+    It may change spaces, drop thoughts and escape characters, so that what differs from the message
+    is asked for again with a text that cannot be there by chance.
+    """
+    for text in eos_texts:
+        said = said.replace(text, "")
+    content, said = ("".join(text.split()) for text in (messages[i]["content"], said))
+    if not content or content == said:
+        return
+    if not said or _PROBE not in write(_probed(messages, i), is_closed=True):
+        raise _unsaid(i)
+
+
+def _unsaid(i: int) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"the chat template leaves out what the assistant says in message {i + 1}: expected one that "
+        "writes it, because else nothing but silence is learned; correct the template or the row."
+    )
 
 
 def _untold(i: int) -> ChatTemplateError:

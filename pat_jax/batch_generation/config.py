@@ -51,7 +51,7 @@ class GenerateConfig:
     """A PEFT adapter directory; the adapters are merged into the weights of --model."""
     prompts: str = "prompts.jsonl"
     """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and if
-    need be id, metadata, stop_token_ids and any of the sampling options."""
+    need be id, metadata, tools, stop_token_ids and any of the sampling options."""
     out: str = "results.jsonl"
     """Where the results go, one JSON line for each sample, in the order of the prompts."""
     resume: bool = False

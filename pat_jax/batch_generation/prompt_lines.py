@@ -2,8 +2,8 @@
 
     {"prompt": text} | {"messages": [{"role": …, "content": …}, …]} | {"token_ids": [ints]}
 
-besides `id`, `metadata` (both copied to the results), `chat_template_kwargs` (beside messages) and any
-field of `SamplingOverrides`. Knows what can be wrong with a line; does not know engines.
+besides `id`, `metadata` (both copied to the results), `tools` and `chat_template_kwargs` (beside
+messages) and any field of `SamplingOverrides`. Knows what can be wrong with a line; does not know engines.
 """
 
 import codecs
@@ -19,6 +19,7 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
 from pat_jax.rl.plain_text import has_lone_surrogate, has_more_tokens
+from pat_jax.rl.template_columns import TOOLS, VARIABLES, ColumnError, template_variables
 from pat_jax.rl.tokenizer import (
     HuggingFaceTokenizer,
     flatten_messages,
@@ -26,7 +27,6 @@ from pat_jax.rl.tokenizer import (
 )
 
 PROMPT_FIELDS = ("prompt", "messages", "token_ids")
-VARIABLES = "chat_template_kwargs"
 MOST_SAMPLES = 2**16  # of one line
 BY_LINE, BY_SEED = 2, 3  # streams of sampling keys, after those of training
 
@@ -102,7 +102,7 @@ class SamplingOverrides:
 
 _SAMPLING = {field.name for field in fields(Sampling)}
 _OVERRIDES = {field.name for field in fields(SamplingOverrides)}
-_KNOWN = (*PROMPT_FIELDS, VARIABLES, "id", "metadata", *_OVERRIDES)
+_KNOWN = (*PROMPT_FIELDS, TOOLS, VARIABLES, "id", "metadata", *_OVERRIDES)
 
 
 def _given(overrides: SamplingOverrides) -> dict[str, Any]:
@@ -222,8 +222,9 @@ def _tokens(
         raise ValueError(f"expected one of {', '.join(PROMPT_FIELDS)} in each line, found {found}.")
     (name,) = named
     value = given[name]
-    if VARIABLES in given and name != "messages":
-        raise ValueError(f"{VARIABLES} belongs to a chat template: expected messages beside it.")
+    for variable in (TOOLS, VARIABLES):
+        if given.get(variable) is not None and name != "messages":
+            raise ValueError(f"{variable} belongs to a chat template: expected messages beside it.")
     if name == "token_ids":
         if not isinstance(value, list) or not all(map(is_token_id, value)):
             raise ValueError("token_ids is no list of integers: expected token ids.")
@@ -233,7 +234,7 @@ def _tokens(
     if has_lone_surrogate(value):  # JSON can say what no text is
         raise ValueError(f"{name} has half of a character (a lone surrogate): expected text.")
     if name == "messages":
-        return _chat(value, given.get(VARIABLES), tokenizer, max_length)
+        return _chat(given, tokenizer, max_length)
     if not isinstance(value, str):
         raise ValueError(f"prompt is a JSON {type(value).__name__}: expected text.")
     _refuse_endless(value, max_length)
@@ -254,8 +255,9 @@ def _refuse_endless(text: str, max_length: int) -> None:
 
 
 def _chat(
-    messages: Any, variables: Any, tokenizer: HuggingFaceTokenizer, max_length: int
+    given: Mapping[str, Any], tokenizer: HuggingFaceTokenizer, max_length: int
 ) -> Sequence[int]:
+    messages = given["messages"]
     is_chat = isinstance(messages, list) and all(map(is_message, messages))
     if not is_chat or not messages:
         raise ValueError("messages: expected a list of chat messages, each with role and content.")
@@ -263,7 +265,10 @@ def _chat(
         raise ValueError(
             "messages need a chat template, which this tokenizer lacks: give a prompt."
         )
-    if variables is not None and not isinstance(variables, dict):
-        raise ValueError(f"{VARIABLES} is {shown(variables)}: expected an object.")
+    try:
+        variables = template_variables(given)
+    except ColumnError as error:
+        shown_value = shown(error.value)
+        raise ValueError(f"{error.column} is {shown_value}: expected {error.expected}.") from None
     _refuse_endless(flatten_messages(messages), max_length)
     return tokenizer.encode_prompt(messages, variables)

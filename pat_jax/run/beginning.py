@@ -17,6 +17,13 @@ from pat_jax.run.setup import Setup
 from pat_jax.run.totals import Totals
 from pat_jax.run.warm_start import warm_start
 
+_OTHER_PROBLEMS = {
+    "train": "resumed with other problems than before, or in another order (the files of --data or how "
+    "they are read): some come twice in this epoch, and some not at all",
+    "heldout": "resumed with other held-out problems than before (the files, or how many): evaluations "
+    "from here on are not those before",
+}
+
 
 @dataclass(frozen=True)
 class Beginning:
@@ -37,7 +44,7 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     if trainer.has_reference:
         abstract["reference"] = trainer.abstract_params
     if (found := run.restore(abstract)) is not None:
-        return _resumed(config, found, base_checksum)
+        return _resumed(config, setup, run, found, base_checksum)
     state = trainer["init_state"](setup.initial_params(config))
     state = warm_start(config, setup, state, run.progress)
     reference = trainer["copy"](state.params) if trainer.has_reference else None
@@ -45,11 +52,18 @@ def begin(config: RunConfig, setup: Setup, run: OpenRun) -> Beginning:
     return Beginning(0, state, reference, lengths, Totals(), base_checksum)
 
 
-def _resumed(config: RunConfig, found: Restored, base_checksum: int | None) -> Beginning:
+def _resumed(
+    config: RunConfig, setup: Setup, run: OpenRun, found: Restored, base_checksum: int | None
+) -> Beginning:
     step, saved, meta = found
     check_base(meta, base_checksum, config)
+    before = meta.get("problems", {})  # of a checkpoint of an earlier version it is not known
+    for name, checksum in setup.task.checksums.items():
+        if before.get(name, checksum) != checksum:
+            run.progress.print(_OTHER_PROBLEMS[name])
     lengths = LengthModel.from_json(meta["lengths"])
     lengths = lengths.with_cap(config.rollout.max_completion_length)
-    totals = Totals.from_json(meta, step)
+    size = config.rollout.prompts_per_step
+    totals = Totals.from_json(meta, step, size, setup.task.train.after)
     reference = saved.get("reference")
     return Beginning(step, saved["train"], reference, lengths, totals, base_checksum)

@@ -22,17 +22,21 @@ from pat_jax.common.hosts.waiting import START_AGAIN
 from pat_jax.run.checkpoint_files import (
     checkpoints_in,
     damage,
-    is_sealed,
     lacking,
     move_aside,
-    seal,
 )
 from pat_jax.run.checkpoint_meta import as_json, check_same, read_meta
-from pat_jax.run.checkpoint_orbax import MISTAKES, first_line, open_manager, reason, silence
+from pat_jax.run.checkpoint_orbax import (
+    MISTAKES,
+    UNFINISHED,
+    first_line,
+    open_manager,
+    reason,
+    silence,
+)
 
 DAMAGED = "damaged_checkpoints"  # beside the folder of the checkpoints
 Read = tuple[int, Any, dict[str, Any]]  # a checkpoint's step, state and metadata
-_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those it has not finished
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +109,7 @@ class Checkpointer:
         if short := company().agree("room on disk", lambda: lacking(self._directory, num_bytes)):
             raise self._failure(step, short)
         self._begin(step, state, content)
-        self._pending = step, self._writer.submit(self._finish, step)
+        self._pending = step, self._writer.submit(self._finish)
         if not company().is_alone:
             self.wait()  # what one process finds out in the background the others would not know
 
@@ -187,16 +191,9 @@ class Checkpointer:
         us = company()
         us.agree("what is no checkpoint", self._move_strays)
         for path in reversed(us.agree("checkpoints", lambda: checkpoints_in(self._directory))):
-            is_whole, why = us.agree(
-                "a checkpoint's files",
-                lambda path=path: (is_sealed(path), damage(path) if is_sealed(path) else None),
-            )
-            if is_whole and why is None:
+            why = us.agree("a checkpoint's files", lambda path=path: damage(path))
+            if why is None:
                 return self._read(path, abstract_state)
-            if not is_whole:
-                read, why = self._read_unsealed(path, abstract_state)
-                if read is not None:
-                    return read
             sentence = f"the checkpoint of step {path.name} is damaged: {why}"
             us.agree("a damaged checkpoint", partial(self._set_aside, path, sentence))
         damaged = f": damaged ones are in {folder}" if (folder := self._damaged).is_dir() else ""
@@ -213,20 +210,6 @@ class Checkpointer:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_unsealed(self, path: Path, abstract_state: Any) -> tuple[Read | None, str]:
-        """What every process can read, or why one of them cannot."""
-        read, why = None, ""
-        try:
-            read = self._read(path, abstract_state)
-        except UserError:
-            raise
-        except Exception as error:  # what Orbax raises has no common class, seen: bare ones
-            log.info("%s cannot be read", path, exc_info=error)
-            why = f"it cannot be read ({first_line(error)})"
-        whys = company().gather("a checkpoint without checksums", why)
-        found = next(filter(None, whys), "")
-        return None if found else read, found
-
     def _read(self, path: Path, abstract_state: Any) -> Read:
         read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
@@ -239,14 +222,8 @@ class Checkpointer:
     def _damaged(self) -> Path:
         return self._directory.with_name(DAMAGED)
 
-    def _finish(self, step: int) -> None:
+    def _finish(self) -> None:
         self._manager.wait_until_finished()
-        if not company().is_first:
-            return
-        try:
-            seal(self._directory / str(step))
-        except OSError as error:  # complete and usable all the same
-            log.warning("the checkpoint of step %d has no checksums: %s", step, error)
 
     def _failure(self, step: int, why: str) -> SaveError:
         kept = self.latest_step()
@@ -260,14 +237,14 @@ class Checkpointer:
         self._close_manager()  # which would wait for the failed one again
         if not company().is_first:
             return
-        for path in self._directory.glob(f"{step}{_UNFINISHED}*"):
+        for path in self._directory.glob(f"{step}{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _move_strays(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         others = {*self._directory.iterdir()} - {*checkpoints_in(self._directory)}
         for path in sorted(others):
-            if _UNFINISHED not in path.name:
+            if UNFINISHED not in path.name:
                 self._set_aside(path, f"{path.name!r} among the checkpoints is none")
 
     def _set_aside(self, path: Path, what: str) -> None:

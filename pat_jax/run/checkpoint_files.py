@@ -17,6 +17,7 @@ from pathlib import Path
 from pat_jax.common.files import replace_text
 
 MANIFEST = "pat_jax_files.json"
+METADATA = "meta/metadata"  # a file that every checkpoint has
 # Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
 # 0.79 of a state whose reference is as it was in bfloat16, 0.48 of such numbers alone.
 COMPRESSED = 0.45
@@ -69,22 +70,24 @@ def seal(checkpoint: Path) -> None:
     replace_text(checkpoint / MANIFEST, json.dumps(entries))
 
 
-def is_sealed(checkpoint: Path) -> bool:
-    """False of one whose run was killed right after it was complete, and of earlier versions'."""
-    return (checkpoint / MANIFEST).exists()
-
-
 def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
-    """What is wrong with the files of a sealed checkpoint; None: nothing.
+    """What is wrong with the files of a checkpoint; None: nothing.
+
+    Without checksums of all of them nobody can tell.
 
     Args:
       by_checksum: read every byte; without it the files' sizes alone are compared.
     """
+    if not (checkpoint / MANIFEST).exists():
+        return f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
     try:
         entries = json.loads((checkpoint / MANIFEST).read_bytes())
         wanted = {name: (int(size), int(checksum)) for name, (size, checksum) in entries.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return f"{MANIFEST} cannot be read"
+    there = {str(path.relative_to(checkpoint)) for path in _files(checkpoint)}
+    if unlisted := sorted((there | {METADATA}) - wanted.keys()):
+        return f"{unlisted[0]} has no checksum in {MANIFEST}"
     for name, (size, _) in wanted.items():
         path = checkpoint / name
         if not path.is_file():
@@ -102,8 +105,9 @@ def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
 
 
 def _files(checkpoint: Path) -> Iterator[Path]:
+    """All but what a system or a person leaves in folders, such as `.DS_Store`."""
     for path in sorted(checkpoint.rglob("*")):
-        if path.is_file() and path.name != MANIFEST:
+        if path.is_file() and path.name != MANIFEST and not path.name.startswith("."):
             yield path
 
 

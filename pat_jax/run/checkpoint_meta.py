@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
-from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed
+from pat_jax.run.checkpoint_files import METADATA, checkpoints_in, damage
 
 
 def newest_meta(directory: str | Path) -> dict[str, Any] | None:
     """Fingerprint and metadata of the newest checkpoint whose files have their sizes, if any."""
     for path in reversed(checkpoints_in(Path(directory).absolute())):
-        if is_sealed(path) and damage(path, by_checksum=False):
+        if damage(path, by_checksum=False):
             continue
         try:
             return read_meta(path)
@@ -33,7 +33,7 @@ def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """What `JsonSave` has written: the fingerprint, and the metadata under `meta`."""
-    meta = json.loads((path / "meta" / "metadata").read_bytes())
+    meta = json.loads((path / METADATA).read_bytes())
     if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
         raise ValueError("it has no fingerprint or no metadata")
     return meta

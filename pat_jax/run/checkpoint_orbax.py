@@ -11,12 +11,29 @@ import orbax.checkpoint as ocp
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
+from pat_jax.run.checkpoint_files import seal
 
 WRITE_S = 1200  # that one process waits in vain for the part of another: less than a run's patience
 ITEMS = ("state", "meta")
 MISTAKES = (OSError, ValueError, RuntimeError)  # its writers raise ValueError for a full disk
 
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of those that are not finished
+
 log = logging.getLogger(__name__)
+
+
+class _Sealed(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """A checkpoint that has its name has its checksums: they are written before it is called so."""
+
+    async def finalize(self) -> None:
+        final = self._final_path
+        if UNFINISHED in final.parent.name:  # a part of one
+            await super().finalize()
+            return
+        self._final_path = final.with_name(f"{final.name}{UNFINISHED}-sealing")
+        await super().finalize()
+        seal(Path(self._final_path))
+        self._final_path = self._final_path.rename(final)
 
 
 def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
@@ -26,6 +43,7 @@ def open_manager(directory: Path, max_to_keep: int) -> ocp.CheckpointManager:
         options=ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep),
             cleanup_tmp_directories=True,
+            temporary_path_class=_Sealed,
             async_options=ocp.AsyncOptions(timeout_secs=WRITE_S),
         ),
     )

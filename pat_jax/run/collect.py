@@ -98,7 +98,8 @@ class Collector:
                 groups += [group for group, keep in pairs if keep]
                 rewards.append(drawn[-1].rewards[keeps])
         last = drawn[-1]
-        measured = _describe(drawn) | self.totals.metrics(self._task.batches_per_epoch)
+        epochs = self._task.train.epochs(self.totals.cursor)
+        measured = _describe(drawn) | self.totals.metrics(epochs)
         every = [group for one in drawn for group in one.groups]
         if not groups:
             return Experience(last.groups, last.rewards, last, every, measured)
@@ -117,7 +118,7 @@ class Collector:
         self, step: int, generator: Generator, clock: Stopwatch, iteration: Iteration
     ) -> Drawn:
         number, rollout = self.totals.batches, self._config.rollout
-        prompts = self._task.train_batch(number, rollout.prompts_per_step)
+        prompts, after = self._task.train.draw(self.totals.cursor, rollout.prompts_per_step)
         texts = [prompt.text for prompt in prompts for _ in range(rollout.num_generations)]
         kept = iteration.batch(number)
         scoring = self._scorer.begin(texts, self._read, kept)
@@ -132,7 +133,7 @@ class Collector:
                 f"{kept.taken} of {len(said)} responses were on disk from before, and were not drawn again"
             )
         self._completions.write(step + 1, "train", said, rewards, scoring.scores)
-        self.totals = self.totals.plus(int(sequence_lengths(groups).sum()))
+        self.totals = self.totals.plus(int(sequence_lengths(groups).sum()), after)
         by_group = rewards.reshape(len(groups), -1)
         failures, scores = scoring.failures, scoring.scores
         hidden = scoring.hidden_seconds

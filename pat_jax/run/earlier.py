@@ -71,18 +71,18 @@ def earlier_iterations(config: RunConfig, setup: Setup) -> EarlierIterations | N
     text_room, most = setup.engine.text_room, config.speculation.earlier
     if not most or not text_room:
         return None
-    of_prompt = min(text_room, _share(config, setup.task.batches_per_epoch))
+    of_prompt = min(text_room, _share(config, setup.task.train.num_different))
     empty = EarlierResponses(most, of_prompt, BESIDE)
     files = SideFiles(Path(config.run_dir), FOLDER, "responses of earlier iterations")
     return EarlierIterations(files, setup.task.tokenizer.checksum, empty)
 
 
-def _share(config: RunConfig, batches_per_epoch: int | None) -> int:
+def _share(config: RunConfig, prompts_of_an_epoch: int | None) -> int:
     """Tokens of responses to a prompt, so that all prompts of an epoch have some when they come again; at
     the least one response."""
     rollout, share = config.rollout, config.speculation.earlier
-    if batches_per_epoch:
-        share //= batches_per_epoch * rollout.prompts_per_step
+    if prompts_of_an_epoch:
+        share //= prompts_of_an_epoch
     return max(share - rollout.max_prompt_length, rollout.max_completion_length + BESIDE)
 
 

@@ -81,7 +81,7 @@ class Run:
 
     def run(self) -> None:
         try:
-            first, *_ = self.task.train_batch(0, self.config.rollout.prompts_per_step)
+            first, *_ = self.task.train.batch(0, self.config.rollout.prompts_per_step)
             size = self.config.rollout.num_generations
             try_out(self.scorer, first, self.task.columns, size, self.progress)
             self.compile()
@@ -272,8 +272,8 @@ class Run:
         state: dict[str, Any] = {"train": self.state}
         if self.reference is not None:
             state["reference"] = self.reference
-        meta = {"lengths": lengths.to_json(), "base_checksum": self.base_checksum}
-        return state, meta | totals.to_json()
+        meta: dict[str, Any] = {"lengths": lengths.to_json(), "base_checksum": self.base_checksum}
+        return state, meta | {"problems": self.task.checksums} | totals.to_json()
 
     def finish(self) -> None:
         config = self.config

@@ -17,7 +17,7 @@ from pat_jax.models.config import ModelConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.adapters import lora_of
-from pat_jax.run.checkpoint_files import checkpoints_in, damage, is_sealed
+from pat_jax.run.checkpoint_files import checkpoints_in, damage
 from pat_jax.run.checkpoint_meta import as_json, check_same, read_meta
 from pat_jax.run.checkpoint_orbax import read_part
 from pat_jax.run.folder import CHECKPOINTS
@@ -122,7 +122,7 @@ def find_policy(run_dir: str, step: int | None) -> SavedPolicy:
 
 def _whole(path: Path) -> Mapping[str, Any] | str:
     """What a checkpoint says of itself, or what is wrong with it."""
-    if is_sealed(path) and (reason := damage(path)):
+    if reason := damage(path):
         return reason
     try:
         found = read_meta(path)

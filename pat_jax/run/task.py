@@ -4,8 +4,9 @@ import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
 from pat_jax.rl import arithmetic
 from pat_jax.rl.built_in_rewards import BUILT_IN, check_columns
-from pat_jax.rl.data import HELDOUT_SHARE, Problems, ProblemSplits, load_problems
+from pat_jax.rl.data import HELDOUT_SHARE, Problems, ProblemSplits, checksum_of, load_problems
+from pat_jax.rl.epochs import START, Cursor
 from pat_jax.rl.problem_files import Columns
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer, Tokenizer
 from pat_jax.rl.types import Prompt
@@ -23,17 +25,41 @@ from pat_jax.run.heldout import HELDOUT, HeldoutSet, set_names
 Demonstration = tuple[Sequence[int], Sequence[int]]  # prompt tokens, response tokens
 
 
+class Source(Protocol):
+    """Prompts to train on, as `rl.data.Problems` has them."""
+
+    @property
+    def num_different(self) -> int | None:
+        """None: they have no end."""
+        ...
+
+    @property
+    def checksum(self) -> int: ...
+
+    def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]: ...
+
+    def batch(self, step: int, size: int) -> list[Prompt]: ...
+
+    def after(self, batches: int, size: int) -> Cursor: ...
+
+    def epochs(self, at: Cursor) -> float | None: ...
+
+
 @dataclass(frozen=True)
 class Task:
     tokenizer: Tokenizer
     rewards: Sequence[str]  # the option's, or what `auto` means here
-    # (number of the batch, prompts) -> prompts, a pure function
-    train_batch: Callable[[int, int], list[Prompt]]
+    train: Source
     heldout: Sequence[HeldoutSet]
     demonstrations: Callable[[int, int], list[Demonstration]] | None  # (step, how many), if any
     columns: Sequence[str]  # that any prompt has, whichever an iteration draws
     note: str = ""  # what a person should know, such as how many prompts were too long
-    batches_per_epoch: int | None = None  # None: its problems have no end
+
+    @cached_property
+    def checksums(self) -> dict[str, int]:
+        """Of what is trained on and of what is held out: a resumed run should have the same."""
+        heldout = checksum_of(prompt for one in self.heldout for prompt in one.prompts)
+        return {"train": self.train.checksum, "heldout": heldout}
 
 
 def check_task(config: RunConfig) -> None:
@@ -134,16 +160,14 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
         check_columns(rewards, prompt.columns, splits.train.name)
     heldout = [HeldoutSet.of(name, x.heldout, config.eval.num_prompts) for name, x in sets.items()]
     prompts = [*splits.train, *(prompt for one in sets.values() for prompt in one.heldout)]
-    epoch = splits.train.batches_per_epoch(config.rollout.prompts_per_step)
     return Task(
         tokenizer,
         rewards,
-        splits.train.batch,
+        splits.train,
         heldout,
         None,
         columns_of(prompts),
         "\n".join(notes),
-        epoch,
     )
 
 
@@ -213,7 +237,7 @@ def _check_train(config: RunConfig, splits: ProblemSplits) -> None:
             f"{splits.train.name} leaves nothing to train on ({splits}): expected some problems; "
             "raise --rollout.max_prompt_length or use more data."
         )
-    splits.train.batch(0, config.rollout.prompts_per_step)  # refuses a file with too few
+    splits.train.draw(START, config.rollout.prompts_per_step)  # refuses a file with too few
 
 
 def _arithmetic(config: RunConfig) -> Task:
@@ -232,4 +256,4 @@ def _arithmetic(config: RunConfig) -> Task:
     heldout = arithmetic.problems(config.seed, "heldout").first(config.eval.num_prompts)
     rewards, columns = rewards_of(config, "exact"), columns_of(heldout)
     sets = [HeldoutSet(HELDOUT, heldout)]
-    return Task(arithmetic.TOKENIZER, rewards, train.batch, sets, demonstrations, columns)
+    return Task(arithmetic.TOKENIZER, rewards, train, sets, demonstrations, columns)

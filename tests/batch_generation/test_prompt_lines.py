@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from runs import write_checkpoint
+from runs import CHAT_TEMPLATE, write_checkpoint
+from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask, parse_object
@@ -41,6 +42,34 @@ def test_a_prompt_is_text_a_chat_or_token_ids(tokenizer: HuggingFaceTokenizer):
     assert ask({"prompt": "the"}, tokenizer).tokens == tuple(tokenizer.encode("the"))
     assert ask({"messages": messages}, tokenizer).tokens == tuple(tokenizer.encode_prompt(messages))
     assert ask({"token_ids": [5, 6]}, None).tokens == (5, 6)
+
+
+def test_a_chat_is_shown_the_tools_of_its_line(tmp_path):
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
+    knowing = HuggingFaceTokenizer(
+        write_tokenizer(tmp_path, eos_token="<eos>", chat_template=template)
+    )
+    line = {"messages": [{"role": "user", "content": "the"}]}
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    shown = tuple(knowing.encode_prompt(line["messages"], {"tools": tools}))
+    assert ask(line | {"tools": tools}, knowing).tokens == shown
+    assert ask(line | {"tools": json.dumps(tools)}, knowing).tokens == shown
+    assert ask(line | {"tools": []}, knowing).tokens == ask(line, knowing).tokens != shown
+    for tools, words in (
+        (["clock"], r"^tools is \['clock'\]: expected a list of objects .*\.$"),
+        ("clock", r"^tools is 'clock': expected JSON, but it is broken JSON .*\.$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(line | {"tools": tools}, knowing)
+    with pytest.raises(ValueError, match="tools belongs to a chat template: expected messages"):
+        ask({"prompt": "the", "tools": tools}, knowing)
+
+
+def test_a_prompt_that_has_begun_begins_once(tmp_path):
+    begins = HuggingFaceTokenizer(write_tokenizer(tmp_path, eos_token="<eos>"))
+    for text in ("the", "<bos>the"):
+        assert ask({"prompt": text}, begins).tokens == (BOS, *begins.encode("the"))
+    assert ask({"token_ids": [BOS, BOS]}, begins).tokens == (BOS, BOS)
 
 
 def test_a_line_wins_over_the_defaults():

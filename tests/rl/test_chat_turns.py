@@ -139,6 +139,56 @@ def test_a_template_that_does_not_tell_is_one_sentence(tmp_path: Path):
     assert sum(mark_turns(ours, chat, 3).is_said) == 2
 
 
+USERS = "{% for m in messages %}{% if m.role == 'user' %}<im>user:{{ m.content }}{% endif %}{% endfor %}"
+SILENT = {
+    "what others say": USERS,
+    "and asks": USERS + "{% if add_generation_prompt %}<im>assistant:{% endif %}",
+    "empty turns": PLAIN.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}<eos>"),
+    "the same to all": PLAIN.replace(
+        "{{ m.content }}", "{{ m.content if m.role == 'user' else 'OK' }}"
+    ),
+    "the last answer alone": PLAIN.replace(
+        "{{ m.content }}", "{{ m.content if m.role == 'user' or loop.last }}<eos>"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("answer", ["four", "4", "user:", "a\n b"])
+def test_a_template_that_leaves_out_an_answer_is_refused(tmp_path: Path, name: str, answer: str):
+    ours = tokenizer_with(tmp_path, SILENT[name])
+    said = {"role": "assistant", "content": answer}
+    ask = {"role": "user", "content": "2 + 2?"}
+    with pytest.raises(ChatTemplateError, match=r"leaves out what the assistant says in message 2"):
+        mark_turns(ours, [ask, said, ask, said])
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        "{{ m.content | trim }}",
+        "{{ m.content | tojson }}",
+        "{{ m.content.split('</think>')[-1] }}",
+        "{{ m.content | upper }}{{ m.content }}",
+    ],
+)
+def test_a_template_may_change_what_it_writes(tmp_path: Path, writes: str):
+    ours = tokenizer_with(tmp_path, PLAIN.replace("{{ m.content }}", f"{writes}<eos>"))
+    content = '<think>2 and 2</think> it\'s "four" '
+    said = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": content}]
+    assert sum(mark_turns(ours, said * 2).is_said) > 2 * len(" four ")
+
+
+def test_a_call_of_a_tool_has_no_text_to_leave_out(tmp_path: Path):
+    ours = tokenizer_with(
+        tmp_path, PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ m.calls }}<eos>")
+    )
+    call = {"role": "assistant", "content": "", "calls": "clock()"}
+    tokens, is_said = mark_turns(ours, [{"role": "user", "content": "Late?"}, call])
+    said = [token for token, is_one in zip(tokens, is_said, strict=True) if is_one]
+    assert ours.decode(said) == "clock()"
+
+
 def test_a_piece_is_read_in_its_context_where_that_leaves_the_prompt_as_it_is():
     """As tokenizers that put a space before a text; and those that join what meets at a border."""
 

@@ -8,6 +8,7 @@ from row_writing import write, write_lines
 from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.data import Problems, ProblemSplits, load_problems
+from pat_jax.rl.epochs import Cursor
 from pat_jax.rl.problem_files import INSTRUCTION
 from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.rl.types import Prompt
@@ -31,7 +32,7 @@ class WordTokenizer:
     def decode(self, tokens) -> str:
         return " ".join("x" * (token - 2) for token in tokens)
 
-    def encode_prompt(self, prompt) -> list[int]:
+    def encode_prompt(self, prompt, variables=None) -> list[int]:
         parts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]
         return [token for part in parts for token in self.encode(part)]
 
@@ -96,6 +97,54 @@ def test_problems_left_over_in_one_epoch_come_in_another():
 def test_a_batch_larger_than_the_set_is_refused():
     with pytest.raises(UserError, match=r"train.json has 3 prompts, fewer than one batch of 4"):
         Problems(prompts(3), seed=0, name="train.json").batch(0, 4)
+
+
+def test_a_changed_batch_size_goes_on_behind_what_has_been_drawn():
+    source, cursor, seen = Problems(prompts(43), seed=1, name="some"), Cursor(), list[int]()
+    for size in (9, 9, 5, 5, 5, 2):
+        batch, cursor = source.draw(cursor, size)
+        seen += ids(batch)
+    assert len(set(seen)) == 35 and source.epochs(cursor) == pytest.approx(35 / 43)
+    # Where a run has had one size, its place follows from how many batches there were.
+    for step in range(12):
+        assert source.draw(source.after(step, 9), 9)[0] == source.batch(step, 9)
+    assert source.after(5, 9) == Cursor(1, 9)
+
+
+def test_a_checksum_is_of_what_is_asked_and_what_rewards_are_told():
+    def checksum(*rows: tuple[str, object]) -> int:
+        found = [Prompt(i, (1, len(text)), text, {"answer": x}) for i, (text, x) in enumerate(rows)]
+        return Problems(found, seed=0, name="").checksum
+
+    known = checksum(("a", "1"), ("b", "2"))
+    assert known == checksum(("a", "1"), ("b", "2"))
+    others = {
+        checksum(("a", "1")),
+        checksum(("b", "2"), ("a", "1")),
+        checksum(("a", "1"), ("b", "3")),
+        checksum(("a", "1"), ("b", ["2", {"\ud800": None}])),
+        checksum(("a", "1"), ("c", "2")),
+        checksum(("a", "1"), ("b", "2"), ("c", "3")),
+    }
+    assert len(others) == 6 and known not in others
+
+
+def test_repeated_prompts_are_counted_and_never_in_one_batch(tmp_path):
+    rows = [{"prompt": f"problem {i % 12}", "answer": str(i)} for i in range(37)]
+    splits = load(write_lines(tmp_path / "a.jsonl", *rows), heldout_share=0.0)
+    assert str(splits).startswith(
+        "problems: 37 to train on (25 repeat another's prompt); left out:"
+    )
+    cursor, seen = Cursor(), list[str]()
+    for _ in range(12):
+        batch, cursor = splits.train.draw(cursor, 9)
+        assert len({prompt.text for prompt in batch}) == 9
+        seen += [str(prompt.columns["answer"]) for prompt in batch]
+    assert set(seen) == {str(i) for i in range(37)}  # each row has its turn
+    assert len({prompt.text for prompt in splits.train.draw(Cursor(), 20)[0]}) == 12
+    chats = [[{"role": role, "content": "a"}] for role in ("user", "system")]
+    path = write_lines(tmp_path / "b.jsonl", *({"prompt": chat, "tools": []} for chat in chats))
+    assert "repeat" in str(load(path, heldout_share=0.0))  # the same text and the same tokens
 
 
 def test_first_gives_what_there_is():
@@ -198,7 +247,7 @@ def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
     class Counting(WordTokenizer):
         count = 0
 
-        def encode_prompt(self, prompt) -> list[int]:
+        def encode_prompt(self, prompt, variables=None) -> list[int]:
             self.count += 1
             return super().encode_prompt(prompt)
 
@@ -214,7 +263,7 @@ def test_a_prompt_that_comes_again_is_tokenized_once(tmp_path):
 
 def test_a_chat_template_that_fails_names_the_row(tmp_path):
     class Failing(WordTokenizer):
-        def encode_prompt(self, prompt) -> list[int]:
+        def encode_prompt(self, prompt, variables=None) -> list[int]:
             if prompt == "bad":
                 raise ChatTemplateError("the chat template fails (no).")
             return super().encode_prompt(prompt)

@@ -101,6 +101,38 @@ def test_columns_of_other_names(tmp_path, chatting):
     assert shown(chatting, example) == (CHAT, "b<eos>")
 
 
+@pytest.mark.parametrize("prompt", ["a", "Q", "x.y"])
+def test_a_column_cannot_be_prompt_and_completion(tmp_path, chatting, prompt: str):
+    path = write_rows(tmp_path / "rows.json", [{"a": "b", "Q": "d", "x": {"y": "c"}}])
+    columns = ExampleColumns(prompt=prompt, completion=prompt.lower())
+    with pytest.raises(
+        UserError, match=r"rows\.json: the column '.*' is to be both prompt and comp"
+    ):
+        ExampleReader(chatting, 100, columns=columns).read([path], 0.0)
+
+
+def test_a_row_whose_answer_the_template_leaves_out_is_refused(tmp_path):
+    template = TEMPLATE.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}")
+    silent = HuggingFaceTokenizer(
+        write_tokenizer(tmp_path, eos_token="<eos>", chat_template=template)
+    )
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+    path = write_lines(tmp_path / "rows.jsonl", *rows)
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1, field 'completion': .* leaves out"):
+        ExampleReader(silent, 100).read([path], 0.0)
+
+
+def test_a_text_that_begins_with_the_beginning_has_it_once(tmp_path, base):
+    rows = [{"prompt": "<bos>the", "completion": " the"}, {"prompt": "the", "completion": " the"}]
+    found = ExampleReader(base, 100).read([write_lines(tmp_path / "a.jsonl", *rows)], 0.0).train
+    texts = ExampleReader(base, 100).read(
+        [write_lines(tmp_path / "b.jsonl", {"text": "<bos>the"}, {"text": "the"})], 0.0
+    )
+    for first, second in (found, texts.train):
+        np.testing.assert_array_equal(first.tokens, second.tokens)
+        np.testing.assert_array_equal(first.in_loss, second.in_loss)
+
+
 def test_long_rows_are_left_out_or_cut(tmp_path, base):
     rows = [{"prompt": "a" * n, "completion": "b" * m} for n, m in ((3, 3), (3, 9), (8, 3), (7, 3))]
     path = write_rows(tmp_path / "rows.json", rows)

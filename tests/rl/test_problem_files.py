@@ -144,6 +144,17 @@ def test_columns_that_somebody_names(tmp_path):
         read(path, Columns("", "b"))
 
 
+@pytest.mark.parametrize(
+    "columns", [Columns("q", "q"), Columns("a.b", "a.b"), Columns("p", "P"), Columns("", "prompt")]
+)
+def test_a_column_cannot_be_prompt_and_answer(tmp_path, columns):
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "?", "q": "1", "P": "3", "a": {"b": "2"}})
+    with pytest.raises(
+        UserError, match=r"a\.jsonl: the column '.*' is to be both prompt and answer"
+    ):
+        read(path, columns)
+
+
 def test_a_named_problem_is_followed_by_the_instruction(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {"x": {"Problem": "1?", "task": "2?"}})
     assert read(path, Columns("x.Problem"))[0].prompt == f"1?\n{INSTRUCTION}"

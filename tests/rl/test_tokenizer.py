@@ -1,12 +1,16 @@
+import json
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_files import BOS, write_tokenizer
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import processors
 
 from pat_jax.common.errors import UserError
-from pat_jax.rl.tokenizer import CharTokenizer, Chat, HuggingFaceTokenizer, check_vocabulary
+from pat_jax.rl.char_tokenizer import CharTokenizer
+from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, check_vocabulary
 
 ALPHABET = "abc +="
 IM = 2
@@ -78,6 +82,54 @@ def test_a_base_models_prompt_is_the_text_after_its_beginning(tokenizer):
     assert BOS not in tokenizer.encode("the the")
     messages = [{"role": "system", "content": "the"}, {"role": "user", "content": "end"}]
     assert tokenizer.encode_prompt(messages) == [BOS, *tokenizer.encode("the\n\nend")]
+
+
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("text", ["the", "<bos>the", "<bos>", "", " <bos>the", "<im><bos>the"])
+@pytest.mark.parametrize("template", [None, CONTENTS, f"<bos>{CONTENTS}"])
+@pytest.mark.parametrize("adds_it", [True, False])
+def test_a_sequence_begins_once_whoever_begins_it(tmp_path, text: str, template, adds_it: bool):
+    """The tokenizer, the template or the text itself."""
+    chat = {"chat_template": template} if template else {}
+    directory = write_tokenizer(tmp_path, eos_token="<eos>", bos_token="<bos>", **chat)
+    if not adds_it:
+        path = directory / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}))
+    tokenizer = HuggingFaceTokenizer(directory)
+    bare, has_begun = tokenizer.encode(text), text.startswith("<bos>")
+    begun = bare if has_begun else [BOS, *bare]
+    assert tokenizer.encode_text(text) == (begun if adds_it else bare)
+    if template:
+        assert tokenizer.encode_prompt(text) == (bare if template == CONTENTS else begun)
+    else:
+        assert tokenizer.encode_prompt(text) == tokenizer.encode_text(text)
+
+
+def test_several_tokens_that_begin_a_sequence_stand_there_once(tmp_path):
+    directory = write_tokenizer(tmp_path, eos_token="<eos>")
+    whole = RustTokenizer.from_file(str(directory / "tokenizer.json"))
+    whole.post_processor = processors.TemplateProcessing(
+        single="<im> <bos> $A", special_tokens=[("<im>", IM), ("<bos>", BOS)]
+    )
+    whole.save(str(directory / "tokenizer.json"))
+    tokenizer = HuggingFaceTokenizer(directory)
+    for text in ("the", "<im><bos>the"):
+        assert tokenizer.encode_text(text) == [IM, BOS, *tokenizer.encode("the")]
+    assert tokenizer.encode_text("<bos>the") == [IM, BOS, BOS, *tokenizer.encode("the")]
+
+
+def test_special_tokens_are_left_out_of_texts_or_kept(tmp_path):
+    directory = write_tokenizer(
+        tmp_path, eos_token="<eos>", pad_token="<pad>", generation={"eos_token_id": [0]}
+    )
+    dropping = HuggingFaceTokenizer(directory)
+    keeping = HuggingFaceTokenizer(directory, skip_special_tokens=False)
+    tokens = dropping.encode("the<im>the")
+    assert (dropping.decode(tokens), keeping.decode(tokens)) == ("thethe", "the<im>the")
+    assert dropping.dropped == {IM: "<im>"} and keeping.dropped == {}
+    assert set(keeping.special.texts.values()) == {"<eos>", "<pad>", "<im>", "<bos>"}
 
 
 def test_special_tokens_and_size(tokenizer):

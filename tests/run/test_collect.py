@@ -14,6 +14,7 @@ from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.report import RolloutReport
 from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.epochs import Cursor
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.collect import Collector
@@ -57,9 +58,24 @@ class Sampler:
         return groups, report
 
 
-def batch(number: int, size: int) -> list[Prompt]:
-    ids = range(number * size, (number + 1) * size)
-    return [Prompt(i, (1,), f"prompt {i}", {"answer": "1"}) for i in ids]
+class Endless:
+    """Prompts that are counted, four batches of which are called an epoch."""
+
+    num_different, checksum = None, 0
+
+    def draw(self, at: Cursor, size: int) -> tuple[list[Prompt], Cursor]:
+        ids = range(at.offset, at.offset + size)
+        prompts = [Prompt(i, (1,), f"prompt {i}", {"answer": "1"}) for i in ids]
+        return prompts, Cursor(0, at.offset + size)
+
+    def batch(self, step: int, size: int) -> list[Prompt]:
+        return self.draw(self.after(step, size), size)[0]
+
+    def after(self, batches: int, size: int) -> Cursor:
+        return Cursor(0, batches * size)
+
+    def epochs(self, at: Cursor) -> float:
+        return at.offset / (4 * WANTED)
 
 
 def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True):
@@ -68,7 +84,7 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
         rollout=RolloutConfig(prompts_per_step=WANTED, num_generations=SAMPLES),
         algorithm=AlgorithmConfig(mini_batch_size=WANTED, dynamic_sampling=most),
     )
-    task = Task(TOKENIZER, ["exact"], batch, [], None, ["answer"], batches_per_epoch=4)
+    task = Task(TOKENIZER, ["exact"], Endless(), [], None, ["answer"])
     sampler: Any = Sampler(teaches)
     with RewardScorer("exact", timeout=1.0) as scorer:
         collector = Collector(
@@ -78,7 +94,7 @@ def collected(teaches: list[bool], most: int, first: int = 0, train: bool = True
             Completions(TOKENIZER, Path(), is_asked=False),
             Progress(1),
             Unfinished(Path(), Path(), is_on=False),
-            Totals(first, 1000),
+            Totals(first, 1000, Cursor(0, first * WANTED)),
         )
         found = collector.collect(0, sampler, Stopwatch())
     return found, collector.totals.batches, sampler.iterations
@@ -114,7 +130,15 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
     tokens = 2 * WANTED * SAMPLES * (1 + 3)  # a prompt of one, a response of three
     assert found.measured["progress/tokens"] == 1000 + tokens
     assert found.measured["progress/epoch"] == 3 / 4
-    totals = Totals(3, 1000 + tokens)
-    assert Totals.from_json({"config": "", **totals.to_json()}, 7) == totals
-    assert Totals.from_json({}, 7) == Totals(7, 0)  # as it was before there were totals
-    assert "progress/epoch" not in totals.metrics(None)
+    assert "progress/epoch" not in Totals().metrics(None)
+
+
+def test_a_run_knows_where_it_was_whoever_wrote_its_checkpoint():
+    totals, after = Totals(3, 1000, Cursor(2, 5)), Endless().after
+    assert Totals.from_json({"config": "", **totals.to_json()}, 7, WANTED, after) == totals
+    # Of earlier versions: without a cursor, without totals, without options.
+    options = {"config": "rollout:\n  prompts_per_step: 8\n"}
+    known = {"batches_drawn": 3, "tokens_drawn": 50, **options}
+    assert Totals.from_json(known, 7, WANTED, after) == Totals(3, 50, Cursor(0, 24))
+    assert Totals.from_json(options, 7, WANTED, after) == Totals(7, 0, Cursor(0, 56))
+    assert Totals.from_json({}, 7, 4, after) == Totals(7, 0, Cursor(0, 28))

@@ -1,6 +1,7 @@
 """A newest checkpoint that is damaged in any way is stepped over, and said to be; a failed save is
 noticed, tried again, and takes nothing with it."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,10 @@ import jax.numpy as jnp
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.run import checkpoint
+from pat_jax.run import checkpoint_orbax
 from pat_jax.run.checkpoint import DAMAGED, Checkpointer, SaveError
 from pat_jax.run.checkpoint_files import MANIFEST, seal
+from pat_jax.run.checkpoint_files import damage as damage_of
 from pat_jax.run.checkpoint_meta import check_fingerprint
 
 STATE = {"x": jnp.arange(3000.0), "y": jnp.ones(7)}
@@ -77,8 +79,6 @@ def files_of(checkpoint: Path) -> list[Path]:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_any_damaged_file_of_the_newest_is_found(saved: Path, tmp_path: Path, damage: Damage):
     for number, file in enumerate(files_of(saved / "20")):
-        if damage is Path.unlink and file.name == MANIFEST:
-            continue  # as where the run was killed just before it was written
         folder = Path(shutil.copytree(saved, tmp_path / str(number) / "checkpoints"))
         damage(folder / file.relative_to(saved))
         check_fingerprint(folder, MODEL)
@@ -100,16 +100,95 @@ def test_the_sentence_names_the_file(folder: Path, checkpoints: Checkpointer):
     )
 
 
-@pytest.mark.parametrize("damage", [cut, empty, Path.unlink])
-def test_one_without_checksums_is_used_if_it_can_be_read(folder: Path, damage: Damage):
-    """As where a run was killed between the last byte and its checksum."""
-    (folder / "20" / MANIFEST).unlink()
-    with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
-        assert checkpoints.restore(ABSTRACT)[0] == 20
-    damage(folder / "20" / "state" / "manifest.ocdbt")
+def without(name: str) -> Damage:
+    """A list of checksums that lacks a file."""
+
+    def damage(path: Path) -> None:
+        entries = json.loads(path.read_text())
+        del entries[name]
+        path.write_text(json.dumps(entries))
+
+    return damage
+
+
+def written(text: str) -> Damage:
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (Path.unlink, "it has no pat_jax_files.json, so that nobody can tell"),
+        (written("{}"), "_CHECKPOINT_METADATA has no checksum"),
+        (written('{"meta/metadata": [1, 2]}'), "has no checksum in pat_jax_files.json"),
+        (without("state/manifest.ocdbt"), "state/manifest.ocdbt has no checksum"),
+        (written('{"a": [1e999, 2]}'), "pat_jax_files.json cannot be read"),
+        (written("[]"), "pat_jax_files.json cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("flips", [True, False])
+def test_without_the_checksums_of_all_files_none_is_trusted(
+    folder: Path, damage: Damage, words: str, flips: bool
+):
+    damage(folder / "20" / MANIFEST)
+    if flips:
+        flip(max((folder / "20").glob("state/d/*"), key=lambda path: path.stat().st_size))
+    check_fingerprint(folder, MODEL)
     with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
         assert checkpoints.restore(ABSTRACT)[0] == 10
-        assert "cannot be read" in checkpoints.stepped_over[0]
+    (line,) = checkpoints.stepped_over
+    assert words in line and line.endswith(f"moved to {folder.with_name(DAMAGED)}/20.")
+    assert (folder.with_name(DAMAGED) / "20" / "state").is_dir()  # nothing saved is lost
+
+
+def test_where_none_has_checksums_a_sentence_refuses_them(folder: Path):
+    for step in ("10", "20"):
+        (folder / step / MANIFEST).unlink()
+    with (
+        Checkpointer(folder, fingerprint=MODEL) as checkpoints,
+        pytest.raises(UserError, match=rf"no checkpoint to resume from in .*{DAMAGED}"),
+    ):
+        checkpoints.restore(ABSTRACT)
+
+
+def test_a_file_of_the_system_is_no_damage(folder: Path):
+    (folder / "20" / ".DS_Store").write_text("?")
+    (folder / "20" / "state" / ".nfs0001").write_text("?")
+    with Checkpointer(folder, fingerprint=MODEL) as checkpoints:
+        assert checkpoints.restore(ABSTRACT)[0] == 20
+
+
+def test_a_checkpoint_is_not_there_before_its_checksums_are(
+    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
+    """So that a kill leaves none without."""
+    seen = []
+
+    def look(path: Path) -> None:
+        seen.append(((folder / "30").exists(), path.parent))
+        seal(path)
+
+    monkeypatch.setattr(checkpoint_orbax, "seal", look)
+    checkpoints.save(30, STATE, {})
+    checkpoints.wait()
+    assert seen == [(False, folder)] and damage_of(folder / "30") is None
+    assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
+
+
+def test_checksums_that_cannot_be_written_are_a_failed_save(
+    folder: Path, checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch
+):
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_orbax, "seal", full)
+        checkpoints.save(30, STATE, {})
+        with pytest.raises(SaveError, match=r"step 30 .* No space left .* step 20 stays"):
+            checkpoints.wait()
+    checkpoints.save(31, STATE, {})
+    checkpoints.wait()
+    assert sorted(path.name for path in folder.iterdir()) == ["20", "31"]
 
 
 def test_what_was_moved_aside_before_stays(folder: Path):
@@ -206,7 +285,7 @@ def test_who_is_interrupted_while_waiting_has_the_checkpoint_pending_still(
         raise Stop
 
     may_end = threading.Event()
-    monkeypatch.setattr(checkpoint, "seal", lambda path: (may_end.wait(60), seal(path)))
+    monkeypatch.setattr(checkpoint_orbax, "seal", lambda path: (may_end.wait(60), seal(path)))
     before = signal.signal(signal.SIGUSR1, stop)
     try:
         checkpoints.save(30, STATE, {})

@@ -145,7 +145,8 @@ def config(**speculation: Any) -> RunConfig:
 
 
 def setup(text_room: int, epoch: int | None) -> Any:
-    task = SimpleNamespace(batches_per_epoch=epoch, tokenizer=TOKENIZER)
+    train = SimpleNamespace(num_different=epoch and 4 * epoch)
+    task = SimpleNamespace(train=train, tokenizer=TOKENIZER)
     return SimpleNamespace(engine=SimpleNamespace(text_room=text_room), task=task)
 
 

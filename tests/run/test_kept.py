@@ -7,16 +7,22 @@ import numpy as np
 import pytest
 
 from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.rl.epochs import Cursor
 from pat_jax.run.loop import Run
 from pat_jax.run.totals import Totals
 
-TWO, FOUR = Totals(2, 20), Totals(4, 44)
+TWO, FOUR = Totals(2, 20, Cursor(0, 8)), Totals(4, 44, Cursor(1, 4))
+
+
+def refuse(batches: int, size: int) -> Cursor:
+    raise AssertionError("the checkpoint says where it was")
 
 
 @pytest.fixture
 def run() -> Any:
     """After two whole steps of a batch each, in the middle of a third that has drawn two more."""
     run: Any = Run.__new__(Run)
+    run.task = SimpleNamespace(checksums={"train": 7})
     run.state, run.reference, run.base_checksum = "state", None, None
     run.generator = SimpleNamespace(lengths=LengthModel.empty(8))
     run.collector = SimpleNamespace(totals=TWO)
@@ -30,7 +36,7 @@ def run() -> Any:
 def test_what_an_abandoned_step_has_drawn_is_drawn_again(run):
     step, (_, meta) = run.last()
     assert step == 2
-    assert Totals.from_json(meta, step=2) == TWO
+    assert Totals.from_json(meta, 2, 4, refuse) == TWO and meta["problems"] == {"train": 7}
     assert meta["lengths"] == LengthModel.empty(8).to_json()
 
 
@@ -43,7 +49,7 @@ def test_what_a_whole_step_has_drawn_is_not(run):
     measured["train/loss"] = 2.0
     step, (_, meta) = run.last()
     assert step == 3 and written == [(3, {"reward/mean": 1.0, "train/loss": 2.0})]
-    assert Totals.from_json(meta, step=3) == FOUR
+    assert Totals.from_json(meta, 3, 4, refuse) == FOUR
     assert meta["lengths"] == run.generator.lengths.to_json() != LengthModel.empty(8).to_json()
 
 

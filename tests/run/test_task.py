@@ -59,7 +59,7 @@ class Words:
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join("x" * (token - 2) for token in tokens)
 
-    def encode_prompt(self, prompt: PromptText) -> list[int]:
+    def encode_prompt(self, prompt: PromptText, variables: object = None) -> list[int]:
         return self.encode(flatten_messages(prompt))
 
 
@@ -80,7 +80,7 @@ def load(tmp_path: Path):
 
 
 def seen(task: Task, size: int, steps: int) -> set[str]:
-    return {prompt.text for step in range(steps) for prompt in task.train_batch(step, size)}
+    return {prompt.text for step in range(steps) for prompt in task.train.batch(step, size)}
 
 
 def test_nothing_is_held_out_where_nothing_evaluates(load):
@@ -103,7 +103,7 @@ def test_other_files_are_evaluated_on(load):
     (c,) = task.heldout
     assert c.name == "c"
     assert [prompt.columns["answer"] for prompt in c.prompts] == [str(i) for i in range(100, 130)]
-    assert len({prompt.id for prompt in task.train_batch(0, 32)}) == 32
+    assert len({prompt.id for prompt in task.train.batch(0, 32)}) == 32
     few = load(*options, "--eval.num_prompts", "7", **files)
     (seven,) = few.heldout
     assert len(seven.prompts) == 7 and all(prompt in c.prompts for prompt in seven.prompts)
@@ -166,7 +166,7 @@ def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
     (tmp_path / "d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     argv = ["--model", "m", "--data", str(tmp_path / "d.jsonl"), "--eval.every", "0"]
     task = load_task(parse(argv), Words())
-    (prompt,) = (one for one in task.train_batch(0, 40) if one.columns["answer"] == "7")
+    (prompt,) = (one for one in task.train.batch(0, 40) if one.columns["answer"] == "7")
     for told in trial_responses(prompt, task.columns):
         assert told.columns["level"] is None and told.columns["answer"] == "7"
     assert load_task(parse([]), arithmetic.TOKENIZER).columns == ["answer"]

@@ -215,10 +215,10 @@ def test_the_newest_that_is_whole_is_taken_and_nothing_is_touched(
     assert contents(run_dir) == before
 
 
-def test_one_that_was_not_sealed_is_taken(run_dir: Path):
-    """Its run was killed right after it was complete."""
+def test_one_without_checksums_is_stepped_over(run_dir: Path):
     (run_dir / "checkpoints" / "10" / MANIFEST).unlink()
-    assert find_policy(str(run_dir), None).step == 10
+    saved = find_policy(str(run_dir), None)
+    assert saved.step == 4 and f"it has no {MANIFEST}" in saved.notes[0]
 
 
 def test_the_one_that_is_asked_for_is_taken(run_dir: Path):

@@ -1,0 +1,82 @@
+"""In which order the rows of a set are drawn, epoch after epoch, however many at a time.
+
+Knows numbers of rows and which of them are alike. Does not know what they hold.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+
+class Cursor(NamedTuple):
+    """Where a batch begins."""
+
+    epoch: int = 0
+    offset: int = 0  # rows of the epoch's order that lie behind it
+
+
+START = Cursor()
+
+
+class Epochs:
+    """A new random order every epoch, in which rows that are alike stand as far apart as they can.
+
+    A batch holds no two that are alike, unless there are fewer different rows than it has places. What
+    it passes over, and the last rows of an epoch where they fill no batch, waits for a later epoch:
+    others in every one.
+    """
+
+    def __init__(self, keys: Sequence[Hashable], *, seed: int):
+        """
+        Args:
+          keys: of each row; those that are alike have the same.
+        """
+        numbers: dict[Hashable, int] = {}
+        self._alike = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        self.num_different = len(numbers)
+        self._seed, self._newest = seed, (-1, np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self._alike)
+
+    def draw(self, at: Cursor, size: int) -> tuple[list[int], Cursor]:
+        """The rows of the batch that begins there, and where the next one begins: a pure function.
+
+        Args:
+          size: of the batch, at most `len(self)`; batches before may have had others.
+        """
+        if not 0 < size <= len(self):
+            raise ValueError(f"a batch of {size}: expected from 1 to {len(self)} rows.")
+        chosen, seen, may_repeat = list[int](), set[int](), size > self.num_different
+        order = self.order(at.epoch)
+        for offset in range(at.offset, len(self)):
+            row = int(order[offset])
+            if may_repeat or self._alike[row] not in seen:
+                chosen.append(row)
+                seen.add(int(self._alike[row]))
+            if len(chosen) == size:
+                return chosen, Cursor(at.epoch, offset + 1)
+        return self.draw(Cursor(at.epoch + 1), size)
+
+    def order(self, epoch: int) -> Int[np.ndarray, " rows"]:
+        known, order = self._newest
+        if known != epoch:
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
+            if self.num_different < len(self):
+                order = self._spread(order)
+            self._newest = epoch, order
+        return order
+
+    def _spread(self, order: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
+        """The k-th of n rows that are alike comes at (u + k) / n of the epoch, u being the place in it
+        that one of them had, from 0 to 1: alone, a row stays where it is."""
+        _, first, counts = np.unique(self._alike, return_index=True, return_counts=True)
+        place = np.empty(len(order))
+        place[order] = np.arange(len(order)) / len(order)
+        alike = self._alike[order]
+        grouped = np.argsort(alike, kind="stable")
+        nth = np.empty(len(order))
+        nth[grouped] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return order[np.argsort((place[first[alike]] + nth) / counts[alike], kind="stable")]

@@ -1,0 +1,74 @@
+"""What a row tells its chat template beside the messages, as in TRL: `tools` and `chat_template_kwargs`.
+
+Each is the value itself or its JSON text. Knows values. Does not know where the row is from, nor
+which variables a template has.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.rl.plain_text import has_lone_surrogate
+
+TOOLS, VARIABLES = "tools", "chat_template_kwargs"
+# What TRL and verl show a model that sees or hears; those here read text alone.
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+
+
+class ColumnError(ValueError):
+    """A column whose value cannot be used."""
+
+    def __init__(self, column: str, value: object, expected: str):
+        super().__init__(f"{column}: expected {expected}")
+        self.column, self.value, self.expected = column, value, expected
+
+
+def template_variables(fields: Mapping[str, object]) -> dict[str, Any]:
+    """The variables of the template that a row sets.
+
+    Tools that are none, and what is null in an object, are not given: Parquet fills in null where
+    rows have other keys.
+
+    Raises:
+      ColumnError: a value is of another kind.
+    """
+    variables = _value(fields, VARIABLES)
+    if variables is not None and not isinstance(variables, dict):
+        raise ColumnError(VARIABLES, fields[VARIABLES], "an object, or its JSON text")
+    found = dict(variables or {})
+    tools = _value(fields, TOOLS)
+    if tools is not None and not (isinstance(tools, list) and all(map(_is_object, tools))):
+        raise ColumnError(
+            TOOLS, fields[TOOLS], "a list of objects (JSON schemas), or its JSON text"
+        )
+    return found | ({TOOLS: tools} if tools else {})
+
+
+def media_columns(fields: Mapping[str, object]) -> list[str]:
+    """Those in which a row has an image, a video or a sound."""
+    return [name for name in MEDIA if fields.get(name) not in (None, "", b"", [], {})]
+
+
+def _value(fields: Mapping[str, object], name: str) -> object:
+    value = fields.get(name)
+    if isinstance(value, str):
+        try:
+            value = parse_json(value) if value.strip() else None
+        except JsonError as error:
+            raise ColumnError(name, fields[name], f"JSON, but it is {error}") from None
+    else:
+        value = _given(value)
+    if has_lone_surrogate(value):
+        raise ColumnError(name, value, "whole characters, but it has half of one")
+    return value
+
+
+def _given(value: object) -> object:
+    """Without what is null in objects, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _given(each) for key, each in value.items() if each is not None}
+    return [_given(each) for each in value] if isinstance(value, list) else value
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)

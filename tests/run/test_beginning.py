@@ -1,0 +1,70 @@
+"""What a resumed run goes on from, and what it says of problems that are others than before."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pat_jax.config.command_line import parse
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.data import Problems
+from pat_jax.rl.epochs import Cursor
+from pat_jax.rl.types import Prompt
+from pat_jax.run.beginning import _resumed
+from pat_jax.run.heldout import HeldoutSet
+from pat_jax.run.task import Task
+
+
+def prompts(count: int, answer: str = "1") -> list[Prompt]:
+    return [Prompt(i, (i,), str(i), {"answer": answer}) for i in range(count)]
+
+
+def task(train: list[Prompt], heldout: list[Prompt]) -> Task:
+    problems = Problems(train, seed=0, name="some")
+    return Task(TOKENIZER, ["exact"], problems, [HeldoutSet("heldout", heldout)], None, ["answer"])
+
+
+def resumed(now: Task, **meta: Any):
+    """What the run has of a checkpoint after three steps, and what it says."""
+    said: list[str] = []
+    run: Any = SimpleNamespace(progress=SimpleNamespace(print=said.append))
+    setup: Any = SimpleNamespace(task=now)
+    sizes = ["--rollout.prompts_per_step", "4", "--algorithm.mini_batch_size", "4"]
+    known = {"lengths": LengthModel.empty(8).to_json(), "base_checksum": None, **meta}
+    found = 3, {"train": "state"}, known
+    return _resumed(parse(sizes), setup, run, found, None), said
+
+
+BEFORE = task(prompts(40), prompts(5))
+OPTIONS = {"config": "rollout: {prompts_per_step: 8}"}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (BEFORE, []),
+        (task(prompts(40), prompts(5)), []),
+        (task(prompts(48), prompts(5)), ["other problems than before"]),
+        (task(prompts(40)[::-1], prompts(5)), ["other problems than before"]),
+        (task(prompts(40, answer="2"), prompts(5)), ["other problems than before"]),
+        (task(prompts(40), prompts(6)), ["other held-out problems"]),
+        (task(prompts(41), prompts(5, "3")), ["other problems than", "other held-out problems"]),
+    ],
+)
+def test_changed_problems_are_said_in_a_sentence_each(now: Task, words: list[str]):
+    _, said = resumed(now, problems=BEFORE.checksums, cursor={"epoch": 1, "offset": 12})
+    assert len(said) == len(words)
+    for line, part in zip(said, words, strict=True):
+        assert part in line and "\n" not in line
+
+
+def test_it_goes_on_behind_what_was_drawn_with_another_batch_size_too():
+    began, _ = resumed(BEFORE, cursor={"epoch": 1, "offset": 12}, batches_drawn=9, tokens_drawn=50)
+    assert began.totals.cursor == Cursor(1, 12)
+    assert (began.totals.batches, began.totals.tokens, began.steps_done) == (9, 50, 3)
+
+
+def test_older_checkpoints_go_on_and_know_of_no_change():
+    began, said = resumed(task(prompts(40), prompts(9)), batches_drawn=7, **OPTIONS)
+    assert began.totals.cursor == Cursor(1, 16) and not said  # of five batches of 8 an epoch
