@@ -23,7 +23,7 @@ TINIEST = np.finfo(np.float32).tiny  # XLA takes smaller numbers for zero on som
 
 @jax.jit
 def survivors(logits, options):
-    return ~(logits < _floor(logits, options))
+    return ~(logits < _floor(logits, jnp.ones(len(logits)), options))
 
 
 def survive(logits: np.ndarray, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:

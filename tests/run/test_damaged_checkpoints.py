@@ -112,7 +112,10 @@ def without(name: str) -> Damage:
 
 
 def written(text: str) -> Damage:
-    return lambda path: path.write_text(text)
+    def damage(path: Path) -> None:
+        path.write_text(text)
+
+    return damage
 
 
 @pytest.mark.parametrize(
