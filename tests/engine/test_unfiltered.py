@@ -4,7 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bursts import burst_output, retire
-from sampling_cases import ENDINGS, GRID, LOGITS, OPTIONS, PADDED, VOCAB, draw, rows_of, seen_in
+from sampling_cases import (
+    ENDINGS,
+    LOGITS,
+    OPTIONS,
+    PADDED,
+    SEQUENCES,
+    VOCAB,
+    draw,
+    keys_of,
+    rows_of,
+    seen_in,
+)
 
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request, Responses
@@ -14,13 +25,13 @@ from pat_jax.engine.sequences.types import PLAIN, Sampling
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)
 def test_are_of_the_softmax_at_the_temperature_alone(options):
     """Every second row is plain, as in a batch of several requests."""
-    options, rows = dict(options), len(GRID)
+    options, rows = dict(options), len(SEQUENCES)
     is_early = options.pop("is_early", False)
     forbidden = np.full((rows, 2), -1, np.int32)
     forbidden[::2] = ENDINGS if is_early else -1
     tokens, logprobs, unfiltered = draw(
         np.broadcast_to(LOGITS, (rows, PADDED)),
-        GRID.astype(np.float32),
+        keys_of(SEQUENCES),
         rows_of([Sampling(**options), PLAIN] * (rows // 2)),
         seen_in(rows),
         forbidden,
