@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from pat_jax.engine.device.gumbel import position_keys
 from pat_jax.engine.device.sampling import sample
@@ -76,3 +77,14 @@ def rows_of(options: Sequence[Sampling]) -> RowSampling:
 def seen_in(rows: int, prompt: Sequence[int] = PROMPT, response: Sequence[int] = RESPONSE):
     sets = [token_set([*prompt, *response], PADDED), token_set(response, PADDED)]
     return np.broadcast_to(np.stack(sets)[None], (rows, 2, 2))
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """How likely counts so far off are; what is expected less than five times counts as one token."""
+    is_large = expected >= 5
+    rest = counts[~is_large].sum(), expected[~is_large].sum()
+    if rest[1] < 5:  # and if that is no more either, as part of the likeliest
+        is_large[expected.argmax()] = False
+        rest = counts[~is_large].sum(), expected[~is_large].sum()
+    both = (np.append(x[is_large], more) for x, more in zip((counts, expected), rest, strict=True))
+    return stats.chisquare(*both).pvalue

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_cases import SEQUENCES, keys_of, own_noise, rows_of
-from test_sampling import chi_square
+from sampling_cases import SEQUENCES, chi_square, keys_of, own_noise, rows_of
 
 from pat_jax.engine.device.gumbel import BLOCK, exponentials, position_keys
 from pat_jax.engine.device.sampling import NEVER, sample

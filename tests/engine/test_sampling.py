@@ -13,13 +13,13 @@ from sampling_cases import (
     ROWS,
     SEQUENCES,
     VOCAB,
+    chi_square,
     draw,
     keys_of,
     own_noise,
     rows_of,
     seen_in,
 )
-from scipy import stats
 
 from pat_jax.engine.device.sampling import likeliest, sample, sequence_key
 from pat_jax.engine.sequences.types import Sampling
@@ -95,17 +95,6 @@ def test_tokens_follow_the_distribution(options):
     assert len(counts) == VOCAB and not counts[expected == 0].any()
     if (expected > 0).sum() > 1:
         assert chi_square(counts, expected) > 1e-3
-
-
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """How likely counts so far off are; what is expected less than five times counts as one token."""
-    is_large = expected >= 5
-    rest = counts[~is_large].sum(), expected[~is_large].sum()
-    if rest[1] < 5:  # and if that is no more either, as part of the likeliest
-        is_large[expected.argmax()] = False
-        rest = counts[~is_large].sum(), expected[~is_large].sum()
-    both = (np.append(x[is_large], more) for x, more in zip((counts, expected), rest, strict=True))
-    return stats.chisquare(*both).pvalue
 
 
 @pytest.mark.parametrize(
