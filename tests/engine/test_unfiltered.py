@@ -9,7 +9,6 @@ from sampling_cases import (
     LOGITS,
     OPTIONS,
     PADDED,
-    ROWS,
     SEQUENCES,
     VOCAB,
     draw,
@@ -26,7 +25,7 @@ from pat_jax.engine.sequences.types import PLAIN, Sampling
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)
 def test_are_of_the_softmax_at_the_temperature_alone(options):
     """Every second row is plain, as in a batch of several requests."""
-    options, rows = dict(options), ROWS
+    options, rows = dict(options), len(SEQUENCES)
     is_early = options.pop("is_early", False)
     forbidden = np.full((rows, 2), -1, np.int32)
     forbidden[::2] = ENDINGS if is_early else -1
