@@ -6,7 +6,11 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the `parity` extra")
 
+import jax
 from small_parts import MODEL, Unreachable, part
+
+# The backend starts now, with the devices of every test: a session of one device would start it with one.
+assert jax.device_count() == 8
 
 
 def _part_or_skip(name: str) -> Path:
