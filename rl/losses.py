@@ -5,6 +5,7 @@ Every loss is a plain sum over tokens times `weights`, which are computed once f
 (`batches.py`): adding the gradients of its micro-batches gives exactly the mini-batch's gradient.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -32,7 +33,7 @@ class Reduction(Enum):
 
     @property
     def of_none(self) -> float:
-        """Of no tokens."""
+        """Where sums begin, before any token."""
         return jnp.inf if self is Reduction.MIN else 0.0
 
     def of_tokens(self, values: PerToken, weights: PerToken) -> Float[Array, ""]:
@@ -52,15 +53,16 @@ class Reduction(Enum):
         return joined(one, other)
 
     def of_steps(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """Of optimizer steps, on the host: the extreme, or the mean over steps."""
+        """Of the optimizer steps that have tokens in the loss, on the host: the extreme, or the mean over
+        steps; NaN where there is none."""
+        counted = [(x, w) for x, w in zip(values, weights, strict=True) if w > 0]
+        if not counted:
+            return math.nan
         if self is Reduction.MAX:
-            return max(values)
+            return max(x for x, _ in counted)
         if self is Reduction.MIN:
-            return min(values)
-        if self is Reduction.MEAN:
-            shares = zip(values, weights, strict=True)
-            values = [x * (1 / w if w > 0 else 0.0) for x, w in shares]
-        return float(np.mean(values))
+            return min(x for x, _ in counted)
+        return float(np.mean([x * (1 / w) if self is Reduction.MEAN else x for x, w in counted]))
 
 
 class Loss(ABC):
@@ -154,7 +156,8 @@ class Loss(ABC):
         return {**joined, "weight": sums["weight"] + other["weight"]}
 
     def summary(self, steps: Sequence[Mapping[str, Float[np.ndarray, ""]]]) -> dict[str, float]:
-        """The metrics of optimizer steps from the sums of each, on the host."""
+        """The metrics of optimizer steps from the sums of each, on the host; NaN where none of them has a
+        token in the loss."""
         weights = [float(sums["weight"]) for sums in steps]
         return {
             name: how.of_steps([float(sums[name]) for sums in steps], weights)

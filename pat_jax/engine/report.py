@@ -3,6 +3,7 @@
 Knows numbers and names. Does not know who measured them.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -57,7 +58,7 @@ class RolloutReport:
     prefill_room: int = 0  # tokens that the calls had room for
     # Room without a token, as part of what live sequences' pages have room for, averaged over the
     # beginnings and ends of bursts. Pages laid out to be drawn are free.
-    kv_waste: float = 0.0
+    kv_waste: float = math.nan
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     expected: np.ndarray | None = None  # float[sequences], tokens of the responses, as was believed
     seconds: dict[str, float] = field(default_factory=dict)
@@ -114,8 +115,8 @@ class RolloutReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """0 where nothing was generated, as where all was on disk."""
-        return self.tokens / self.total_s if self.total_s else 0.0
+        """NaN where nothing was generated, as where all was on disk; so are the shares below."""
+        return _ratio(self.tokens, self.total_s)
 
     @property
     def drafted(self) -> int:
@@ -135,22 +136,22 @@ class RolloutReport:
     @property
     def tokens_per_row_step(self) -> float:
         """What a sequence says in a decode step, on average; 1 where nothing is drafted."""
-        return self.tokens / max(1, self.busy_rows)
+        return _ratio(self.tokens, self.busy_rows)
 
     @property
     def row_occupancy(self) -> float:
-        """Part of the rows x steps that sampled a token; 0 where none ran."""
-        return self.busy_rows / max(1, self.total_rows)
+        """Part of the rows x steps that sampled a token."""
+        return _ratio(self.busy_rows, self.total_rows)
 
     @property
     def balance_share(self) -> float:
         """Part of the rollout's seconds in which sequences moved between groups of a layout."""
-        return self.spent("balance") / self.total_s if self.total_s else 0.0
+        return _ratio(self.spent("balance"), self.total_s)
 
     @property
     def prefill_padding(self) -> float:
         """Part of the computed tokens that were none."""
-        return 1 - self.prefill_tokens / max(1, self.prefill_room)
+        return 1 - _ratio(self.prefill_tokens, self.prefill_room)
 
     def add_prefill(self, work: PrefillWork, room: int) -> None:
         """A prefill whose calls had room for so many tokens."""
@@ -160,7 +161,7 @@ class RolloutReport:
     def finish(self, controller: Controller, clock: Stopwatch) -> None:
         """When the last sequence has ended."""
         self.preempted = controller.num_preempted
-        self.kv_waste = controller.kv_unused / max(1, controller.kv_slots)
+        self.kv_waste = _ratio(controller.kv_unused, controller.kv_slots)
         self.total_s, self.seconds = clock.elapsed, clock.seconds
         self.done_after = np.sort(controller.table.done_after).tolist()
 
@@ -190,6 +191,10 @@ class RolloutReport:
             balanced=tuple(self.balanced),
             is_computed=self.is_computed,
         )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def describe_stagger(stagger: Stagger) -> str:

@@ -12,10 +12,30 @@ from pat_jax.config.run import RunConfig
 from pat_jax.models.policy import Params
 from pat_jax.rl.advantages import AdvantageEstimator, overlong_penalty
 from pat_jax.rl.batches import TrainBatch, to_train_batch
-from pat_jax.rl.types import RolloutGroup
+from pat_jax.rl.types import FinishReason, RolloutGroup
 from pat_jax.rl.update import TrainState
 from pat_jax.training.build import shares_prompts
 from pat_jax.training.trainer import Trainer
+
+
+def nothing_to_learn(
+    config: RunConfig, groups: Sequence[RolloutGroup], rewards: Float[np.ndarray, "groups samples"]
+) -> str:
+    """Why no response of an iteration is in the loss, in a sentence; empty where one is."""
+    said = [one for group in groups for one in group.rollouts]
+    is_cut = np.array([one.finish is FinishReason.LENGTH for one in said])
+    is_masked = is_cut & (config.algorithm.truncated == "mask")
+    has_reward = ~np.isnan(rewards.reshape(-1))
+    if (has_reward & ~is_masked).any():
+        return ""
+    longest, without = config.rollout.max_completion_length, int((~has_reward & ~is_masked).sum())
+    others = f", but for {without} that have no reward" if without else ""
+    if not is_masked.any():
+        return f"none of the {len(said)} responses of this step has a reward: nothing is learned"
+    return (
+        f"all {len(said)} responses of this step{others} were cut off at {longest} tokens and are masked "
+        "(--algorithm.truncated mask): nothing is learned; raise --rollout.max_completion_length"
+    )
 
 
 def training_batch(

@@ -35,7 +35,7 @@ from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.generation import Generator
 from pat_jax.run.hindsight import hindsight
 from pat_jax.run.lazy_layouts import LazyLayouts, first_layouts
-from pat_jax.run.learning import training_batch
+from pat_jax.run.learning import nothing_to_learn, training_batch
 from pat_jax.run.open_run import Kept, OpenRun
 from pat_jax.run.plot import plot_rollout
 from pat_jax.run.prepare import cost_planner, frozen, warm_up
@@ -130,6 +130,8 @@ class Run:
     def update(self, step: int, experience: Experience, measured: dict[str, Any]) -> None:
         """To the next policy, which the next rollout samples; adds to what was measured."""
         config, clock, groups = self.config, self.stopwatch, experience.groups
+        if why := nothing_to_learn(config, groups, experience.rewards):
+            self.progress.print(f"step {step}: {why}")
         self.generator.release()
         with clock("update"):
             found = groups, experience.rewards

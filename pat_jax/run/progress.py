@@ -78,13 +78,18 @@ _OF_EXAMPLES = {
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """The metrics of one step in one line; what was not measured is left out."""
+    """The metrics of one step in one line; what was not measured, or of nothing, is left out."""
     templates = _OF_ROLLOUTS if "reward/mean" in metrics else _OF_EXAMPLES
-    parts = [text.format(metrics[name]) for name, text in templates.items() if name in metrics]
-    if by_function := _rewards(metrics):
+    known = {name: value for name, value in metrics.items() if not _is_nan(value)}
+    parts = [text.format(known[name]) for name, text in templates.items() if name in known]
+    if "reward/mean" in known and (by_function := _rewards(known)):
         parts[:1] = [f"{parts[0]} ({by_function})"]
     stages = [f"{name} {seconds:.2f}" for name, seconds in _stages(metrics).items()]
     return "  ".join([*parts, f"{', '.join(stages)} s"] if stages else parts)
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def wrapped(line: str, columns: int) -> str:

@@ -5,6 +5,7 @@ the others). Hands the policy to the rollout as one compiled transfer. Its param
 are trained, with LoRA the adapters (`trained.py`).
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -389,6 +390,7 @@ def _summary(loss: Loss, records: Sequence[Record], state: TrainState) -> Update
     fetched, step = jax.device_get((list(records), state.step))
     sums, norms, applied = zip(*fetched, strict=True)
     metrics = {f"train/{name}": value for name, value in loss.summary(sums).items()}
-    metrics["train/grad_norm"] = float(np.mean(norms))
+    counted = [norm for norm, one in zip(norms, sums, strict=True) if one["weight"] > 0]
+    metrics["train/grad_norm"] = float(np.mean(counted)) if counted else math.nan
     metrics["train/skipped_updates"] = float(len(applied) - sum(applied))
     return UpdateResult(metrics, tuple(map(bool, applied)), int(step))

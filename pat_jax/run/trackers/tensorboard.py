@@ -1,5 +1,6 @@
 """TensorBoard event files, which a full disk does not end."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class TensorBoard:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
+            if not math.isfinite(value):  # a gap in the curve; the writer would print a warning
+                continue
             self._writer.add_scalar(name, value, step)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:

@@ -1,0 +1,58 @@
+"""A step of which nothing is learned says so, and means of nothing are shown nowhere."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pat_jax.config.run import RunConfig
+from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
+from pat_jax.run.learning import nothing_to_learn
+from pat_jax.run.progress import describe
+from pat_jax.run.trackers.tensorboard import TensorBoard
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+NAN = float("nan")
+
+
+def groups_of(*finishes: FinishReason) -> list[RolloutGroup]:
+    prompt = Prompt(0, (1,), "p", {})
+    empty = np.zeros(2, np.float32)
+    rollouts = [Rollout(prompt, i, np.ones(2, int), empty, end) for i, end in enumerate(finishes)]
+    return [RolloutGroup(prompt, rollouts)]
+
+
+@pytest.mark.parametrize(
+    ("truncated", "finishes", "rewards", "words"),
+    [
+        ("mask", (LENGTH, LENGTH), (0.0, 1.0), "all 2 responses of this step were cut off at"),
+        (
+            "mask",
+            (LENGTH, STOP),
+            (0.0, NAN),
+            "all 2 responses of this step, but for 1 that have no",
+        ),
+        ("score", (STOP, LENGTH), (NAN, NAN), "none of the 2 responses of this step has a reward"),
+        ("mask", (LENGTH, STOP), (0.0, 1.0), ""),
+        ("score", (LENGTH, LENGTH), (0.0, 1.0), ""),
+    ],
+)
+def test_a_step_of_which_nothing_is_learned_says_why(truncated, finishes, rewards, words):
+    config = RunConfig()
+    config = replace(config, algorithm=replace(config.algorithm, truncated=truncated))
+    found = nothing_to_learn(config, groups_of(*finishes), np.array([rewards]))
+    assert found.startswith(words) and bool(found) == bool(words)
+    assert ("--rollout.max_completion_length" in found) == (
+        LENGTH in finishes and "masked" in found
+    )
+
+
+def test_what_is_no_number_is_left_out_of_lines_and_of_tensorboard(tmp_path: Path, caplog):
+    line = describe({"step": 1, "reward/mean": 0.5, "train/loss": NAN, "timing/rollout": 1.0})
+    assert "0.500" in line and "nan" not in line and "loss" not in line
+    board = TensorBoard(tmp_path, None)
+    with caplog.at_level(logging.WARNING):
+        board.write(1, {"train/loss": NAN, "train/kl": float("inf"), "reward/mean": 0.5})
+    assert caplog.records == []
