@@ -63,7 +63,7 @@ def attention_gradients(partition: AutoPartition) -> Callable[..., Any]:
         def run(queries: Array, keys: Array, values: Array) -> Array:
             attend = row_attention.attend_rows
             return partition.on_shards(
-                lambda *x: attend(*x, platform=partition.platform),
+                lambda *x: attend(*x, kernels=partition.kernels),
                 [
                     (queries, QUERIES),
                     (jnp.swapaxes(keys, 1, 2), CONTEXT),

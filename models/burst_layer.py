@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.layers import MASKED
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 
@@ -48,12 +49,14 @@ class BurstLayer:
         keys: Float[Array, "rows 1 kv_heads head_dim"],
         values: Float[Array, "rows 1 kv_heads head_dim"],
         positions: Int[Array, "rows 1"],
+        kernels: Kernels,
     ) -> tuple[Float[Array, "rows 1 kv_heads queries_per_kv head_dim"], "BurstLayer"]:
         """As `LayerCache.attend`, for one token a row.
 
         Rows that have ended keep their position, and their output means nothing; the others have
         all gone the same number of steps since `begin`, and write at the same column.
         """
+        del kernels  # there are none for rows in one piece
         step = jnp.max(positions[:, 0] - self.start)
         column = self.values.shape[1] - 1 - step
         cache = BurstLayer(

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.layers import MASKED, sees
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 
@@ -88,6 +89,7 @@ class DraftPages(NamedTuple):
         keys: Float[Array, "1 tokens kv_heads head_dim"],
         values: Float[Array, "1 tokens kv_heads head_dim"],
         positions: Int[Array, "1 tokens"],
+        kernels: Kernels,
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftPages"]:
         """As `LayerCache.attend`, of all rows in one line."""
         del positions  # the line knows where tokens are
@@ -97,7 +99,8 @@ class DraftPages(NamedTuple):
         keys, values = jnp.swapaxes(keys, 0, 1), jnp.swapaxes(values, 0, 1)
         written = each.write(keys, values, self.line.slots)
         cache = PagedLayer(written.keys, written.values, self.table)
-        attended = cache.read(self.line.by_row(queries), self.line.start, self.line.trunk)
+        queries, start = self.line.by_row(queries), self.line.start
+        attended = cache.read(queries, start, kernels, kernels.verify, trunk=self.line.trunk)
         return self.line.in_line(attended), DraftPages(*cache, self.line)
 
     def on_branch(self, taken: Bool[Array, " rows"]) -> "DraftPages":
@@ -156,9 +159,10 @@ class DraftRows(NamedTuple):
         keys: Float[Array, "1 tokens kv_heads head_dim"],
         values: Float[Array, "1 tokens kv_heads head_dim"],
         positions: Int[Array, "1 tokens"],
+        kernels: Kernels,
     ) -> tuple[Float[Array, "1 tokens kv_heads queries_per_kv head_dim"], "DraftRows"]:
         """As `LayerCache.attend`, of all rows in one line."""
-        del positions  # the line knows where tokens are, of every turn
+        del positions, kernels  # the line knows where tokens are; rows in one piece have no kernels
         line = self.line
         keys, values = line.by_row(keys), line.by_row(values)
         copy = DraftCopy(

@@ -7,6 +7,8 @@ from typing import Protocol, Self
 
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.kernel_choice import Kernels
+
 KV_AXES = ("pages", "kv_heads", None, None)
 
 
@@ -19,6 +21,7 @@ class LayerCache(Protocol):
         keys: Float[Array, "rows length kv_heads head_dim"],
         values: Float[Array, "rows length kv_heads head_dim"],
         positions: Int[Array, "rows length"],
+        kernels: Kernels,
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], Self]:
         """Remembers the keys and values of consecutive tokens, then attends: each query to
         everything in its row up to its own position.

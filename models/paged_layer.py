@@ -5,16 +5,19 @@ its tokens w * page_size … (w + 1) * page_size - 1. Page NULL_PAGE belongs to 
 a row's tokens name it, and empty rows read and write it; it stays zero.
 
 The plain way to attend over pages, on any back end, gathers each row's pages and attends over them as
-over dense rows. Where a program is lowered for a TPU or an NVIDIA GPU, kernels read the pages where they
-lie: `paged_kernels` for single tokens, `prefill_kernels` for several.
+over dense rows. On a TPU or an NVIDIA GPU kernels read the pages where they
+lie: `paged_kernels` for single tokens, `prefill_kernels` for several. Which way it is `Kernels` says.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.kernel_choice import PALLAS, Kernels, Way
 from pat_jax.models.layers import attend, attend_where, sees
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 from pat_jax.models.prefill_kernels import (
@@ -27,10 +30,35 @@ from pat_jax.models.prefill_kernels import (
 NULL_PAGE = 0  # of every pool: empty rows read and write it
 
 
-def reads_what_rows_hold(platform: str, page_size: int, head_dim: int) -> bool:
-    """Whether a decode step there reads the tokens of each row, and not its whole table's room."""
-    fits = {"gpu": fits_gpu, "cuda": fits_gpu, "tpu": fits_tpu}.get(platform)
-    return fits is not None and fits(page_size, head_dim)
+class PageKernels(NamedTuple):
+    """Of one platform."""
+
+    decode: Callable[..., Array]
+    blocks: Callable[..., Array]  # of prefill, and of drafts
+    fits: Callable[[int, int], bool]  # whether they take this page size and head dimension
+
+
+_ON_GPU = PageKernels(attend_on_gpu, attend_blocks_on_gpu, fits_gpu)
+KERNELS: Mapping[str, PageKernels] = {
+    "gpu": _ON_GPU,
+    "cuda": _ON_GPU,
+    "tpu": PageKernels(attend_on_tpu, attend_blocks_on_tpu, fits_tpu),
+    "cpu": PageKernels(
+        partial(attend_on_gpu, interpret=True),
+        partial(attend_blocks_on_gpu, interpret=True),
+        fits_gpu,
+    ),
+}
+
+
+def reads_what_rows_hold(kernels: Kernels, page_size: int, head_dim: int) -> bool:
+    """Whether a decode step reads the tokens of each row, and not its whole table's room."""
+    return kernels.decode == PALLAS and takes(kernels.platform, page_size, head_dim)
+
+
+def takes(platform: str, page_size: int, head_dim: int) -> bool:
+    """Whether the platform's kernels over pages can be lowered for this shape."""
+    return KERNELS[platform].fits(page_size, head_dim)
 
 
 class PagedLayer(NamedTuple):
@@ -48,6 +76,7 @@ class PagedLayer(NamedTuple):
         keys: Float[Array, "rows length kv_heads head_dim"],
         values: Float[Array, "rows length kv_heads head_dim"],
         positions: Int[Array, "rows length"],
+        kernels: Kernels,
     ) -> tuple[Float[Array, "rows length kv_heads queries_per_kv head_dim"], "PagedLayer"]:
         """As `LayerCache.attend`. All rows write before any attends, so that a row may read what
         another one writes in the same call: blocks of one sequence can be rows side by side.
@@ -56,39 +85,30 @@ class PagedLayer(NamedTuple):
         kernel does not take is gathered there.
         """
         cache = self.write(keys, values, positions[:, 0])
-        return cache.read(queries, positions[:, 0]), cache
+        way = kernels.prefill if queries.shape[1] > 1 else kernels.decode
+        return cache.read(queries, positions[:, 0], kernels, way), cache
 
     def read(
         self,
         queries: Float[Array, "rows length kv_heads queries_per_kv head_dim"],
         start: Int[Array, " rows"],
+        kernels: Kernels,
+        way: Way,
+        *,
         trunk: Int[Array, " rows"] | None = None,
     ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
         """What the queries of each row see, the first of which is at `start`.
 
         Args:
+          way: which of `kernels` it is: that of decoding, prefill or verification.
           trunk: of rows that branch, see `layers.sees`.
         """
-        shape = self.page_size, queries.shape[-1]
+        is_kernel = way == PALLAS and takes(kernels.platform, self.page_size, queries.shape[-1])
         if queries.shape[1] > 1:
-            return jax.lax.platform_dependent(
-                queries,
-                *self,
-                start,
-                *([] if trunk is None else [trunk]),
-                cuda=attend_blocks_on_gpu if fits_gpu(*shape) else _attend_to_blocks,
-                tpu=attend_blocks_on_tpu if fits_tpu(*shape) else _attend_to_blocks,
-                default=_attend_to_blocks,
-            )
-        attended = jax.lax.platform_dependent(
-            queries[:, 0],
-            *self,
-            self._to_read(start),
-            cuda=attend_on_gpu if fits_gpu(*shape) else _attend_to_one,
-            tpu=attend_on_tpu if fits_tpu(*shape) else _attend_to_one,
-            default=_attend_to_one,
-        )
-        return attended[:, None]
+            blocks = KERNELS[kernels.platform].blocks if is_kernel else _attend_to_blocks
+            return blocks(queries, *self, start, trunk)
+        one = KERNELS[kernels.platform].decode if is_kernel else _attend_to_one
+        return one(queries[:, 0], *self, self._to_read(start))[:, None]
 
     def _to_read(self, position: Int[Array, " rows"]) -> Int[Array, " rows"]:
         """Tokens that each row attends to; nothing reads what comes of a row that has no pages."""

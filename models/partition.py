@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Int
 
+from pat_jax.models.kernel_choice import ANYWHERE, Kernels
+
 Names = tuple[str | None, ...]  # of an array's dimensions
 
 
@@ -21,8 +23,8 @@ class Partition(ABC):
 
     @property
     @abstractmethod
-    def platform(self) -> str | None:
-        """Of the devices, as `jax.Device.platform` has it; None: what runs anywhere is to be computed."""
+    def kernels(self) -> Kernels:
+        """By whom attention is computed on the devices."""
 
     @abstractmethod
     def sum(self, x: Array, *axes: str) -> Array:
@@ -63,8 +65,8 @@ class Whole(Partition):
     """Nothing is split, as far as the model can see."""
 
     @property
-    def platform(self) -> str | None:
-        return None
+    def kernels(self) -> Kernels:
+        return ANYWHERE
 
     def sum(self, x: Array, *axes: str) -> Array:
         del axes

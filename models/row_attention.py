@@ -6,19 +6,22 @@ own branch and, from where that begins, of the sequence's beginning.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from jaxtyping import Array, Float, Int
 
+from pat_jax.models.kernel_choice import ANYWHERE, PALLAS, Kernels
 from pat_jax.models.row_attention_cpu import attend_in_blocks
 from pat_jax.models.row_attention_gpu import attend_on_gpu
 from pat_jax.models.row_attention_tpu import attend_on_tpu
 
-# By what `jax.Device.platform` says, and by what lowering calls a GPU of NVIDIA. Each is differentiable,
-# keeps no scores, and computes no block of keys that none of a block of queries sees.
+# By the platform of `Kernels`. Each is differentiable, keeps no scores, and computes no block of keys that
+# none of a block of queries sees.
 KERNELS: Mapping[str, Callable[..., Array]] = {
     "gpu": attend_on_gpu,
     "cuda": attend_on_gpu,
     "tpu": attend_on_tpu,
+    "cpu": partial(attend_on_gpu, interpret=True),
 }
 # Splash attention masks by a function of one number of the query and the key's index, and by segments
 # that are equal: a branch, which sees two stretches of its row, is neither (`docs/targets.md`).
@@ -36,15 +39,15 @@ def attend_rows(
     values: Float[Array, "rows kv_heads length head_dim"],
     positions: Int[Array, "rows length"],
     *,
-    platform: str | None = None,
+    kernels: Kernels = ANYWHERE,
 ) -> Float[Array, "rows length kv_heads queries_per_kv head_dim"]:
     """Softmax attention of each token over its own sequence up to itself.
 
     Args:
       positions: of each token in its sequence. They count up by 1; 0 begins the next one, and another
         number than the next a branch, where the platform's kernel `knows_branches`.
-      platform: whose kernel; on a platform without one, and where it is not given, what runs anywhere.
-        Compilers cannot split kernels: inside `shard_map` alone, or on one device.
+      kernels: what it is computed by; plain operations where not given. Compilers cannot split
+        kernels: inside `shard_map` alone, or on one device.
     """
-    attend = KERNELS.get(platform or "", attend_in_blocks)
+    attend = KERNELS[kernels.platform] if kernels.rows == PALLAS else attend_in_blocks
     return attend(queries, keys, values, positions)

@@ -126,7 +126,7 @@ class Attention(nnx.Module):
         queries = partition.constrain(queries, *QUERIES)
         if cache is None:
             attended = partition.on_shards(
-                partial(attend_rows, platform=partition.platform),
+                partial(attend_rows, kernels=partition.kernels),
                 [
                     (queries, QUERIES),
                     (jnp.swapaxes(keys, 1, 2), CONTEXT),
@@ -136,7 +136,7 @@ class Attention(nnx.Module):
                 QUERIES,
             )
         else:
-            attended, cache = cache.attend(queries, keys, values, positions)
+            attended, cache = cache.attend(queries, keys, values, positions, partition.kernels)
         out = linear(attended, self.out.get_value(), contracted=3)
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
 

@@ -84,7 +84,8 @@ def measure_gap(
       limit: bytes that a device has.
     """
     policy = Policy.from_config(engine.policy.config)
-    *_, layout = layout_chain(engine.mesh, policy.config)[0].values()
+    kernels = next(iter(engine.layouts.values())).kernels
+    *_, layout = layout_chain(engine.mesh, policy.config, kernels)[0].values()
     shards = with_sharding(policy.abstract(engine.dtype), layout.param_shardings(policy))
     if shard_bytes(shards) > USABLE * limit:
         return NoRoom(shard_bytes(shards), USABLE * limit)

@@ -40,6 +40,7 @@ from pat_jax.engine.memory import (
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
@@ -50,6 +51,7 @@ from pat_jax.rl.tokenizer import Tokenizer, check_vocabulary
 from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.kernels import other_kernels
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
 from pat_jax.training.build import DTYPES, build_lora, build_trainer, rollout_policy
 from pat_jax.training.state_placement import check_offload
@@ -94,8 +96,14 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     """Raises UserError for whatever in the configuration or its files cannot work.
 
     What is cheap to find out comes first: options, headers of files, layouts; then the tokenizer
-    and the data, which take seconds.
+    and the data, which take seconds; then whether the kernels are right on these devices.
     """
+    setup = _built(config, devices)
+    kernels = other_kernels(config, setup.engine, also=("rows",))
+    return setup if kernels is None else _built(config, devices, kernels)
+
+
+def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None = None) -> Setup:
     check_task(config)
     require(
         config.lora.export == "merged" or Path(config.model).is_dir(),
@@ -114,7 +122,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
         check_fingerprint(Path(config.run_dir) / CHECKPOINTS, fingerprint)
     check_offload(config.optimizer, devices)
     mesh = factored_mesh(devices)
-    chain, dropped = layout_chain(mesh, model)
+    chain, dropped = layout_chain(mesh, model, kernels)
     layouts = wanted_layouts(config, chain, mesh, model)
     check_batch(config, layouts)
     tokenizer = checked_tokenizer(config, model)
@@ -154,10 +162,22 @@ def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
     """The rollout's part of a run alone, without its data; raises UserError as `build` does."""
+    engine = _built_engine(config, model, devices)
+    scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
+    kernels = other_kernels(config, engine, also=scores)
+    return engine if kernels is None else _built_engine(config, model, devices, kernels)
+
+
+def _built_engine(
+    config: RunConfig,
+    model: ModelConfig,
+    devices: Sequence[Device],
+    kernels: Kernels | None = None,
+) -> RolloutEngine:
     check_lengths(config, model)
     check_vocabulary_options(config, model)
     mesh = factored_mesh(devices)
-    chain, dropped = layout_chain(mesh, model)
+    chain, dropped = layout_chain(mesh, model, kernels)
     for reason in dropped:
         log.info("layout dropped: %s", reason)
     layouts = wanted_layouts(config, chain, mesh, model)

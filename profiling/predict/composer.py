@@ -28,6 +28,7 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
 from pat_jax.engine.relocation.rounds import SIZES
+from pat_jax.models import kernel_choice
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.paged_layer import reads_what_rows_hold
 from pat_jax.planning.latency.model import ROUNDS, STAGES, LatencyModel
@@ -96,7 +97,9 @@ class Composer:
     def reads(self) -> Reads:
         """What the engine's programs would read there."""
         platform = self.kernels.chip.platform
-        is_held = reads_what_rows_hold(platform, self.page_size, self.model.head_dim)
+        is_held = reads_what_rows_hold(
+            kernel_choice.Kernels.of(platform), self.page_size, self.model.head_dim
+        )
         return "held" if is_held else "bucket"
 
     def products_ms(self, tokens: int, tp: int) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pat_jax.engine.device.lines import line_of
 from pat_jax.models.draft_layer import DraftCopy, DraftPages, DraftRows
+from pat_jax.models.kernel_choice import ANYWHERE
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 
 ROWS, HEADS, GROUP, DIM = 3, 2, 2, 8
@@ -87,7 +88,7 @@ trees = st.builds(
 @given(trees)
 def test_a_token_sees_its_row_and_its_own_path(kind, tree):
     queries, position = tree.queries, jnp.zeros((1, len(tree.line.row)), jnp.int32)
-    attended, _ = tree.cache(kind).attend(queries, *tree.new, position)
+    attended, _ = tree.cache(kind).attend(queries, *tree.new, position, ANYWHERE)
     for row, (trunk, branch) in enumerate(tree.lengths):
         for turn in range(1 + trunk + branch):
             found = np.asarray(attended[0, int(tree.line.place[row, turn])])
@@ -99,7 +100,7 @@ def test_a_token_sees_its_row_and_its_own_path(kind, tree):
 @given(trees, st.lists(st.booleans(), min_size=ROWS, max_size=ROWS))
 def test_a_branch_that_is_right_is_found_where_its_positions_are(kind, tree, taken):
     queries, position = tree.queries, jnp.zeros((1, len(tree.line.row)), jnp.int32)
-    _, cache = tree.cache(kind).attend(queries, *tree.new, position)
+    _, cache = tree.cache(kind).attend(queries, *tree.new, position, ANYWHERE)
     moved = cache.on_branch(jnp.asarray(taken))
     for row, (trunk, branch) in enumerate(tree.lengths):
         start, is_taken = tree.starts[row], taken[row]

@@ -1,5 +1,6 @@
 """Pages, and the dense view of them during a burst, against attention over plain lists in float64."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from platforms import lowered_for
 
 from pat_jax.models import paged_kernels
 from pat_jax.models.burst_layer import BurstLayer
+from pat_jax.models.kernel_choice import ANYWHERE, Kernels
 from pat_jax.models.paged_kernels import attend_on_gpu, attend_on_tpu
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer, _write_at_once, _write_in_turn
 
@@ -73,7 +75,7 @@ class Sequences:
 
 # Always three rows, and jitted once a shape: what varies compiles nothing.
 lengths = st.lists(st.integers(0, PAGE_SIZE * WIDTH - 7), min_size=3, max_size=3)
-attend = jax.jit(lambda layer, *chunk: layer.attend(*chunk))
+attend = jax.jit(lambda layer, *chunk: layer.attend(*chunk, ANYWHERE))
 begin = jax.jit(BurstLayer.begin, static_argnums=2)
 end = jax.jit(BurstLayer.end)
 
@@ -243,7 +245,8 @@ def test_a_decode_step_is_lowered_to_the_kernel_of_its_platform(platform, kernel
     token = jax.ShapeDtypeStruct((4, 1, 8, 128), jnp.bfloat16)
     queries = jax.ShapeDtypeStruct((4, 1, 8, 4, 128), jnp.bfloat16)
     positions = jax.ShapeDtypeStruct((4, 1), jnp.int32)
-    text = lowered_for(platform, PagedLayer.attend, layer, queries, token, token, positions)
+    attend = partial(PagedLayer.attend, kernels=Kernels.of(platform))
+    text = lowered_for(platform, attend, layer, queries, token, token, positions)
     for name in ("tpu_custom_call", "triton"):
         assert (name in text) == (name == kernel)
     # The tokens are written as rows of one matrix: else a TPU lays the pool out anew in every step.
@@ -271,7 +274,8 @@ def test_a_row_that_stands_behind_its_table_spoils_no_page():
     layer = PagedLayer(pool, pool, jnp.array([[1, 2]]))
     token = jnp.ones((1, 1, HEADS, DIM))
     queries = jnp.ones((1, 1, HEADS, 2, DIM))
-    attended, written = layer.attend(queries, token, token, jnp.array([[2 * PAGE_SIZE]]))
+    position = jnp.array([[2 * PAGE_SIZE]])
+    attended, written = layer.attend(queries, token, token, position, ANYWHERE)
     np.testing.assert_array_equal(written.keys[1:], pool[1:])
     assert np.isfinite(attended).all()
 

@@ -1,5 +1,6 @@
 """Kernels of prefill blocks: interpreted against float64, and lowered for platforms that are not there."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from platforms import lowered_for
 
+from pat_jax.models.kernel_choice import ANYWHERE, PLAIN, Kernels
 from pat_jax.models.paged_layer import NULL_PAGE, PagedLayer
 from pat_jax.models.prefill_kernels import (
     attend_blocks_on_gpu,
@@ -144,7 +146,7 @@ def test_a_branch_does_not_see_the_trunk_beside_it(kernel, heads, group, starts,
 @settings(max_examples=5)
 def test_without_a_kernel_a_branch_does_not_see_it_either(starts, trunks, seed):
     def gathered(queries, keys, values, table, start, trunk):
-        return PagedLayer(keys, values, table).read(queries, start, trunk)
+        return PagedLayer(keys, values, table).read(queries, start, ANYWHERE, PLAIN, trunk=trunk)
 
     check(gathered, Blocks(seed, starts, 2, 2, "float32", trunks), TOLERANCE["float32"])
 
@@ -160,7 +162,8 @@ def lowered(
     queries = jax.ShapeDtypeStruct((4, length, 8, group, dim), dtype)
     positions = jax.ShapeDtypeStruct((4, length), jnp.int32)
     layer = PagedLayer(pool, pool, table)
-    return lowered_for(platform, PagedLayer.attend, layer, queries, new, new, positions)
+    attend = partial(PagedLayer.attend, kernels=Kernels.of(platform))
+    return lowered_for(platform, attend, layer, queries, new, new, positions)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

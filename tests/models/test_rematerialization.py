@@ -13,6 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
+from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.layers import Rotation
 from pat_jax.models.partition import Whole
 from pat_jax.models.presets import preset
@@ -39,8 +40,8 @@ class On(Whole):
     name: str = "cpu"
 
     @property
-    def platform(self) -> str:
-        return self.name
+    def kernels(self) -> Kernels:
+        return Kernels.of(self.name)
 
 
 def layer(remat: str, platform: str = "cpu") -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pat_jax.engine.layout.layout import AutoPartition, factored_mesh, layout_chain
 from pat_jax.models import row_attention_tpu
+from pat_jax.models.kernel_choice import PALLAS, Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.models.row_attention import KERNELS, attend_rows
@@ -212,10 +213,11 @@ def test_each_device_attends_to_its_rows_and_heads(path: str):
 
 @pytest.mark.parametrize(
     ("platform", "kernel"),
-    [("gpu", attend_on_gpu), ("cuda", attend_on_gpu), ("tpu", attend_on_tpu), ("cpu", None)],
+    [("gpu", attend_on_gpu), ("cuda", attend_on_gpu), ("tpu", attend_on_tpu)],
 )
-def test_the_kernel_is_that_of_the_devices(platform: str, kernel: Callable | None):
-    assert KERNELS.get(platform) is kernel
+def test_the_kernel_is_that_of_the_devices(platform: str, kernel: Callable):
+    assert KERNELS[platform] is kernel and Kernels.of(platform).rows == PALLAS
+    assert Kernels.of("cpu").chosen == ()
 
 
 @pytest.mark.parametrize("path", PATHS)

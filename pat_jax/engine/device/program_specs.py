@@ -118,9 +118,8 @@ class ProgramSpecs:
     @property
     def reads(self) -> Reads:
         """What decode steps read of the KV cache on these devices."""
-        mesh, config = next(iter(self.layouts.values())).mesh, self.functions.policy.config
-        platform = mesh.devices.flat[0].platform
-        is_held = reads_what_rows_hold(platform, self.page_size, config.head_dim)
+        layout, config = next(iter(self.layouts.values())), self.functions.policy.config
+        is_held = reads_what_rows_hold(layout.kernels, self.page_size, config.head_dim)
         return "held" if is_held else "bucket"
 
     @property

@@ -24,11 +24,14 @@ class Backend:
     cache: Literal["pages", "copy"]
 
     @classmethod
-    def of(cls, platform: str, *, spans_processes: bool = False) -> "Backend":
+    def of(
+        cls, platform: str, *, spans_processes: bool = False, reads_pages: bool = False
+    ) -> "Backend":
         """
         Args:
           platform: as `jax.Device.platform` has it.
           spans_processes: no host has all of the devices' memory.
+          reads_pages: some kernel reads pages; on accelerators they are gathered where none does.
         """
         is_cpu = platform == "cpu"
         return cls(
@@ -36,5 +39,5 @@ class Backend:
             waits=is_cpu,
             gathers_on_host=is_cpu and not spans_processes,
             sends_beside=not (is_cpu or spans_processes),
-            cache="copy" if is_cpu else "pages",
+            cache="copy" if is_cpu and not reads_pages else "pages",
         )

@@ -31,6 +31,7 @@ from pat_jax.engine.layout.division import dividing_run, prime_factors, undivide
 from pat_jax.engine.layout.mesh import factored_mesh, hosts_of
 from pat_jax.engine.layout.rules import RULES, Role
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.lora import Lora
 from pat_jax.models.partition import Names, Partition, Whole
 from pat_jax.models.policy import Params, Policy
@@ -48,6 +49,7 @@ class Layout:
     tp_axes: Axes
     kv_axes: Axes  # the leading run of tp_axes that divides the KV heads
     fsdp_axes: Axes  # the leading run of dp_axes that divides the embedding (trainer only)
+    kernels: Kernels  # by whom its devices compute attention
 
     @property
     def split(self) -> Split:
@@ -62,7 +64,11 @@ class Layout:
 
     @property
     def backend(self) -> Backend:
-        return Backend.of(self.platform, spans_processes=self.spans_processes)
+        return Backend.of(
+            self.platform,
+            spans_processes=self.spans_processes,
+            reads_pages=self.kernels.reads_pages,
+        )
 
     @property
     def spans_processes(self) -> bool:
@@ -139,8 +145,13 @@ def _is_axes(node: object) -> bool:
     return isinstance(node, tuple)
 
 
-def make_layout(mesh: Mesh, num_tp_axes: int, config: ModelConfig) -> Layout:
+def make_layout(
+    mesh: Mesh, num_tp_axes: int, config: ModelConfig, kernels: Kernels | None = None
+) -> Layout:
     """The layout whose TP takes the `num_tp_axes` innermost mesh axes.
+
+    Args:
+      kernels: what attention is computed by; all that the devices' platform has where not given.
 
     Raises:
       UserError: the model's heads, mlp or vocabulary cannot be divided that way.
@@ -152,7 +163,8 @@ def make_layout(mesh: Mesh, num_tp_axes: int, config: ModelConfig) -> Layout:
         return axes[: dividing_run([mesh.shape[axis] for axis in axes], number)]
 
     kv_axes, fsdp_axes = run(tp_axes, config.num_kv_heads), run(dp_axes, config.embed_dim)
-    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes)
+    kernels = kernels or Kernels.of(mesh.devices.flat[0].platform)
+    layout = Layout(mesh, dp_axes, tp_axes, kv_axes, fsdp_axes, kernels)
     if needed := undivided(config, [mesh.shape[axis] for axis in tp_axes]):
         raise UserError(
             f"layout {_needs(layout.split, needed, config)}; choose a smaller tp or --layout auto."
@@ -172,11 +184,16 @@ def whole_on_each(layout: Layout) -> Layout:
     return replace(layout, tp_axes=(), kv_axes=(), fsdp_axes=())
 
 
-def layout_chain(mesh: Mesh, config: ModelConfig) -> tuple[dict[Split, Layout], list[str]]:
+def layout_chain(
+    mesh: Mesh, config: ModelConfig, kernels: Kernels | None = None
+) -> tuple[dict[Split, Layout], list[str]]:
     """Every layout of a mesh's devices that divides the model, lowest TP first, and why the others were
     dropped.
 
     They share one mesh, whose axes come in the order that gives the most layouts: `factored_mesh`.
+
+    Args:
+      kernels: what attention is computed by; all that the devices' platform has where not given.
     """
     mesh = factored_mesh(list(mesh.devices.flat), config)
     chain: dict[Split, Layout] = {}
@@ -184,7 +201,7 @@ def layout_chain(mesh: Mesh, config: ModelConfig) -> tuple[dict[Split, Layout], 
     num_axes = 0 if mesh.size == 1 else len(mesh.axis_names)
     for num_tp_axes in range(num_axes + 1):
         try:
-            layout = make_layout(mesh, num_tp_axes, config)
+            layout = make_layout(mesh, num_tp_axes, config, kernels)
         except UserError as error:
             dropped.append(str(error))
             continue
@@ -245,8 +262,8 @@ class ManualPartition(Partition):
     layout: Layout
 
     @property
-    def platform(self) -> str:
-        return self.layout.platform
+    def kernels(self) -> Kernels:
+        return self.layout.kernels
 
     def sum(self, x: Array, *axes: str) -> Array:
         mesh_axes = tuple(a for name in axes for a in self.layout.mesh_axes(name))
@@ -272,8 +289,8 @@ class AutoPartition(Whole):
     layout: Layout
 
     @property
-    def platform(self) -> str:
-        return self.layout.platform
+    def kernels(self) -> Kernels:
+        return self.layout.kernels
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         return jax.lax.with_sharding_constraint(x, self.layout.sharding(*axes, role="train"))

@@ -16,6 +16,7 @@ from pat_jax.engine.memory import memory_limit
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.policy import Params, Policy
+from pat_jax.profiling.measure.kernel_check import usable_kernels
 from pat_jax.rl.batches import TrainBatch
 from pat_jax.rl.examples import ExampleReader, Examples, Read
 from pat_jax.rl.packing import Shape
@@ -25,7 +26,7 @@ from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import find_files
-from pat_jax.training.build import build_lora
+from pat_jax.training.build import DTYPES, build_lora
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
 from pat_jax.training.trained import Leaves
@@ -82,6 +83,12 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     trainer = build_supervised_trainer(config, policy, layout, steps)
     memory = memory_limit(config, devices)
     check_state(trainer, memory)
+    kernels = usable_kernels(
+        [layout], model, page_size=16, dtype=DTYPES[config.compute_dtype], names=("rows",)
+    )
+    if kernels != layout.kernels:
+        layout = replace(layout, kernels=kernels)
+        trainer = build_supervised_trainer(config, policy, layout, steps)
     shapes = row_shapes(config, layout.split.dp)
     heldout = evaluated.heldout[: config.eval.num_examples] if config.eval.every else []
     return SftSetup(

@@ -1,0 +1,207 @@
+"""Whether the kernels that a run is about to use compile on its devices and are right.
+
+Each is held against plain operations in float32 on the same numbers and the same device. One that is
+not right is replaced for the run. What was right is kept, so that an accelerator is asked once.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax import __version__
+from pat_jax.common.devices import CACHE_DIR, Device
+from pat_jax.common.files import replace_text
+from pat_jax.common.hosts.together import company
+from pat_jax.common.json_text import JsonError, parse_json
+from pat_jax.engine.layout.layout import Layout, factored_mesh
+from pat_jax.models import (
+    kernel_choice,
+    paged_kernels,
+    prefill_kernels,
+    row_attention_gpu,
+    row_attention_tpu,
+    row_kernels_gpu,
+)
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernel_choice import ANYWHERE, Kernels
+from pat_jax.profiling.measure.kernel_cases import Case, Part, cases_of, parts_of
+
+log = logging.getLogger(__name__)
+
+KEPT = CACHE_DIR.parent / "kernels.json"
+# Of a query's result, or of a gradient's row; a TPU multiplies float32 in parts of bfloat16, and a GPU in
+# TF32.
+TOLERANCES = {"bfloat16": 3e-2, "float32": 1e-2}
+LONGEST = 200  # characters of what a compiler says
+SOURCES = (
+    kernel_choice,
+    paged_kernels,
+    prefill_kernels,
+    row_attention_gpu,
+    row_attention_tpu,
+    row_kernels_gpu,
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One kernel at one shape."""
+
+    name: str
+    kernel: str  # of those that `Kernels` names
+    part: Part
+    error: float  # relative, of the worst row; NaN where it gave none
+    trouble: str  # what is wrong in a few words; empty where nothing is
+    seconds: float = 0.0  # compiled and run, beside the plain operations
+
+    def sentence(self, device: str) -> str:
+        return (
+            f"kernel {self.name!r} ({self.part}) {self.trouble} on {device}: "
+            "plain operations compute it in this run."
+        )
+
+
+def usable_kernels(
+    layouts: Sequence[Layout],
+    model: ModelConfig,
+    *,
+    page_size: int,
+    dtype: jnp.dtype,
+    names: Collection[str] = kernel_choice.NAMES,
+) -> Kernels:
+    """Those of the layouts that compile and are right here; says a sentence about each other one.
+
+    Args:
+      names: the kernels that are about to be used; the others are not looked at.
+    """
+    wanted = layouts[0].kernels
+    asked = wanted.without(set(kernel_choice.NAMES) - set(names))
+    if not asked.chosen:
+        return wanted
+
+    def look() -> frozenset[str]:
+        devices = layouts[0].mesh.devices.flat
+        device = next(x for x in devices if x.process_index == jax.process_index())
+        parts = parts_of(layouts, model, page_size, dtype)
+        found = check_kernels(device, parts, asked, kept=KEPT)
+        wrong = {x.kernel: x for x in found if x.trouble}
+        for one in wrong.values():
+            log.warning("%s", one.sentence(device.device_kind))
+        return frozenset(wrong)
+
+    return wanted.without(company().agree("kernels", look))
+
+
+def check_kernels(
+    device: Device, parts: Iterable[Part], kernels: Kernels, *, kept: Path | None = None
+) -> list[Checked]:
+    """Every kernel of `kernels` at every shape.
+
+    Args:
+      kept: a file of those that were right before, which are not asked again; it is added to.
+    """
+    known = set() if kept is None else _read(kept)
+    cases = [
+        (part, case, _key(device, part, case.name))
+        for part in parts
+        for case in cases_of(part, kernels)
+    ]
+    found = [
+        check_kernel(device, part, case, kernels) for part, case, key in cases if key not in known
+    ]
+    right = {_key(device, one.part, one.name) for one in found if not one.trouble}
+    if kept is not None and right - known:
+        with suppress(OSError):  # it is asked again next time
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(kept, json.dumps(sorted(known | right), indent=1))
+    return found
+
+
+def check_kernel(device: Device, part: Part, case: Case, kernels: Kernels) -> Checked:
+    """One kernel on one device, whatever goes wrong there."""
+    start = time.perf_counter()
+    rounded = [x.astype(part.dtype) if x.dtype == np.float32 else x for x in case.arrays]
+    try:
+        got = _computed(device, case, kernels, rounded)
+    except Exception as error:  # a compiler or a driver raises what it likes
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        trouble = f"does not run ({said[:LONGEST]})"
+        return Checked(case.name, case.kernel, part, float("nan"), trouble)
+    seconds = time.perf_counter() - start
+    exact = [x.astype(np.float32) if x.dtype == part.dtype else x for x in rounded]
+    with jax.default_matmul_precision("highest"):
+        wanted = _computed(device, case, ANYWHERE, exact)
+    worst = max(_error(x, y, case.floor) for x, y in zip(got, wanted, strict=True))
+    most = tolerance(part, kernels.platform)
+    trouble = "" if worst <= most else f"is wrong (relative error {worst:.2g}, allowed {most:.2g})"
+    return Checked(case.name, case.kernel, part, worst, trouble, seconds)
+
+
+def tolerance(part: Part, platform: str) -> float:
+    return TOLERANCES["bfloat16" if platform == "tpu" else part.dtype]
+
+
+def program_of(layout: Layout, case: Case, kernels: Kernels) -> Callable[..., Any]:
+    """To be jitted: each device of the layout computes the same, as inside of the engine's programs."""
+    whole = layout.spec()
+    return jax.shard_map(
+        partial(case.run, kernels, case.kernel),
+        mesh=layout.mesh,
+        in_specs=whole,
+        out_specs=whole,
+        check_vma=False,  # kernels do not say over which axes their results vary
+    )
+
+
+def _computed(
+    device: Device, case: Case, kernels: Kernels, arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    layout = one_device(device)
+    placed = jax.device_put(list(arrays), layout.sharding())
+    out = jax.jit(program_of(layout, case, kernels))(*placed)
+    return [np.asarray(x, np.float64) for x in jax.tree.leaves(out)]
+
+
+def one_device(device: Device) -> Layout:
+    mesh = factored_mesh([device])
+    return Layout(mesh, (), (), (), (), Kernels.of(device.platform))
+
+
+def _error(got: np.ndarray, wanted: np.ndarray, floor: float) -> float:
+    """Of the worst row of the last axis, relative to its size and `floor` of a usual one's."""
+    usual = np.sqrt(np.mean(np.sum(wanted**2, axis=-1)))
+    size = np.linalg.norm(wanted, axis=-1) + floor * usual
+    worst = np.max(np.linalg.norm(got - wanted, axis=-1) / size)
+    return float(worst) if np.isfinite(worst) else float("inf")
+
+
+def _key(device: Device, part: Part, name: str) -> str:
+    where = device.device_kind, device.client.platform_version, jax.__version__, __version__
+    content = [*where, sources(), name, asdict(part)]
+    return json.dumps(content, sort_keys=True)
+
+
+def sources() -> str:
+    """A hash of the kernels' own code: an edited one is asked anew."""
+    texts = [Path(module.__file__ or "").read_bytes() for module in SOURCES]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+
+
+def _read(path: Path) -> set[str]:
+    """What was right; nothing of a file that is not there or damaged."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, JsonError):
+        return set()
+    return {x for x in found if isinstance(x, str)} if isinstance(found, list) else set()
