@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
+from pat_jax.rl.tokenizer_trial import TokenizerTrial
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
 PromptText = str | Sequence[ChatMessage]
@@ -257,18 +258,20 @@ def _load_auto_tokenizer(directory: Path):
             f"tokenizer directory {directory} {what}: expected a folder with tokenizer.json; check "
             "the path, or copy the file from the model's release."
         )
+    trial = TokenizerTrial(directory)
     # Every run would print that PyTorch is missing, which is how it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # takes seconds, and only checkpoints need it
 
-    try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    # The Rust tokenizer raises bare Exception on a broken tokenizer.json; nothing narrower is named.
-    except Exception as error:
+    if problem := trial.problem():
         raise UserError(
-            f"no tokenizer could be read from {directory} ({_first_line(error)}): expected intact "
-            "tokenizer.json and tokenizer_config.json; copy them from the model's release."
-        ) from error
+            f"no tokenizer could be read from {directory} ({problem}): expected intact tokenizer.json and "
+            "tokenizer_config.json, and no code to be run; copy them from the model's release."
+        )
+    # What code a checkpoint may bring is not run, and nobody is asked whether it should be.
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=False
+    )
 
 
 def _read_generation_eos(directory: Path) -> list[int]:

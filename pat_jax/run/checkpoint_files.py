@@ -13,8 +13,10 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import parse_json
 
 MANIFEST = "pat_jax_files.json"
 # Of their bytes, what the arrays of a trained policy take on disk at least. Seen: 0.93 of random numbers,
@@ -81,7 +83,7 @@ def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
       by_checksum: read every byte; without it the files' sizes alone are compared.
     """
     try:
-        entries = json.loads((checkpoint / MANIFEST).read_bytes())
+        entries: Any = parse_json((checkpoint / MANIFEST).read_bytes())
         wanted = {name: (int(size), int(checksum)) for name, (size, checksum) in entries.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
