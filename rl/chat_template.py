@@ -3,22 +3,19 @@
 Knows the process and its limits. Does not know tokens.
 """
 
-import contextlib
-import pickle
 import re
 import signal
-import subprocess
-import sys
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from pat_jax.rl.text_worker import Limits, TextWorker, WorkerDied, take
+
 SECONDS, NUM_BYTES = 10.0, 2**30  # of one text; a usual one takes a thousandth of either
+# Of the processor, for all texts: so much at once, and so much more for each.
+BUDGET_S, EACH_S = 20.0, 0.1
 
 # Arguments of a rendering that are not the template's.
 _OURS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template")
-_WORKER = Path(__file__).with_name("chat_worker.py")
 
 
 class ChatTemplateError(ValueError):
@@ -41,8 +38,9 @@ class ChatTemplate:
         num_bytes: int = NUM_BYTES,
     ):
         self._template, self._constants = template, dict(constants)
-        self._limits = seconds, num_bytes
-        self._process: subprocess.Popen[bytes] | None = None
+        self._limits = Limits(seconds, num_bytes)
+        self._worker: TextWorker | None = None
+        self._seconds, self._texts = 0.0, 0  # that all texts took, and how many they were
 
     def check_variables(self, names: Iterable[str]) -> None:
         """Raises ChatTemplateError for a name that the template never says."""
@@ -66,7 +64,7 @@ class ChatTemplate:
         Raises:
           ChatTemplateError: the template refuses the messages, fails, or takes too long.
         """
-        process = self._running()
+        self._check_budget()
         given = [dict(message) for message in messages]
         is_begun = not is_closed and given[-1]["role"] == "assistant"
         how = {
@@ -74,10 +72,14 @@ class ChatTemplate:
             "continue_final_message": is_begun,
         }
         told = self._template, {**self._constants, **(variables or {}), **how}, given
+        worker = self._running()
+        worker.begin(self._limits, "render", *told)
         try:
-            text, error = _ask(process, told)
-        except (EOFError, BrokenPipeError):
-            raise self._died(process) from None
+            text, error, seconds = worker.answer()
+        except WorkerDied as death:
+            self._seconds += self._limits.seconds
+            raise self._died(death) from None
+        self._seconds, self._texts = self._seconds + seconds, self._texts + 1
         if text is None:
             reason = (error.strip().splitlines() or ["no reason"])[0][:200]
             raise ChatTemplateError(
@@ -86,44 +88,27 @@ class ChatTemplate:
             )
         return text
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            # -P: the files beside the script are no modules.
-            command = [sys.executable, "-P", str(_WORKER), *map(str, self._limits)]
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                command,
-                stdin=pipe,
-                stdout=pipe,
-                start_new_session=True,  # Ctrl-C is not for it: it ends with its input
+    def _check_budget(self) -> None:
+        """Many texts, each just within its limit, take as long as one that never ends."""
+        if self._seconds > BUDGET_S + EACH_S * self._texts:
+            raise ChatTemplateError(
+                f"the chat template has worked for {self._seconds:.0f} s on {self._texts} texts: expected less "
+                f"than {EACH_S:g} s for each; correct the template or the messages."
             )
-            self._finalizer = weakref.finalize(self, _end, self._process)
-        return self._process
 
-    def _died(self, process: subprocess.Popen[bytes]) -> ChatTemplateError:
+    def _running(self) -> TextWorker:
+        if self._worker is None:
+            self._worker = take()
+        return self._worker
+
+    def _died(self, death: WorkerDied) -> ChatTemplateError:
         """The next text gets another process."""
-        self._process = None
-        self._finalizer()
-        if process.returncode == -signal.SIGPROF:
-            what = f"works for more than {self._limits[0]:g} s"
+        self._worker = None
+        if death.code == -signal.SIGPROF:
+            what = f"works for more than {self._limits.seconds:g} s"
         else:
-            what = f"ends its process with code {process.returncode}"
+            what = f"ends its process with code {death.code}"
         return ChatTemplateError(
             f"the chat template {what}: expected a text at once; correct the template or the "
             "messages."
         )
-
-
-def _ask(process: subprocess.Popen[bytes], told: object) -> tuple[str | None, str]:
-    assert process.stdin and process.stdout  # they are pipes
-    pickle.dump(told, process.stdin)
-    process.stdin.flush()
-    return pickle.load(process.stdout)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        assert pipe
-        with contextlib.suppress(BrokenPipeError):  # of what was not read any more
-            pipe.close()
-    process.wait()

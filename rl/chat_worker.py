@@ -1,44 +1,58 @@
-"""The process that a chat template runs in: a script, started by `chat_template.py`.
+"""The process that runs what came with the weights: a script, started by `text_worker.py`.
 
-A template is a program that came with the weights. It may not end, or fill the memory: this process
-ends itself after so many seconds of work, and gets no more than so many bytes. It speaks pickles:
-told a template, its variables and messages, it answers with the text, or with what the template
-raised. Imports nothing of the project.
+A chat template is a program, and a tokenizer nearly one. It may not end, fill the memory or end the process:
+this one ends itself after so many seconds of work, and gets no more than so many bytes. It is asked in
+pickles, and answers each in a line of JSON: a text or null, what was raised, and the seconds that it took.
+Imports nothing of the project.
 """
 
+import json
 import os
 import pickle
 import resource
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MAX_CHARACTERS = 2**24  # of a text; its tokens would take a quarter of a minute
+MAX_GROWTH = 64  # tokens that a character may become: one has four bytes at most
 
 
-def main(seconds: float, num_bytes: int) -> None:
+def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the command, which ends this process
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an import prints is no answer
     # PyTorch is missing, which is how it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers.utils.chat_template_utils import render_jinja_template  # before the limits
+    # Threads, of which each takes memory that none of them uses.
+    os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1", MALLOC_ARENA_MAX="2")
+    from transformers import AutoTokenizer  # before the limits
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    _limit_memory(num_bytes)
+    ways = {
+        "render": lambda *told: _render(render_jinja_template, *told),
+        "load": lambda *told: _load(AutoTokenizer, *told),
+    }
     while True:
         try:
-            template, variables, messages = pickle.load(requests)
+            kind, (seconds, num_bytes), *told = pickle.load(requests)
         except EOFError:
             return
+        _limit_memory(num_bytes)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor: others may be at work
+        begun = time.process_time()
         try:
-            answer = _render(render_jinja_template, template, variables, messages), ""
-        except Exception as error:  # a template may raise anything
-            answer = None, f"{type(error).__name__}: {error}"
+            answer = ways[kind](*told), ""
+        # A template may raise anything, and what Rust raises when it panics is no Exception.
+        except BaseException as error:
+            answer = None, f"{type(error).__name__}: {error}"[:10_000]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(answer, answers)
+        line = json.dumps([*answer, time.process_time() - begun])
+        answers.write(line.encode() + b"\n")
+        answers.flush()
 
 
 def _render(
@@ -52,6 +66,22 @@ def _render(
     return text
 
 
+def _load(auto_tokenizer: Any, directory: str, texts: Sequence[str]) -> str:
+    """Reads a tokenizer, and has it read texts and write them again."""
+    tokenizer = auto_tokenizer.from_pretrained(
+        directory, local_files_only=True, trust_remote_code=False
+    )
+    tokenizer.get_vocab()
+    for text in texts:
+        tokens = tokenizer.encode(text)
+        if len(tokens) > MAX_GROWTH * (len(text) + 1):
+            raise ValueError(
+                f"it makes {len(tokens):,} tokens of a text of {len(text):,} characters"
+            )
+        tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return ""
+
+
 def _limit_memory(num_bytes: int) -> None:
     """To so much more than is held now, where the system says how much that is."""
     statm = Path("/proc/self/statm")
@@ -62,10 +92,5 @@ def _limit_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _send(answer: object, answers: BinaryIO) -> None:
-    pickle.dump(answer, answers)
-    answers.flush()
-
-
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main()

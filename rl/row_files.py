@@ -4,6 +4,7 @@ Knows files and what can be wrong with them: every complaint names file, line or
 what fields mean (`problem_files.py`).
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.rl.template_columns import ColumnError, template_variables
+
+MOST_ROWS, MOST_BYTES = 2_000_000, 2**32  # of a file, unpacked
+_ROWS_AT_ONCE = 256  # unpacked before their size is looked at
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,12 @@ def read_records(path: Path, *, of: str = "problems") -> list[Record]:
             f"data file {path} ends in {path.suffix or 'no extension'!r}: expected one of "
             f"{', '.join(readers)}, or the name of a built-in task; convert or rename it."
         )
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"data file {path} does not exist: expected a file; check the path.")
+    if not path.is_file():
+        raise UserError(
+            f"data file {path} is a device, a pipe or a socket: expected a file; copy what it gives into one."
+        )
     try:
         records = list(readers[path.suffix.lower()](path))
     except OSError as error:
@@ -135,13 +143,16 @@ def _read_parquet(path: Path) -> Iterator[Record]:
     import pyarrow  # only Parquet files need it
     import pyarrow.parquet
 
-    number = 0
+    number = num_bytes = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise ValueError("two columns have one name")
-            for batch in file.iter_batches():
+            _check_size(path, file.metadata.num_rows, 0)
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                num_bytes += batch.nbytes
+                _check_size(path, 0, num_bytes)
                 for value in batch.to_pylist():
                     number += 1
                     yield _record(path, "row", number, value)
@@ -152,6 +163,18 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             f"{path} is not a readable Parquet file (after {number} rows: {reason}): expected an "
             "intact one; write or download it again."
         ) from error
+
+
+def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:
+    """A few kilobytes of Parquet may stand for more equal rows than fit into memory."""
+    if num_rows > MOST_ROWS or num_bytes > MOST_BYTES:
+        size = (
+            f"{num_rows:,} rows" if num_rows else f"{num_bytes / 2**30:.1f} GiB of values and more"
+        )
+        raise UserError(
+            f"{path} has {size}: expected at most {MOST_ROWS:,} rows and {MOST_BYTES / 2**30:g} GiB in a file, as "
+            "all of them are held in memory; take a part of it."
+        )
 
 
 def _decode(path: Path, data: bytes, line: int | None = None) -> str:

@@ -18,6 +18,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
 from pat_jax.rl.end_tokens import GENERATION_CONFIG, MODEL_CONFIG, named_eos_ids
 from pat_jax.rl.special_tokens import SpecialTokens
+from pat_jax.rl.tokenizer_trial import TokenizerTrial
 
 ChatMessage = Mapping[str, Any]  # {"role": text, "content": text}, and what else the template knows
 PromptText = str | Sequence[ChatMessage]
@@ -259,18 +260,20 @@ def _load_auto_tokenizer(directory: Path):
             f"tokenizer directory {directory} {what}: expected a folder with tokenizer.json; check "
             "the path, or copy the file from the model's release."
         )
+    trial = TokenizerTrial(directory)
     # Every run would print that PyTorch is missing, which is how it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # takes seconds, and only checkpoints need it
 
-    try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    # The Rust tokenizer raises bare Exception on a broken tokenizer.json; nothing narrower is named.
-    except Exception as error:
+    if problem := trial.problem():
         raise UserError(
-            f"no tokenizer could be read from {directory} ({_first_line(error)}): expected intact "
-            "tokenizer.json and tokenizer_config.json; copy them from the model's release."
-        ) from error
+            f"no tokenizer could be read from {directory} ({problem}): expected intact tokenizer.json and "
+            "tokenizer_config.json, and no code to be run; copy them from the model's release."
+        )
+    # What code a checkpoint may bring is not run, and nobody is asked whether it should be.
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=False
+    )
 
 
 def _first_line(error: Exception) -> str:

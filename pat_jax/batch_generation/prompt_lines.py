@@ -7,6 +7,7 @@ messages) and any field of `SamplingOverrides`. Knows what can be wrong with a l
 """
 
 import codecs
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -141,6 +142,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
       UserError: the file cannot be read.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

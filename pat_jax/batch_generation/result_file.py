@@ -9,6 +9,7 @@ from typing import IO, Any, TypeVar
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import whole_lines
 from pat_jax.common.hosts.together import company
+from pat_jax.common.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -31,6 +32,11 @@ class ResultFile:
     def _open(self, *, resume: bool) -> list[tuple[int, int]]:
         """Line and sample of the results that are there."""
         path = self.path
+        if self._try(lambda: path.exists() and not path.is_file()):
+            raise UserError(
+                f"option --out is {str(path)!r}: expected a file, and it is a folder, a device or a pipe; choose "
+                "another."
+            )
         whole = self._try(lambda: whole_lines(path))
         if not resume and self._try(lambda: path.exists() and path.stat().st_size):
             raise UserError(
@@ -54,8 +60,11 @@ class ResultFile:
 
     def _place(self, number: int, line: bytes) -> tuple[int, int]:
         try:
-            record = json.loads(line)
-            return record["line"], record["sample"]
+            record: Any = parse_json(line)
+            place = record["line"], record["sample"]
+            if any(type(number) is not int for number in place):
+                raise ValueError
+            return place
         except (ValueError, TypeError, KeyError):
             raise UserError(
                 f"{self.path}, line {number}, is no result of this command: expected an object with "

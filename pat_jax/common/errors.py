@@ -1,14 +1,23 @@
 """The one exception whose message is meant for the person who ran the command, and its words."""
 
+import re
+
 from pat_jax.common.printable import printable
+
+MOST_CHARACTERS = 1200  # of a sentence
+_LONG_WORD = re.compile(r"\S{301,}")  # more than most paths have
 
 
 class UserError(Exception):
     """A mistake in the input: one sentence saying what, where, what was expected, what to do.
 
     Commands print it after `error:` and exit with code 2; nothing has been written by then. Under the cell
-    of a notebook it is that line too.
+    of a notebook it is that line too. Whatever of the input it repeats, it is one line of at most
+    `MOST_CHARACTERS`.
     """
+
+    def __init__(self, sentence: str):
+        super().__init__(in_one_line(sentence))
 
     def _render_traceback_(self) -> list[str]:  # IPython asks for it
         return [f"error: {printable(str(self))}"]
@@ -27,3 +36,16 @@ def shown(value: object) -> str:
 
 def shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:160]}... ({len(text):,} characters)"
+
+
+def in_one_line(text: str) -> str:
+    """Of a text with long words, or too many, the begin and the end."""
+    text = _LONG_WORD.sub(lambda word: _middle_cut(word[0], 240), text)
+    return _middle_cut(re.sub(r"\s*\n\s*", " ", text), MOST_CHARACTERS - 100)
+
+
+def _middle_cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end]}[... {len(text) - most:,} characters ...]{text[-end:]}"

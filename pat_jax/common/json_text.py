@@ -24,15 +24,17 @@ class JsonError(ValueError):
         return "".join(f", {name} {number}" for name, number in places if number is not None)
 
 
-def parse_json(text: str) -> object:
+def parse_json(text: str | bytes) -> object:
     """The one value of the text.
 
     Raises:
-      JsonError: it is broken, nested deeper than `MAX_DEPTH`, or has an integer longer than Python
-        reads.
+      JsonError: it is broken, nested deeper than `MAX_DEPTH`, has an integer longer than Python
+        reads, or is no UTF-8.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        raise JsonError(f"not UTF-8 text ({error.reason})") from None
     except json.JSONDecodeError as error:
         raise JsonError(f"broken JSON ({error.msg})", error.lineno, error.colno) from None
     except RecursionError:

@@ -20,7 +20,7 @@ from typing import Any, TextIO, TypeVar
 import yaml
 
 from pat_jax import __version__
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, shortened
 from pat_jax.common.hosts.together import company
 from pat_jax.common.options.declared import Option, build, options_of
 from pat_jax.common.options.files import (
@@ -110,18 +110,30 @@ _Dumper.add_representer(str, _text)
 
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# What a path can be that no reader asks about: a name of more than 255 bytes, a file in the place of a folder,
+# a ring of links, a device that is not there.
+_NO_PATH = (
+    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO),
+    *(errno.EACCES, errno.EPERM, errno.ENODEV, errno.EINVAL, errno.EIO, errno.EEXIST),
+)
 
 
 @contextmanager
 def in_one_sentence() -> Iterator[None]:
-    """A disk without room is a `UserError`."""
+    """A disk without room is a `UserError`, and so is a path that cannot be."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        where = f" for {error.filename}" if error.filename else ""
-        raise UserError(f"{error.strerror}{where}: make room and start again.") from None
+        path = shortened(str(error.filename)) if error.filename else ""
+        if error.errno in _NO_ROOM:
+            where = f" for {path}" if path else ""
+            raise UserError(f"{error.strerror}{where}: make room and start again.") from None
+        if error.errno in _NO_PATH and path:
+            raise UserError(
+                f"{path} cannot be used ({error.strerror}): expected a path that can; check the options that "
+                "name files and folders."
+            ) from None
+        raise
 
 
 def run_command(main: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from pat_jax.common.json_text import parse_json
 from pat_jax.planning.types import MIGRATE_ALL, Carry
 
 
@@ -97,8 +98,10 @@ class RolloutTrace:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls.from_fields(json.loads(text))
+    def from_json(cls, text: str | bytes) -> Self:
+        """Raises ValueError, TypeError, KeyError or AttributeError where `to_json` has not written it."""
+        fields: Any = parse_json(text)
+        return cls.from_fields(fields)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:

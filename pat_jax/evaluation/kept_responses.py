@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import PatientFile, whole_lines
 from pat_jax.common.hosts.together import company
+from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.run.evaluation import Ask
 
@@ -80,9 +82,11 @@ class KeptResponses:
 
     def _read(self, number: int, line: bytes) -> tuple[int, tuple[int, int, Completion]]:
         try:
-            row = json.loads(line)
+            row: Any = parse_json(line)
             tokens, is_truncated = np.array(row["tokens"], np.int32), bool(row["truncated"])
             place, checksum = int(row["place"]), int(row["request"])
+            if tokens.ndim != 1 or place < 0:
+                raise ValueError
         except (ValueError, TypeError, KeyError, OverflowError):
             raise UserError(
                 f"{self.path}, line {number}, is no response of an evaluation: expected an object with "

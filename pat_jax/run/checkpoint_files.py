@@ -13,8 +13,10 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import parse_json
 
 MANIFEST = "pat_jax_files.json"
 METADATA = "meta/metadata"  # a file that every checkpoint has
@@ -81,7 +83,7 @@ def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
     if not (checkpoint / MANIFEST).exists():
         return f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
     try:
-        entries = json.loads((checkpoint / MANIFEST).read_bytes())
+        entries: Any = parse_json((checkpoint / MANIFEST).read_bytes())
         wanted = {name: (int(size), int(checksum)) for name, (size, checksum) in entries.items()}
     except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return f"{MANIFEST} cannot be read"

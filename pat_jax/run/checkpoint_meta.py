@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import parse_json
 from pat_jax.run.checkpoint_files import METADATA, checkpoints_in, damage
 
 
@@ -33,9 +34,13 @@ def check_fingerprint(directory: str | Path, fingerprint: Mapping[str, Any]) -> 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """What `JsonSave` has written: the fingerprint, and the metadata under `meta`."""
-    meta = json.loads((path / METADATA).read_bytes())
+    meta = parse_json((path / METADATA).read_bytes())
     if not isinstance(meta, dict) or not {"fingerprint", "meta"} <= meta.keys():
         raise ValueError("it has no fingerprint or no metadata")
+    if not all(isinstance(meta[name], dict) for name in ("fingerprint", "meta")):
+        raise ValueError("its fingerprint or its metadata are no objects")
+    if not isinstance(meta["meta"].get("config", ""), str):
+        raise ValueError("the options in its metadata are no text")
     return meta
 
 

@@ -7,15 +7,17 @@ nothing but itself: drafts change no token. Knows files. Does not know what draf
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from pat_jax.common.json_text import parse_json
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.texts import BESIDE
 from pat_jax.rl.types import RolloutGroup
 from pat_jax.run.setup import Setup
-from pat_jax.run.side_files import SideFiles, sealed, unsealed
+from pat_jax.run.side_files import DAMAGED, SideFiles, sealed, unsealed
 
 FOLDER = "earlier_responses"  # in that of the run, with a file for each checkpoint
 _WHAT = "earlier responses"
@@ -139,12 +141,16 @@ def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> No
     """
     body = unsealed(_WHAT, content)
     line, _, tokens = body.partition(b"\n")
-    told = json.loads(line)
-    if told["tokenizer"] != tokenizer:
-        raise ValueError("is of another tokenizer than this run's")
-    numbers = np.frombuffer(tokens, _INTS)
-    stops = np.cumsum([length for lengths in told["lengths"] for length in lengths])
-    parts = iter(np.split(numbers, stops))
-    for lengths in told["lengths"]:
-        prompt, *texts = (next(parts) for _ in lengths)
+    told: Any = parse_json(line)
+    try:
+        if told["tokenizer"] != tokenizer:
+            raise ValueError("is of another tokenizer than this run's")
+        numbers = np.frombuffer(tokens, _INTS)
+        stops = np.cumsum([length for lengths in told["lengths"] for length in lengths], dtype=int)
+        parts = iter(np.split(numbers, stops))
+        said = [[next(parts) for _ in lengths] for lengths in told["lengths"]]
+        prompts = [prompt for prompt, *_ in said]
+    except (TypeError, KeyError, OverflowError, StopIteration):
+        raise ValueError(DAMAGED) from None
+    for prompt, (_, *texts) in zip(prompts, said, strict=True):
         responses.put(prompt, texts)

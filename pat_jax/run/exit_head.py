@@ -6,6 +6,7 @@ writes it, by the names of its leaves. Knows options and files. Does not know ho
 
 import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pat_jax.common.json_text import parse_json
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.run.checkpoint import is_gone
@@ -90,11 +92,15 @@ def of_bytes(content: bytes, depth: int) -> dict[str, np.ndarray]:
       ValueError: the content is damaged, or of another layer.
     """
     line, _, arrays = unsealed(_WHAT, content).partition(b"\n")
-    layer = json.loads(line)["layer"]
+    told = parse_json(line)
+    layer = told.get("layer") if isinstance(told, dict) else None
     if layer != depth:
         raise ValueError(f"is the head behind layer {layer}")
-    with np.load(io.BytesIO(arrays), allow_pickle=False) as found:
-        return dict(found)
+    try:
+        with np.load(io.BytesIO(arrays), allow_pickle=False) as found:
+            return dict(found)
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise ValueError(f"holds no arrays ({error})") from None
 
 
 def _named(state: object) -> dict[str, np.ndarray]:

@@ -7,13 +7,14 @@ Knows the run's folder and the export's. Does not know the formats (`models/hf_e
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.together import company
+from pat_jax.common.json_text import parse_json
 from pat_jax.common.pytree import on_host
 from pat_jax.config.any_run import AnyRun
 from pat_jax.models.hf_export import attend, check_export, export
@@ -87,7 +88,7 @@ def export_policy(
 def _written(folder: Path, directory: str | Path) -> int | None:
     """The step whose policy this run has written to `directory`, if it is still there."""
     try:
-        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+        note: Any = parse_json((folder / _NOTE).read_bytes())
         step = note["step"] if note["path"] == str(Path(directory).absolute()) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

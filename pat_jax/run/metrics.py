@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pat_jax.common.files import open_lines
+from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.run.samples import Sample
 from pat_jax.run.samples_page import SamplesPage
 from pat_jax.run.trackers.tensorboard import TensorBoard
@@ -111,17 +112,23 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     for line in Path(path).read_bytes().split(b"\n"):
         try:
-            row = json.loads(line)  # not UTF-8: a ValueError as well
-        except ValueError:
+            row = parse_json(line)
+        except JsonError:
             continue
-        if not isinstance(row, dict) or not isinstance(row.get("step", 0), int):
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
             continue
         if row.get("event") == "resume":
             rows = {step: kept for step, kept in rows.items() if step < row["step"]}
-        elif "event" not in row and "step" in row:
+        elif "event" not in row and all(map(_is_written, row.values())):
             read = {name: math.nan if value is None else value for name, value in row.items()}
             rows[row["step"]] = rows.get(row["step"], {}) | read
     return [rows[step] for step in sorted(rows)]
+
+
+def _is_written(value: object) -> bool:
+    """Whether `_plain` can have made it."""
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return value is None or is_number or isinstance(value, str)
 
 
 def _plain(name: str, value: Any) -> float | int | str | None:

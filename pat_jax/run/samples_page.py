@@ -7,8 +7,12 @@ from dataclasses import asdict, replace
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from pat_jax.common.declared_types import has_declared_types
+from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import parse_json
 from pat_jax.common.web_page import web_page
 from pat_jax.run.samples import Sample
 
@@ -18,7 +22,7 @@ MOST_CHARACTERS = 4000  # of a text: of a longer one its begin and its end
 
 # Nothing that was escaped looks like the end of one.
 _STEP = re.compile(r'<section id="step-(\d+)">.*?</section>\n', re.DOTALL)
-_DATA = re.compile(r'<template data-step="(\d+)">(.*?)</template>')
+_DATA = re.compile(r'<template data-step="(\d{1,18})">(.*?)</template>')
 
 
 class SamplesPage:
@@ -55,7 +59,21 @@ def read_samples(folder: Path) -> dict[int, list[Sample]]:
     if not path.is_file():
         return {}
     found = _DATA.finditer(path.read_text(encoding="utf-8", errors="replace"))
-    return {int(match[1]): [Sample(**each) for each in json.loads(match[2])] for match in found}
+    try:
+        return {int(match[1]): _samples(match[2]) for match in found}
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is not as a run writes it ({error}): expected the samples of its steps; begin another page by "
+            "moving it away."
+        ) from None
+
+
+def _samples(text: str) -> list[Sample]:
+    rows: Any = parse_json(text)
+    samples = [Sample(**each) for each in rows]
+    if not all(map(has_declared_types, samples)):
+        raise TypeError("a sample has fields of other types")
+    return samples
 
 
 def _section(step: int, samples: Sequence[Sample]) -> str:

@@ -52,16 +52,33 @@ class SavedPolicy:
 
     @cached_property
     def _options(self) -> Mapping[str, Any]:
-        return yaml.safe_load(self.meta["config"])
+        try:
+            found = yaml.safe_load(self.meta["config"])
+        except (yaml.YAMLError, RecursionError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise self._unreadable()
+        return found
 
     @property
     def model(self) -> str:
         """What the run began with."""
-        return self._options["model"]
+        return self._option("model")
 
     @property
     def compute_dtype(self) -> str:
-        return self._options["compute_dtype"]
+        return self._option("compute_dtype")
+
+    def _option(self, name: str) -> str:
+        if not isinstance(value := self._options.get(name), str):
+            raise self._unreadable()
+        return value
+
+    def _unreadable(self) -> UserError:
+        return UserError(
+            f"the checkpoint {self.path} does not say the options that its run began with: expected a YAML "
+            "mapping with model and compute_dtype in its metadata; choose another checkpoint."
+        )
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError where the policy has another shape than `model`."""

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pat_jax.common.declared_types import has_declared_types
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
@@ -69,7 +70,16 @@ class SavedRun:
         path = self.folder / "rollout.json"
         if not path.is_file():
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
-        return RolloutTrace.from_json(path.read_text(encoding="utf-8"))
+        try:
+            trace = RolloutTrace.from_json(path.read_bytes())
+            if not has_declared_types(trace):
+                raise TypeError("a field is of another type")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{path} is not as a run writes it ({type(error).__name__}: {error}): expected its last rollout; "
+                "take the file of another run."
+            ) from None
+        return trace
 
     def plot(self, *names: str) -> "Figure":
         """Metrics over the steps: those named, or the ones that a person looks at first."""

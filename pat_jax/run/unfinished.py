@@ -21,6 +21,7 @@ import numpy as np
 
 from pat_jax.common.files import PatientFile, whole_lines
 from pat_jax.common.hosts.together import company
+from pat_jax.common.json_text import parse_json
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.rl.reward_outcome import Cause, Failure
 from pat_jax.rl.reward_sum import FunctionScores, Score
@@ -210,7 +211,7 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], Said]:
     found: dict[tuple[int, int], Said] = {}
     for line in lines:
         try:
-            row = json.loads(line)
+            row: Any = parse_json(line)
             at = int(row["batch"]), int(row["place"])
             if "function" not in row:
                 found.pop(at, None)  # drawn anew since
@@ -218,7 +219,7 @@ def _read(lines: Sequence[bytes], policy: int) -> dict[tuple[int, int], Said]:
                     found[at] = Said(int(row["request"]), _completion(row), {})
             elif at in found:
                 found[at].scores[row["function"]] = _score(row)
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
             log.warning("a line of an unfinished iteration is left out: %r", error)
     return found
 

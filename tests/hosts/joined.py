@@ -40,7 +40,7 @@ def companies(count: int, patience_s: float = math.inf) -> Iterator[list[Company
         one.end = _ends.end
     listener, address = listen("localhost")
     with ThreadPoolExecutor(count) as pool:
-        first = pool.submit(accept, listener, count - 1)
+        first = pool.submit(accept, listener, address.key, count - 1, 20)
         others = [pool.submit(connect, address, i) for i in range(1, count)]
         peers = [first.result(), *(other.result() for other in others)]
     for one, known in zip(found, peers, strict=True):

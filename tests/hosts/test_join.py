@@ -3,8 +3,8 @@
 import pytest
 
 from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.join import Place, find_place
 from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.hosts.place import Place, find_place
 
 ALONE = DistributedConfig()
 TORCHRUN = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "16"}

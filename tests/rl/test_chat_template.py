@@ -88,11 +88,11 @@ def test_what_a_template_raises_is_one_sentence_and_its_process_goes_on():
     )
     template = ChatTemplate("".join(branches) + "{{ messages[0].content }}", {})
     assert template.render([USER]) == "Hi."
-    process = template._process
+    process = template._worker.process
     for i, words in enumerate(WAYS_TO_RAISE.values()):
         message = refusal(template, str(i))
         assert message.startswith("the chat template fails (") and words in message
-    assert template.render([USER]) == "Hi." and template._process is process
+    assert template.render([USER]) == "Hi." and template._worker.process is process
 
 
 @pytest.mark.parametrize("text", ["{{ messages | nofilter }}", "{% for m in messages %}", "{{"])
@@ -117,7 +117,7 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_rendered():
 def test_the_process_ends_with_the_template():
     template = ChatTemplate(TEMPLATE, {"bos_token": ""})
     template.render([USER])
-    process = template._process
+    process = template._worker.process
     assert process is not None and process.poll() is None
     del template
     assert process.poll() == 0
@@ -127,4 +127,4 @@ def test_the_process_ends_with_the_template():
 
 def test_ctrl_c_is_not_for_the_process_of_a_template(template):
     template.render([USER])
-    assert os.getpgid(template._process.pid) != os.getpgid(0)
+    assert os.getpgid(template._worker.process.pid) != os.getpgid(0)

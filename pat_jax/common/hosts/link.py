@@ -2,9 +2,12 @@
 
 A star: every process has one connection to the first. Each end says that it is alive four times a
 `SILENCE_S`, and where its main thread is; who is not heard of for so long, or whose connection breaks
-before it has taken its leave, is given up. Knows nothing of what is said.
+before it has taken its leave, is given up. Values of Python are sent as pickles, each with a code that
+only a process of this run can make: nothing is unpickled before that is checked. Knows nothing of what is
+said.
 """
 
+import hmac
 import pickle
 import queue
 import secrets
@@ -12,10 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.sockets import GREETING_S, hear, open_port, say, visitors
 from pat_jax.common.hosts.waiting import At
 
 SILENCE_S = 20.0
@@ -32,8 +37,9 @@ class Message(NamedTuple):
 class Peer:
     """The other end of one connection."""
 
-    def __init__(self, connection: Connection, index: int, host: str):
+    def __init__(self, connection: Connection, key: bytes, index: int, host: str):
         self.index, self.host = index, host
+        self._key = key
         self.values: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.has_left = False
         self.at = At()  # where its main thread was last heard of
@@ -50,11 +56,15 @@ class Peer:
     def send(self, pickled: bytes) -> None:
         """Raises OSError where nobody is there any more."""
         with self._sends:
-            self._connection.send_bytes(pickled)
+            self._connection.send_bytes(_code(self._key, pickled) + pickled)
 
     def receive(self) -> Message:
-        """Raises EOFError or OSError where nobody is there any more."""
-        message = self._connection.recv()
+        """Raises EOFError or OSError where nobody is there any more, or somebody else is."""
+        content = self._connection.recv_bytes()
+        code, pickled = content[:_CODE_BYTES], content[_CODE_BYTES:]
+        if not hmac.compare_digest(code, _code(self._key, pickled)):
+            raise OSError("what was received is of no process of this run")
+        message = pickle.loads(pickled)
         self._heard = time.monotonic()
         return message
 
@@ -142,31 +152,86 @@ class Address(NamedTuple):
     key: bytes
 
 
-def listen(host: str) -> tuple[Listener, Address]:
+def listen(host: str) -> tuple[socket.socket, Address]:
     """The first process's side.
 
     Args:
       host: by which the others reach this machine.
     """
-    key = secrets.token_bytes(32)
-    listener = Listener(("", 0), backlog=1024, authkey=key)
-    return listener, Address(host, int(listener.address[1]), key)
+    listener = open_port(host)
+    return listener, Address(host, int(listener.getsockname()[1]), secrets.token_bytes(32))
 
 
-def accept(listener: Listener, count: int) -> list[Peer]:
-    """Waits for `count` others, which may come in any order."""
-    peers = []
-    while len(peers) < count:
-        connection = listener.accept()
-        index, host = connection.recv()
-        connection.send(socket.gethostname())
-        peers.append(Peer(connection, index, host))
-    listener.close()
-    return sorted(peers, key=lambda peer: peer.index)
+def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> list[Peer]:
+    """Waits for `count` others, which may come in any order; whoever else comes is sent away.
+
+    Raises:
+      UserError: one does not come within `wait_s`.
+    """
+
+    def greet(visitor: socket.socket, until: float) -> Peer:
+        asked = secrets.token_hex(32)
+        say(visitor, prove=asked)
+        said = hear(visitor, until)
+        index, host, proof = said.get("index"), said.get("host"), said.get("proof")
+        if type(index) is not int or not isinstance(host, str):
+            raise ValueError("no process of this run")
+        _check(key, proof, f"{index} {host} {asked}")
+        say(visitor, host=socket.gethostname(), proof=_proof(key, f"{said.get('prove')}"))
+        visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Peer(Connection(visitor.detach()), key, index, host)
+
+    peers: dict[int, Peer] = {}
+    port = listener.getsockname()[1]
+    with closing(listener):
+        for peer in visitors(listener, greet, time.monotonic() + wait_s):
+            peers[peer.index] = peer
+            if len(peers) == count:
+                return [peers[index] for index in sorted(peers)]
+    raise UserError(
+        f"{len(peers)} of {count} other processes of this run came to port {port} of process 0 "
+        f"within {wait_s:g} s: expected all; see that nothing between the hosts closes that port."
+    )
 
 
 def connect(address: Address, index: int) -> list[Peer]:
-    """Every other process's side: its one peer is the first."""
-    connection = Client((address.host, address.port), authkey=address.key)
-    connection.send((index, socket.gethostname()))
-    return [Peer(connection, 0, connection.recv())]
+    """Every other process's side: its one peer is the first.
+
+    Raises:
+      UserError: it cannot be reached, or is another.
+    """
+    host, asked = socket.gethostname(), secrets.token_hex(32)
+    try:
+        reached = socket.create_connection((address.host, address.port), timeout=GREETING_S)
+        with closing(reached) as first:
+            until = time.monotonic() + GREETING_S
+            proof = _proof(address.key, f"{index} {host} {hear(first, until).get('prove')}")
+            say(first, index=index, host=host, prove=asked, proof=proof)
+            said = hear(first, until)
+            _check(address.key, said.get("proof"), asked)
+            first.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(first.detach())
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"process {index} did not reach process 0 at {address.host}:{address.port} ({error}): expected a port "
+            "that every process can reach; see that nothing between the hosts closes it."
+        ) from None
+    return [Peer(connection, address.key, 0, str(said.get("host")))]
+
+
+_CODE_BYTES = 32
+
+
+def _code(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, content, "sha256")
+
+
+def _proof(key: bytes, text: str) -> str:
+    return _code(key, text.encode()).hex()
+
+
+def _check(key: bytes, proof: object, text: str) -> None:
+    if not isinstance(proof, str) or not hmac.compare_digest(
+        proof.encode(), _proof(key, text).encode()
+    ):
+        raise ValueError("no process of this run")

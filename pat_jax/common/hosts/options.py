@@ -1,8 +1,12 @@
 """Options of a run that is several processes, on one machine or on many."""
 
+import re
 from dataclasses import dataclass
 
-from pat_jax.common.rules import check, count, matches, require
+from pat_jax.common.rules import Rule, check, count, require
+
+MOST_PROCESSES = 10**6
+_PLACE: Rule = (lambda x: x == "" or is_address(x), "host:port")
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class DistributedConfig:
     program, the slowest rewards of a rollout, or an update on the devices take."""
 
     def __post_init__(self):
-        check(self, "coordinator", matches(r"|.+:\d{1,5}", "host:port"), "distributed.")
-        check(self, "num_processes", count(1, 10**6), "distributed.")
+        check(self, "coordinator", _PLACE, "distributed.")
+        check(self, "num_processes", count(1, MOST_PROCESSES), "distributed.")
         check(self, "wait", count(1, 10**6), "distributed.")
         check(self, "patience", count(10, 10**6), "distributed.")
         require(
@@ -39,3 +43,12 @@ class DistributedConfig:
             self.num_processes,
             "more than 1 with --distributed.coordinator, and 1 without it",
         )
+
+
+def is_address(text: str) -> bool:
+    """Whether it is `host:port` or `[host]:port`, with a host that could be one."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w-]+\]|[^\s:\[\]/@]{1,253}):([0-9]{1,5})", text)
+    if found is None or not found[1].isascii():
+        return False
+    labels = found[1].split(".")
+    return 0 < int(found[2]) <= 65_535 and all(0 < len(label) < 64 for label in labels)

@@ -49,6 +49,8 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
     Raises:
       UserError: it cannot be read, is no YAML mapping, or has an option that is not among `options`.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         found = list(_walk(root, "", title, options)) if root else []

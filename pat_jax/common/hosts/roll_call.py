@@ -1,0 +1,176 @@
+"""Whether all processes of a run are there, asked before JAX is: what JAX does where one is missing is to
+end the process by an abort, in C++, without a word that a user can read.
+
+The first process listens at the coordinator's address until every other one has said who it is, and tells
+all to go on, or why not. Then the port is JAX's. Nothing is decided by what is said here but that: no secret
+is told, and nothing but JSON is read.
+"""
+
+import errno
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import Any
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.place import Place
+from pat_jax.common.hosts.sockets import (
+    BROKEN,
+    hear,
+    is_everywhere,
+    open_port,
+    say,
+    split,
+    visitors,
+)
+
+_HELLO = "pat_jax roll call 1"
+_AGAIN_S = 0.25  # between two tries to reach the first process
+_GRACE_S = 15.0  # for the word of the first process to come, after its own time is over
+_NAMED = 8  # processes that a sentence names
+
+Visitor = tuple[socket.socket, Mapping[str, Any]]  # and what it has said
+
+
+def roll_call(place: Place, wait_s: float) -> str | None:
+    """Returns when every process is there.
+
+    Args:
+      place: of this one, with a coordinator.
+
+    Returns:
+      Of the first process, the address on which alone the others reach it; None where that is not known.
+
+    Raises:
+      UserError: one of them did not come within `wait_s`, or was started as another.
+    """
+    assert place.coordinator is not None
+    until = time.monotonic() + wait_s
+    if place.index == 0:
+        return _call(place, place.coordinator, until, wait_s)
+    _answer(place, place.coordinator, until, wait_s)
+    return None
+
+
+def _call(place: Place, coordinator: str, until: float, wait_s: float) -> str | None:
+    try:
+        listener = open_port(*split(coordinator))
+    except OSError as error:
+        raise _closed(coordinator, error) from None
+    with closing(listener):
+        alone = None if is_everywhere(listener) else _written(listener)
+        there, sentence = _gathered(place, visitors(listener, _greet, until))
+    missing = [i for i in range(1, place.count) if i not in there]
+    if missing and not sentence:
+        sentence = f"{_listed(missing)} of {place.count} did not come to {coordinator} within {wait_s:g} s: {_ADVICE}"
+    for visitor in there.values():
+        _say_last(visitor, sentence)
+    if sentence:
+        raise UserError(sentence)
+    return alone
+
+
+def _gathered(place: Place, came: Iterable[Visitor]) -> tuple[dict[int, socket.socket], str]:
+    """The connections of the processes that have come, and why the run cannot begin with them."""
+    there: dict[int, socket.socket] = {}
+    if place.count == 1:
+        return there, ""
+    for visitor, said in came:
+        if sentence := _complaint(place, said):
+            _say_last(visitor, sentence)
+            return there, sentence
+        index = said["index"]
+        if index in there and _is_open(there[index]):
+            _say_last(visitor, f"process {index} of this run is there already: {_ADVICE}")
+            continue
+        there[index] = visitor
+        # Who has come may have gone again.
+        there = {i: one for i, one in there.items() if _is_open(one)}
+        if len(there) == place.count - 1:
+            break
+    return there, ""
+
+
+def _written(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_ADVICE = (
+    "start all of them with the same coordinator and number of processes, each with a number of its own, "
+    "where they can reach that address."
+)
+
+
+def _say_last(visitor: socket.socket, sentence: str) -> None:
+    """Lets a process go on, or tells it why it cannot."""
+    with closing(visitor):
+        try:
+            say(visitor, go=not sentence, sentence=sentence)
+        except OSError:
+            return
+
+
+def _greet(visitor: socket.socket, until: float) -> Visitor:
+    say(visitor, hello=_HELLO)
+    said = hear(visitor, until)
+    if said.get("hello") != _HELLO or not {type(said.get(x)) for x in ("index", "count")} == {int}:
+        raise ValueError("no process of a run")
+    return visitor, said
+
+
+def _complaint(place: Place, said: Mapping[str, Any]) -> str:
+    index, count = said["index"], said["count"]
+    if count == place.count and 0 < index < count:
+        return ""
+    return f"process {index} was started as one of {count} and process 0 as one of {place.count}: {_ADVICE}"
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        connection.setblocking(False)
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.setblocking(True)
+
+
+def _answer(place: Place, coordinator: str, until: float, wait_s: float) -> None:
+    host, port = split(coordinator)
+    why = "it was not tried"
+    while (left := until - time.monotonic()) > 0:
+        try:
+            with socket.create_connection((host, port), timeout=min(left, 10)) as connection:
+                if hear(connection, time.monotonic() + min(left, 10)).get("hello") != _HELLO:
+                    raise ValueError("what answers there is no pat_jax")
+                say(connection, hello=_HELLO, index=place.index, count=place.count)
+                last = hear(connection, until + _GRACE_S)
+        except BROKEN as error:
+            why = getattr(error, "strerror", None) or str(error)
+            time.sleep(_AGAIN_S)
+            continue
+        if last.get("go") is True:
+            return
+        raise UserError(str(last.get("sentence")))
+    raise UserError(
+        f"process {place.index} did not reach process 0 at {coordinator} within {wait_s:g} s ({why}): {_ADVICE}"
+    )
+
+
+def _closed(coordinator: str, error: OSError) -> UserError:
+    taken = error.errno == errno.EADDRINUSE
+    advice = "another program has that port; choose another" if taken else "check the address"
+    return UserError(
+        f"process 0 cannot listen at {coordinator} ({error.strerror or error}): expected an address of this "
+        f"machine, as it is process 0, with a port that is free; {advice}."
+    )
+
+
+def _listed(indices: list[int]) -> str:
+    names = ", ".join(map(str, indices[:_NAMED]))
+    more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+    return f"process{'es' if len(indices) > 1 else ''} {names}{more}"

@@ -1,0 +1,140 @@
+"""Ports that the processes of a run open, and what is said there first: one line of JSON at a time.
+
+Whoever connects may be anybody: a scanner, a browser, a process of another run. So nothing but short JSON is
+read, each visitor has a thread and a few seconds of its own, and one that says nothing or the wrong thing is
+dropped and disturbs nobody. Knows sockets. Does not know what is said.
+"""
+
+import errno
+import ipaddress
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pat_jax.common.json_text import parse_json
+
+T = TypeVar("T")
+
+GREETING_S = 10.0  # for a visitor to say who it is
+_LONGEST = 8192  # bytes of a line
+_MOST_VISITORS = 4096  # that are greeted at once: more would be no run
+
+# What a line, or a connection, can be broken by.
+BROKEN = (OSError, ValueError, EOFError)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[host]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def open_port(host: str, port: int = 0) -> socket.socket:
+    """Listens where `host` is reached: on that address alone where it is one of this machine, else on all
+    interfaces, as behind the name of a service.
+
+    Raises:
+      OSError: the port is taken, or `host` has no address.
+    """
+    kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    address = str(place[0])
+    # Many systems give their own name an address that no other host reaches them by.
+    if _is_loopback(address) <= (host == "localhost" or _is_loopback(host)):
+        try:
+            return _bound(kind, (address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return _bound(kind, ("", port))
+
+
+def is_everywhere(listener: socket.socket) -> bool:
+    """Whether it listens on all interfaces."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_unspecified
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:  # it is a name
+        return False
+
+
+def _bound(kind: int, place: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(kind, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def say(to: socket.socket, **fields: Any) -> None:
+    to.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def hear(of: socket.socket, until: float) -> dict[str, Any]:
+    """One line.
+
+    Args:
+      until: of `time.monotonic()`, when it has to be there.
+
+    Raises:
+      OSError, EOFError: it does not come.
+      ValueError: it is no object of JSON.
+    """
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        of.settimeout(max(until - time.monotonic(), 0.001))
+        # One byte at a time: what follows the line belongs to whoever reads next.
+        byte = of.recv(1)
+        if not byte:
+            raise EOFError("the other end has closed the connection")
+        line += byte
+        if len(line) > _LONGEST:
+            raise ValueError("a line is too long")
+    of.settimeout(None)
+    value = parse_json(line.decode())
+    if not isinstance(value, dict):
+        raise ValueError("a line is no object")
+    return value
+
+
+def visitors(
+    listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
+) -> Iterator[T]:
+    """What `greet` finds of each visitor that it does not refuse by one of `BROKEN`; ends with `until`.
+
+    Args:
+      greet: told the connection, and until when the visitor has to have said all.
+    """
+    found: queue.SimpleQueue[T] = queue.SimpleQueue()
+    room = threading.BoundedSemaphore(_MOST_VISITORS)
+
+    def meet(visitor: socket.socket) -> None:
+        try:
+            found.put(greet(visitor, time.monotonic() + GREETING_S))
+        except BROKEN:
+            visitor.close()
+        finally:
+            room.release()
+
+    def accept() -> None:
+        with suppress(OSError):  # the listener is closed
+            while True:
+                room.acquire()
+                visitor, _ = listener.accept()
+                threading.Thread(target=meet, args=(visitor,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    while (left := until - time.monotonic()) > 0:
+        with suppress(queue.Empty):
+            yield found.get(timeout=min(left, 0.2))
