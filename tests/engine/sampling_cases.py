@@ -86,5 +86,5 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     if rest[1] < 5:  # and if that is no more either, as part of the likeliest
         is_large[expected.argmax()] = False
         rest = counts[~is_large].sum(), expected[~is_large].sum()
-    both = (np.append(x[is_large], more) for x, more in zip((counts, expected), rest, strict=True))
-    return stats.chisquare(*both).pvalue
+    found, wanted = np.append(counts[is_large], rest[0]), np.append(expected[is_large], rest[1])
+    return float(stats.chisquare(f_obs=found, f_exp=wanted).pvalue)

@@ -25,7 +25,9 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "options",
     [{"optimizer.learning_rate": 2e-5}, {"optimizer.learning_rate": 1e-3, "lora.rank": 8}],

@@ -135,7 +135,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(
         np.testing.assert_allclose(ours, scores, atol=5e-4, rtol=0)
 
 
-@pytest.mark.parametrize("layout", ["dp3tp1", "dp1tp3"])
+@pytest.mark.parametrize("layout", [pytest.param("dp3tp1", marks=pytest.mark.slow), "dp1tp3"])
 def test_three_devices_and_drafts_change_no_token(
     smollm2, layout, on_one_device, expected, prompts, theirs
 ):
