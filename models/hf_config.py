@@ -94,6 +94,8 @@ class _Fields:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The one object of a JSON file; a file that is not one is a UserError naming the line."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: it is no file, expected one JSON object; download it again.")
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except JsonError as error:

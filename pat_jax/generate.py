@@ -85,7 +85,7 @@ def session(
       UserError: one sentence about what is wrong.
     """
     with in_one_sentence():
-        if isinstance(run, str | Path):
+        if run is not None and not isinstance(run, SavedRun):
             run = SavedRun(run)
         if run is not None:
             own = run.config

@@ -6,7 +6,6 @@ holds already is not measured again: an interrupted measurement goes on where it
 
 import errno
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -186,8 +185,8 @@ def check_writable(path: Path) -> None:
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
         partial.unlink()

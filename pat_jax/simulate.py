@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.callable_module import make_callable
 from pat_jax.common.devices import configure
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_text
 from pat_jax.common.rules import check_context
 from pat_jax.common.text_table import Cell, percent, text_table
@@ -88,6 +88,10 @@ class Simulated:
 
     def plot(self, number: int = 0) -> "Figure":
         """The first adaptive rollout of an answer: live sequences over time, the layout in force."""
+        if number not in range(len(self.answers)):
+            raise UserError(
+                f"number is {shown(number)}: expected that of an answer, from 0 to {len(self.answers) - 1}."
+            )
         return draw_rollout(self.answers[number].comparison.traces[0])
 
     def __repr__(self) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pat_jax.common.callable_module import make_callable
-from pat_jax.common.devices import CACHE_DIR, configure
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError, shown
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
 from pat_jax.config.run import RunConfig
@@ -19,11 +20,10 @@ from pat_jax.run.meeting import check_places, meet
 from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.scoring import open_scorer
 from pat_jax.run.setup import build
-from pat_jax.run.shipped_rewards import ship
+from pat_jax.run.shipped_rewards import REWARDS, ship
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
 
 Reward = str | Callable[..., Any]
-REWARDS = CACHE_DIR.parent / "rewards"
 
 
 def main() -> None:
@@ -59,11 +59,20 @@ def train(
     with in_one_sentence(), in_program() as signals:
         asked = dict(options)
         if reward is not None:
-            several = [reward] if isinstance(reward, str) or callable(reward) else list(reward)
+            several = _several(reward)
             asked["reward"] = [ship(x, REWARDS) if callable(x) else x for x in several]
         config_of_run = options_of_run(words(config, asked), parse)
         run = _run(config_of_run, signals)
     return SavedRun(run)
+
+
+def _several(reward: object) -> list[Any]:
+    found = list(reward) if isinstance(reward, list | tuple) else [reward]
+    if not found or not all(isinstance(each, str) or callable(each) for each in found):
+        raise UserError(
+            f"reward is {shown(reward)}: expected a function, what --reward names, or a list of them; give one."
+        )
+    return found
 
 
 def _run(config: RunConfig, signals: StopSignals) -> str:

@@ -40,7 +40,7 @@ def named_eos_ids(directory: Path) -> tuple[int, ...]:
 
 def _sections(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The objects of a file that may name them, the outermost first, each with its place."""
-    if not path.exists():
+    if not path.is_file():
         return
     try:
         content = parse_json(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ import numpy as np
 from pat_jax.batch_generation.answers import StopFinder, describe
 from pat_jax.batch_generation.prompt_lines import LineRequest, SamplingOverrides, parse_ask
 from pat_jax.common.bars import bar
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, shown
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.session import Session
 from pat_jax.engine.trace import RolloutTrace
@@ -65,6 +65,8 @@ class TextSession:
         Raises:
           UserError: one sentence about the first prompt that cannot be; nothing is generated.
         """
+        if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
+            raise UserError(f"prompts is {shown(prompts)}: expected a list of prompts, or a text.")
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         asks = [self._ask(i, prompt, sampling) for i, prompt in enumerate(asked, start=1)]
         owners = [(i, sample) for i, ask in enumerate(asks) for sample in range(ask.num_samples)]
@@ -110,6 +112,11 @@ class TextSession:
             if self.tokenizer is None or isinstance(self.tokenizer, HuggingFaceTokenizer):
                 return {"prompt": prompt}
             return {"token_ids": self.tokenizer.encode_prompt(prompt)}
+        is_array = isinstance(prompt, np.ndarray) and prompt.ndim > 0
+        if isinstance(prompt, bytes) or not (is_array or isinstance(prompt, Sequence)):
+            raise ValueError(
+                f"it is {shown(prompt)}: expected text, token ids, messages or a dictionary."
+            )
         is_chat = any(isinstance(each, Mapping) for each in prompt)
         return {"messages" if is_chat else "token_ids": [_plain(each) for each in prompt]}
 

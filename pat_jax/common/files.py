@@ -1,5 +1,6 @@
 """Files that survive what happens to a run: a kill in the middle of a write, a full disk."""
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -16,6 +17,8 @@ def replace_text(path: Path, text: str) -> None:
 def replace_bytes(path: Path, content: bytes) -> None:
     """`replace_text` of any content."""
     partial = path.with_name(f".{path.name}.partial")
+    if path.exists() and not path.is_file():  # a folder, or a device that would be gone
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     try:
         partial.write_bytes(content)
         partial.replace(path)
@@ -27,6 +30,8 @@ def replace_bytes(path: Path, content: bytes) -> None:
 def whole_lines(path: Path) -> bytes:
     """A file up to its last line break, without the half line that a killed process may have left; of no
     file nothing."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     content = path.read_bytes() if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 

@@ -88,7 +88,7 @@ def _check_begun(folder: Path) -> Path:
             f"{option}: expected an evaluation to go on with, but that one has its {RESULTS_FILE}; leave "
             "out --resume and choose another."
         )
-    if not path.is_file() or not path.read_text(encoding="utf-8").endswith(COMPLETE):
+    if not path.is_file() or not path.read_text("utf-8", "replace").endswith(COMPLETE):
         raise UserError(
             f"{option}: expected the folder of an evaluation to go on with, with {CONFIG_FILE}; check the "
             "path, or begin one without --resume."

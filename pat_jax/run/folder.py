@@ -129,7 +129,7 @@ def saved_config(folder: Path) -> Path:
     """
     path = folder / CONFIG_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, UnicodeDecodeError):
         text = ""
     if text.endswith(COMPLETE):

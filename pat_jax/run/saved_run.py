@@ -3,6 +3,7 @@
 Reads files alone, of a run that goes on as well. Holds no device and no weights.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.declared_types import has_declared_types
 from pat_jax.common.devices import configure
-from pat_jax.common.errors import UserError
+from pat_jax.common.errors import UserError, shown
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
@@ -41,8 +42,12 @@ class SavedRun:
     """
 
     def __init__(self, folder: str | Path):
+        if not isinstance(folder, str | os.PathLike):
+            raise UserError(
+                f"run is {shown(folder)}: expected the folder of a run, as text or a path."
+            )
         self.folder = Path(folder)
-        if not (self.folder / CONFIG_FILE).is_file():
+        if "\0" in str(folder) or not (self.folder / CONFIG_FILE).is_file():
             raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
 
     @property
@@ -101,6 +106,8 @@ class SavedRun:
         Raises:
           UserError: there is no whole checkpoint, or `directory` cannot be written.
         """
+        if not isinstance(directory, str | os.PathLike) or "\0" in str(directory):
+            raise UserError(f"directory is {shown(directory)}: expected a path to write to.")
         config = self.config
         saved = find_policy(str(self.folder), None)
         check_export(str(directory))

@@ -16,6 +16,7 @@ from pat_jax.rl.reward_outcome import describe_causes
 from pat_jax.rl.reward_scorer import RewardScorer, Scoring
 from pat_jax.rl.types import Prompt
 from pat_jax.run.progress import Progress
+from pat_jax.run.shipped_rewards import check_shipped
 
 
 def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
@@ -26,6 +27,7 @@ def open_scorer(config: RunConfig, rewards: Sequence[str]) -> RewardScorer:
     Raises:
       UserError: the reward cannot be imported, or there is no token where one is asked for.
     """
+    check_shipped(rewards)
     num_workers = config.reward_workers or num_cores()
     return RewardScorer(
         *rewards,

@@ -7,14 +7,34 @@ closed over as that is now. What it changes there is not changed here.
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from pat_jax.common.errors import UserError
+from pat_jax.common.devices import CACHE_DIR
+from pat_jax.common.errors import UserError, shown
 from pat_jax.rl.rewards import PICKLED, metric_name
+
+REWARDS = CACHE_DIR.parent / "rewards"  # where those lie that this user's programs have sent
+
+
+def check_shipped(rewards: Iterable[str]) -> None:
+    """Refuses functions of programs that are no one's here: such a file is code, whoever wrote it, and the
+    folder of a run may name one that came with it.
+
+    Raises:
+      UserError: a reward is in a file that no program of this user has written.
+    """
+    for spec in rewards:
+        path = Path(spec.rpartition(":")[0])
+        if path.suffix == PICKLED and path.absolute().parent != REWARDS.absolute():
+            raise UserError(
+                f"option --reward is {shown(spec)}: expected a function that a program of yours has sent to "
+                f"{REWARDS}, as unpickling such a file runs code; give the function itself as --reward "
+                "path/to/file.py:function, or to pat_jax.train(reward=...)."
+            )
 
 
 def ship(function: Callable[..., Any], folder: Path) -> str:

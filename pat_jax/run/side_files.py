@@ -73,6 +73,8 @@ def unsealed(what: str, content: bytes) -> bytes:
 
 def _content(path: Path) -> tuple[bytes | None, str]:
     try:
+        if path.exists() and not path.is_file():
+            return None, "is no file"
         return path.read_bytes(), ""
     except FileNotFoundError:
         return None, "is not there"

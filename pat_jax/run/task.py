@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.patterns import matches
 from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
 from pat_jax.rl import arithmetic
@@ -101,13 +102,15 @@ def find_files(
     """
     found: dict[Path, None] = {}
     for name in names:
-        matches = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
-        if not matches:
+        found_here = [name]
+        if not os.path.exists(name):
+            found_here = matches(name, option) if glob.has_magic(name) else []
+        if not found_here:
             raise UserError(
                 f"option --{option} is {name!r}: no such file{otherwise}; give .json, .jsonl or "
                 ".parquet files."
             )
-        found |= dict.fromkeys(map(Path, matches))
+        found |= dict.fromkeys(map(Path, found_here))
     return list(found)
 
 

@@ -27,6 +27,7 @@ import pat_jax
 from pat_jax.common.devices import PLAN_DIR
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
+from pat_jax.common.json_text import parse_json
 from pat_jax.config.run import RunConfig
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.memory import MemoryModel
@@ -99,14 +100,21 @@ def compile_for(
     content = {"order": order.to_json(), "versions": versions}
     name = hashlib.sha256(json.dumps([content, _sources()], sort_keys=True).encode()).hexdigest()
     path = folder / "orders" / f"{name[:32]}.json"
-    if not path.is_file() or texts is not None:
-        kept = folder / "programs"
-        for each in (path.parent, kept):
-            each.mkdir(parents=True, exist_ok=True)
-        content |= {"kept": str(kept.absolute()), "threads": os.cpu_count() or 1}
-        content["texts"] = None if texts is None else str(texts.absolute())
-        replace_text(path, json.dumps(_compiled(target, content, progress)))
-    return _read(target, order, versions, json.loads(path.read_text(encoding="utf-8")))
+    if path.is_file() and texts is None:
+        # One that is not as it was written is of no use: all is compiled again.
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            return _read(target, order, versions, _record(path))
+    kept = folder / "programs"
+    for each in (path.parent, kept):
+        each.mkdir(parents=True, exist_ok=True)
+    content |= {"kept": str(kept.absolute()), "threads": os.cpu_count() or 1}
+    content["texts"] = None if texts is None else str(texts.absolute())
+    replace_text(path, json.dumps(_compiled(target, content, progress)))
+    return _read(target, order, versions, _record(path))
+
+
+def _record(path: Path) -> Any:
+    return parse_json(path.read_bytes())
 
 
 def installed(target: Target) -> dict[str, str]:

@@ -23,6 +23,7 @@ from jax.experimental import topologies
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
+from pat_jax.common.json_text import parse_json
 from pat_jax.profiling.cross_compile import hlo, hlo_costs, hlo_loops
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, as_sent, together
 from pat_jax.profiling.cross_compile.hlo import collectives
@@ -87,9 +88,17 @@ class Compiler:
         with self.locks[name]:
             return self._found(job, self.kept / f"{name}.json", lowered)
 
+    def _kept(self, path: Path) -> CompiledProgram | None:
+        """None of a file that is not as it was written: the program is compiled again."""
+        try:
+            content: Any = parse_json(path.read_bytes())
+            return CompiledProgram.from_json(content)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
     def _found(self, job: CompileJob, path: Path, lowered: jax.stages.Lowered) -> CompiledProgram:
-        if path.is_file() and self.texts is None:
-            found = CompiledProgram.from_json(json.loads(path.read_text(encoding="utf-8")))
+        found = self._kept(path) if path.is_file() and self.texts is None else None
+        if found is not None:
             same = ("split", "target", "rows", "length", "budget", "layers", "compiled_layers")
             return replace(found, **{name: getattr(job.record, name) for name in same})
         start = time.perf_counter()

@@ -6,10 +6,9 @@ reads, and whatever else JSON can say, in the place of any value of a sound file
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import pytest
 from fakes import SPLITS, made_up_latency
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from wild_json import ANYWHERE, WILD, with_wild
 
 from pat_jax.common.errors import UserError
 from pat_jax.config import command_line as cli
@@ -29,41 +29,7 @@ from pat_jax.planning.latency.profile import Profile, Subject, read_profile
 from pat_jax.profiling.predict.targets import MOST_DEVICES, Target
 from pat_jax.profiling.simulate.length_files import read_lengths
 
-MARK = "here it is wild"  # stands for the value in a file's JSON
-WILD = st.one_of(
-    st.integers(1, 4).map(lambda size: "[" * 10**size + "]" * 10**size),
-    st.integers(1, 4).map(lambda size: '{"a":' * 10**size + "1" + "}" * 10**size),
-    st.integers(0, 400).map(lambda zeros: "1" + "0" * zeros),
-    st.sampled_from([4299, 4300, 4301, 20_000]).map(lambda digits: "-" + "9" * digits),
-    st.sampled_from(
-        ["1e400", "-1e400", "NaN", "1e308", "1e-308", "-0", "null", "true", "0.5", "1e12"]
-    ),
-    st.sampled_from(['"\\ud800"', '""', '"x"', "[]", "{}", "[1, 2]", "[[], {}]", f'"{"x" * 999}"']),
-)
 FEW = settings(max_examples=60, deadline=None)
-ANYWHERE = st.integers(0, 10**6)
-
-
-def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Every place of a JSON value, the whole included."""
-    yield path
-    inner: Any = ()
-    if isinstance(value, dict | list):
-        inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, each in inner:
-        yield from places(each, (*path, key))
-
-
-def with_wild(value: Any, where: int, wild: str) -> str:
-    """The JSON text of `value` with `wild` in one of its places."""
-    found = list(places(value))
-    path = ("all", *found[where % len(found)])
-    root: Any = {"all": json.loads(json.dumps(value))}
-    holder = root
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = MARK
-    return json.dumps(root["all"]).replace(json.dumps(MARK), wild)
 
 
 def read_or_refused(read: Callable[[Path], object], path: Path) -> str:

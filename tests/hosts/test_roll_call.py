@@ -83,6 +83,14 @@ def test_all_go_on_when_all_are_there():
     assert called(f"localhost:{free_port()}", [3, 1, 0, 2], 4, 20) == [""] * 4
 
 
+def test_the_port_is_free_afterwards():
+    """It is JAX's then."""
+    address = f"localhost:{(port := free_port())}"
+    assert called(address, [0, 1], 2, 20) == ["", ""]
+    with socket.create_server(("localhost", port), reuse_port=False):
+        pass
+
+
 def test_who_does_not_come_is_named_to_all():
     address = f"localhost:{free_port()}"
     began = time.monotonic()

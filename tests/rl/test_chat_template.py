@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from pat_jax.rl import chat_template
 from pat_jax.rl.chat_template import ChatTemplate, ChatTemplateError
 
 TEMPLATE = (
@@ -128,3 +129,23 @@ def test_the_process_ends_with_the_template():
 def test_ctrl_c_is_not_for_the_process_of_a_template(template):
     template.render([USER])
     assert os.getpgid(template._worker.process.pid) != os.getpgid(0)
+
+
+def test_texts_that_each_take_nearly_their_limit_have_a_budget(monkeypatch):
+    monkeypatch.setattr(chat_template, "BUDGET_S", 0.2)
+    monkeypatch.setattr(chat_template, "EACH_S", 0.001)
+    slow = "{% for i in range(99999) %}{% for j in range(9) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(f"{slow}{{{{ messages[0].content }}}}", {})
+    rendered = 0
+    with pytest.raises(
+        ChatTemplateError, match=r"has worked for .* expected less than 0.001 s for"
+    ):
+        for _ in range(60):
+            template.render([USER])
+            rendered += 1
+    assert 0 < rendered < 30
+
+
+def test_many_texts_of_a_usual_template_have_no_end_of_it(template, monkeypatch):
+    monkeypatch.setattr(chat_template, "BUDGET_S", 0.0)
+    assert {template.render([USER]) for _ in range(300)} == {"^<user>Hi.</><assistant>"}

@@ -183,8 +183,9 @@ def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> li
 
     peers: dict[int, Peer] = {}
     port = listener.getsockname()[1]
-    with closing(listener):
-        for peer in visitors(listener, greet, time.monotonic() + wait_s):
+    came = visitors(listener, greet, time.monotonic() + wait_s)
+    with closing(listener), closing(came):
+        for peer in came:
             peers[peer.index] = peer
             if len(peers) == count:
                 return [peers[index] for index in sorted(peers)]

@@ -60,7 +60,8 @@ def _call(place: Place, coordinator: str, until: float, wait_s: float) -> str | 
         raise _closed(coordinator, error) from None
     with closing(listener):
         alone = None if is_everywhere(listener) else _written(listener)
-        there, sentence = _gathered(place, visitors(listener, _greet, until))
+        with closing(visitors(listener, _greet, until)) as came:
+            there, sentence = _gathered(place, came)
     missing = [i for i in range(1, place.count) if i not in there]
     if missing and not sentence:
         sentence = f"{_listed(missing)} of {place.count} did not come to {coordinator} within {wait_s:g} s: {_ADVICE}"

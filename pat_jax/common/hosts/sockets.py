@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 GREETING_S = 10.0  # for a visitor to say who it is
 _LONGEST = 8192  # bytes of a line
+_LOOK_S = 0.1  # how often a listener sees that it is over
 _MOST_VISITORS = 4096  # that are greeted at once: more would be no run
 
 # What a line, or a connection, can be broken by.
@@ -110,31 +111,40 @@ def hear(of: socket.socket, until: float) -> dict[str, Any]:
 
 def visitors(
     listener: socket.socket, greet: Callable[[socket.socket, float], T], until: float
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """What `greet` finds of each visitor that it does not refuse by one of `BROKEN`; ends with `until`.
 
     Args:
       greet: told the connection, and until when the visitor has to have said all.
     """
-    found: queue.SimpleQueue[T] = queue.SimpleQueue()
-    room = threading.BoundedSemaphore(_MOST_VISITORS)
+    found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
+    room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
+    # A thread that waits in the system for a visitor keeps the port open, whoever has closed it.
+    listener.settimeout(_LOOK_S)
 
     def meet(visitor: socket.socket) -> None:
         try:
-            found.put(greet(visitor, time.monotonic() + GREETING_S))
+            found.put((visitor, greet(visitor, time.monotonic() + GREETING_S)))
         except BROKEN:
             visitor.close()
         finally:
             room.release()
 
     def accept() -> None:
-        with suppress(OSError):  # the listener is closed
-            while True:
-                room.acquire()
+        while not is_over.is_set():
+            with suppress(OSError):  # nobody has come, or has gone again
                 visitor, _ = listener.accept()
+                room.acquire()
                 threading.Thread(target=meet, args=(visitor,), daemon=True).start()
 
-    threading.Thread(target=accept, daemon=True).start()
-    while (left := until - time.monotonic()) > 0:
-        with suppress(queue.Empty):
-            yield found.get(timeout=min(left, 0.2))
+    door = threading.Thread(target=accept, daemon=True)
+    door.start()
+    try:
+        while (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                yield found.get(timeout=min(left, 0.2))[1]
+    finally:
+        is_over.set()
+        door.join()
+        while not found.empty():  # who has come too late
+            found.get()[0].close()

@@ -165,6 +165,8 @@ def _parsed(path: Path) -> Profile:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ProfileError(path, "no file")
     try:
         content: Any = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:

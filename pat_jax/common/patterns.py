@@ -1,0 +1,46 @@
+"""Files by a pattern of their names, found within a time: one such as `/**` has the whole machine to look at."""
+
+import subprocess
+import sys
+
+from pat_jax.common.errors import UserError, shown
+
+SECONDS, MOST_FILES = 20.0, 100_000
+# A process can be ended in the middle of a folder of a million files, or of a disk that does not answer.
+_PROGRAM = """
+import glob, itertools, sys
+for name in itertools.islice(glob.iglob(sys.argv[1], recursive=True), int(sys.argv[2])):
+    sys.stdout.buffer.write(name.encode("utf-8", "surrogateescape") + b"\\0")
+"""
+
+
+def matches(pattern: str, option: str) -> list[str]:
+    """What is called so, in its order.
+
+    Args:
+      option: where the pattern was given, as `data`.
+
+    Raises:
+      UserError: looking takes too long, or more is found than a run can read.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, pattern, str(MOST_FILES + 1)]
+    try:
+        found = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=True).stdout
+    except subprocess.TimeoutExpired:
+        raise _too_wide(option, pattern, f"looking took {SECONDS:g} s") from None
+    except (
+        subprocess.CalledProcessError,
+        OSError,
+    ):  # such as a pattern that is longer than any path
+        return []
+    names = sorted(found.decode("utf-8", "surrogateescape").split("\0")[:-1])
+    if len(names) > MOST_FILES:
+        raise _too_wide(option, pattern, f"it has more than {MOST_FILES:,} files")
+    return names
+
+
+def _too_wide(option: str, pattern: str, why: str) -> UserError:
+    return UserError(
+        f"option --{option} is {shown(pattern)}: expected a pattern of some files, but {why}; name the folder that "
+        "they are in."
+    )

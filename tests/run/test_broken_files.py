@@ -1,0 +1,210 @@
+"""Every file that a run, an evaluation or a job has written, with one value gone wild or bytes of anything:
+it is read, left out, or refused in one sentence."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from wild_json import ANYWHERE, WILD, with_wild
+
+from pat_jax.batch_generation.result_file import ResultFile
+from pat_jax.common.errors import UserError
+from pat_jax.engine.sequences.earlier import EarlierResponses
+from pat_jax.engine.sequences.texts import BESIDE
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.evaluation.kept_responses import KeptResponses
+from pat_jax.run.checkpoint_files import MANIFEST, damage
+from pat_jax.run.checkpoint_meta import newest_meta, read_meta
+from pat_jax.run.earlier import as_bytes as earlier_bytes
+from pat_jax.run.earlier import put_bytes
+from pat_jax.run.exit_head import of_bytes
+from pat_jax.run.export import _written
+from pat_jax.run.folder import CONFIG_FILE
+from pat_jax.run.metrics import read_metrics
+from pat_jax.run.samples import Sample
+from pat_jax.run.samples_page import SAMPLES_FILE, SamplesPage, read_samples
+from pat_jax.run.saved_policy import SavedPolicy
+from pat_jax.run.saved_run import SavedRun
+from pat_jax.run.side_files import sealed
+from pat_jax.run.unfinished import Unfinished
+
+SOME = settings(max_examples=40, deadline=None)
+DEEP = "[" * 100_000
+JUNK = st.binary(max_size=200)
+
+
+def read_result(path: Path) -> None:
+    with ResultFile(path, resume=True):
+        pass
+
+
+def read_kept(path: Path) -> None:
+    KeptResponses(path).close()
+
+
+def read_unfinished(path: Path) -> None:
+    kept = Unfinished(path.parent, path.parent / "checkpoints", is_on=True)
+    folder = path.parent / "unfinished"
+    folder.mkdir()
+    path.rename(folder / "iteration-3.jsonl")
+    with kept.iteration(3, 7):
+        pass
+
+
+def read_run(path: Path) -> None:
+    path.with_name(CONFIG_FILE).touch()
+    run = SavedRun(path.parent)
+    repr(run)
+    run.plot()
+
+
+def read_trace(path: Path) -> None:
+    path.with_name(CONFIG_FILE).touch()
+    SavedRun(path.parent).plot_rollout()
+
+
+def read_policy(path: Path) -> None:
+    (checkpoint := path.parent / "4").mkdir()
+    (checkpoint / "meta").mkdir()
+    path.rename(checkpoint / "meta" / "metadata")
+    newest_meta(path.parent)
+    try:
+        meta = read_meta(checkpoint)
+    except ValueError:
+        return
+    policy = SavedPolicy(checkpoint, meta["fingerprint"], meta["meta"], [])
+    if "config" in meta["meta"]:
+        assert isinstance(policy.model + policy.compute_dtype, str)
+
+
+def read_seal(path: Path) -> None:
+    path.rename(path.with_name(MANIFEST))
+    (path.parent / "meta").mkdir()
+    (path.parent / "meta" / "metadata").write_text("{}")
+    said = damage(path.parent)
+    assert said is None or "\n" not in said
+
+
+def read_note(path: Path) -> None:
+    path.rename(path.with_name("exported.json"))
+    _written(path.parent, path.parent)
+
+
+TRACE = RolloutTrace(
+    (0.0, 1.0), (0, 4), (8, 2), ("dp2tp1", "dp1tp2"), 2.0, 9, (Switch(4, 2, "dp2tp1", "dp1tp2", 9, 0.1, 1, 0.1, "migrate", "x"),)
+)  # fmt: skip
+KEPT = {"place": 0, "request": 5, "tokens": [1, 2], "truncated": False}
+UNFINISHED = {"batch": 0, "place": 1, "policy": 7, "request": 3, "tokens": [1], "truncated": True}
+META = {
+    "fingerprint": {"a": 1},
+    "meta": {"config": "model: tiny\ncompute_dtype: float32\n", "step": 4},
+}
+FILES: dict[str, tuple[Callable[[Path], None], Any, str]] = {
+    "results": (read_result, {"line": 1, "sample": 0, "text": "a"}, "\n"),
+    "kept responses": (read_kept, KEPT, "\n"),
+    "unfinished": (read_unfinished, UNFINISHED | {"logprobs": "AAAAAA=="}, "\n"),
+    "scores": (read_unfinished, {"batch": 0, "place": 1, "function": "f", "score": 1.0, "numbers": {"a": 1}}, "\n"),
+    "metrics": (read_run, {"step": 1, "time": 3.0, "reward/mean": 0.5, "timing/rollout": 1.0}, "\n"),
+    "resumed": (read_run, {"event": "resume", "step": 1}, "\n"),
+    "rollout": (read_trace, asdict(TRACE), ""),
+    "metadata": (read_policy, META, ""),
+    "seal": (read_seal, {"meta/metadata": [2, 2745614147]}, ""),
+    "export": (read_note, {"path": "a", "step": 3}, ""),
+}  # fmt: skip
+NAMES = {read_run: "metrics.jsonl", read_trace: "rollout.json"}
+
+
+def check(name: str, folder: Path, content: bytes) -> None:
+    read = FILES[name][0]
+    path = folder / NAMES.get(read, "file.json")
+    path.write_bytes(content)
+    try:
+        read(path)
+    except UserError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1300 and str(folder) in str(error)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_sound_files_are_read(name: str, tmp_path: Path):
+    read, value, end = FILES[name]
+    (path := tmp_path / NAMES.get(read, "file.json")).write_text(json.dumps(value) + end)
+    read(path)
+
+
+@SOME
+@pytest.mark.parametrize("name", FILES)
+@given(where=ANYWHERE, wild=WILD)
+@example(where=0, wild=DEEP)
+@example(where=1, wild="-1")
+@example(where=2, wild="null")
+def test_a_wild_value(name: str, tmp_path_factory, where: int, wild: str):
+    _, value, end = FILES[name]
+    check(name, tmp_path_factory.mktemp("wild"), (with_wild(value, where, wild) + end).encode())
+
+
+@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("name", FILES)
+@given(junk=JUNK)
+@example(junk=b"\xff\xfe\n")
+@example(junk=b"{}\n[]\n3\n")
+def test_any_bytes(name: str, tmp_path_factory, junk: bytes):
+    check(name, tmp_path_factory.mktemp("junk"), junk)
+
+
+@SOME
+@given(where=ANYWHERE, wild=WILD)
+@example(where=0, wild=DEEP)
+def test_samples(tmp_path_factory, where: int, wild: str):
+    folder = tmp_path_factory.mktemp("samples")
+    sample = Sample("p", "c", 1.0, 3, "stop", {"f": 0.5})
+    SamplesPage(folder, None).samples(3, [sample])
+    assert read_samples(folder) == {3: [sample]}
+    path, sound = folder / SAMPLES_FILE, json.dumps([asdict(sample)])
+    text = path.read_text()
+    assert sound in text
+    path.write_text(text.replace(sound, with_wild([asdict(sample)], where, wild)))
+    try:
+        repr(read_samples(folder))
+    except UserError as error:
+        assert str(path) in str(error)
+
+
+@SOME
+@given(where=ANYWHERE, wild=WILD)
+@example(where=0, wild=DEEP)
+def test_what_lies_beside_checkpoints(where: int, wild: str):
+    """Sealed again, as by somebody who means it."""
+    responses = EarlierResponses(1000, 100, BESIDE)
+    responses.put([1, 2], [np.array([3, 4], np.int32)])
+    body = earlier_bytes(responses, 5).partition(b"\n")[2]
+    line, _, tokens = body.partition(b"\n")
+    told = with_wild(json.loads(line), where, wild).encode()
+    found = EarlierResponses(1000, 100, BESIDE)
+    for call in (
+        lambda: put_bytes(sealed("earlier responses", told + b"\n" + tokens), 5, found),
+        lambda: of_bytes(sealed("exit head", told + b"\n" + tokens), 5),
+        lambda: of_bytes(sealed("exit head", b'{"layer": 5}\n' + told), 5),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            assert len(str(error)) < 1000
+
+
+def test_metrics_that_are_sound_are_all_read(tmp_path: Path):
+    lines = [
+        '{"step": 1, "a/b": null}',
+        "[]",
+        DEEP,
+        '{"step": 2, "a/b": [1]}',
+        '{"step": 2, "a/b": 2}',
+    ]
+    (path := tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    first, second = read_metrics(path)
+    assert first["step"] == 1 and np.isnan(first["a/b"]) and second == {"step": 2, "a/b": 2}
