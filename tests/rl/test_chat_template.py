@@ -89,6 +89,7 @@ def test_what_a_template_raises_is_one_sentence_and_its_process_goes_on():
     )
     template = ChatTemplate("".join(branches) + "{{ messages[0].content }}", {})
     assert template.render([USER]) == "Hi."
+    assert template._worker is not None
     process = template._worker.process
     for i, words in enumerate(WAYS_TO_RAISE.values()):
         message = refusal(template, str(i))
@@ -118,6 +119,7 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_chat_is_rendered():
 def test_the_process_ends_with_the_template():
     template = ChatTemplate(TEMPLATE, {"bos_token": ""})
     template.render([USER])
+    assert template._worker is not None
     process = template._worker.process
     assert process is not None and process.poll() is None
     del template
