@@ -8,7 +8,8 @@ import pytest
 
 import pat_jax
 
-pytestmark = pytest.mark.real
+# A slow machine compiles for minutes.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 QUESTIONS = [f"What is {a} + {b}?" for a, b in zip(range(1, 13), range(12, 0, -1), strict=True)]
 STEPS = 6
 

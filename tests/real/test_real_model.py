@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  #
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.timeout(1500),
     # PEFT 0.21 asks transformers 5 under its old name.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
 ]
