@@ -46,18 +46,15 @@ class Options:
 
 
 def spoil(fault: str) -> None:
-    """The second save fails in this process, or the first restore."""
+    """The second save fails in this process."""
     owner, name = {
         "asked": (CheckpointManager, "save"),
         "beginning": (async_checkpointer.AsyncCheckpointer, "_save"),
         "begun": (CheckpointManager, "save"),
         "written": (async_checkpointer, "_background_wait_for_commit_futures"),
         "written, and waited for": (Checkpointer, "_finish"),
-        "read": (Checkpointer, "_read"),
     }[fault]
-    do, calls = getattr(owner, name), [1] * (fault == "read")
-
-    is_late = fault in ("begun", "read")
+    do, calls, is_late = getattr(owner, name), list[int](), fault == "begun"
 
     def spoilt(*arguments: Any, **options: Any) -> Any:
         calls.append(1)

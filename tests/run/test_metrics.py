@@ -161,6 +161,21 @@ def test_a_run_without_a_step_claims_none():
     ]
 
 
+def test_tensorboard_is_given_no_number_that_is_none(tmp_path: Path, capsys):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(3, {"a/x": math.nan, "a/y": -math.inf, "a/z": 2.0, "a/text": "no"})
+    (path,) = (tmp_path / "tensorboard").glob("events*")
+    events = map(Event.FromString, records(path))
+    assert [value.tag for event in events for value in event.summary.value] == ["a/z"]
+    assert "NaN" not in "".join(capsys.readouterr())
+
+
+def test_what_is_of_nothing_is_left_out():
+    nothing = {"train/loss": math.nan, "reward/a/mean": 1.0, "reward/b/mean": 2.0}
+    assert describe({"reward/mean": math.nan} | nothing) == ""
+    assert describe({"reward/mean": 0.5} | nothing) == "reward 0.500 (a 1.000, b 2.000)"
+
+
 def test_what_was_not_measured_is_left_out():
     assert describe({"reward/mean": 1}) == "reward 1.000"
     assert describe({}) == ""

@@ -1,13 +1,17 @@
 """A step of which nothing is learned says so, and means of nothing are shown nowhere."""
 
+import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import TINY, run
 
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.report import RolloutReport
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import nothing_to_learn
 from pat_jax.run.progress import describe
@@ -56,3 +60,32 @@ def test_what_is_no_number_is_left_out_of_lines_and_of_tensorboard(tmp_path: Pat
     with caplog.at_level(logging.WARNING):
         board.write(1, {"train/loss": NAN, "train/kl": float("inf"), "reward/mean": 0.5})
     assert caplog.records == []
+
+
+def test_a_rollout_that_generated_nothing_has_no_shares():
+    report = RolloutReport()
+    for name in ("tokens_per_s", "tokens_per_row_step", "row_occupancy", "prefill_padding"):
+        assert math.isnan(getattr(report, name)), name
+    assert math.isnan(report.kv_waste) and math.isnan(report.balance_share)
+
+
+@pytest.mark.slow
+def test_a_run_whose_responses_are_all_masked(tmp_path: Path):
+    options = ["--algorithm.truncated", "mask", "--rollout.max_completion_length", "2"]
+    output = run(*TINY, *options, "--warm_start.steps", "0", "--run_dir", str(tmp_path / "run"))
+    lines = [x for x in output.splitlines() if "were cut off at 2 tokens and are masked" in x]
+    assert [line.split(":")[0] for line in lines] == ["step 1", "step 2"]
+    assert "NaN or Inf" not in output and " nan" not in output
+    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    learned = [row for row in rows if "train/loss" in row]
+    assert len(learned) == 2
+    for row in learned:
+        for name in (
+            "loss",
+            "entropy",
+            "cross_entropy",
+            "behavior_gap_max",
+            "ratio_min",
+            "grad_norm",
+        ):
+            assert row[f"train/{name}"] is None, name
