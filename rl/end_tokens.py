@@ -40,10 +40,10 @@ def named_eos_ids(directory: Path) -> tuple[int, ...]:
 
 def _sections(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The objects of a file that may name them, the outermost first, each with its place."""
-    if not path.is_file():
+    if not path.exists():
         return
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else "no file"
     except (JsonError, UnicodeDecodeError, OSError) as error:
         content = (str(error).splitlines() or [type(error).__name__])[0]
     if not isinstance(content, dict):
