@@ -131,7 +131,7 @@ def test_weights_in_eight_bits_are_a_model_nearby_and_how_near_is_said(write, ru
 
 def test_a_stop_string_cuts_text_and_tokens(model: Path, write, run):
     tokenizer = HuggingFaceTokenizer(model)
-    line = {"prompt": "more", "seed": 1, "max_tokens": 60, "min_tokens": 20}
+    line = {"prompt": "more", "seed": 2, "max_tokens": 60, "min_tokens": 20}
     (whole,) = run(write(line))
     early, stop = whole["text"][3:5], whole["text"][20:24]
     assert whole["text"].count(early) == 1  # nothing ends a response before min_tokens
@@ -277,7 +277,10 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     [
         (("--prompts", "{folder}/none.jsonl"), ["--prompts", "none.jsonl", "cannot be read"]),
         (("--out", "{folder}/prompts.jsonl/x"), ["--out", "prompts.jsonl/x", "cannot be written"]),
-        (("--prompts", "{folder}"), ["--prompts is '{folder}'", "cannot be read (Is a directory)"]),
+        (
+            ("--prompts", "{folder}"),
+            ["--prompts is '{folder}'", "cannot be read (it is no regular file)"],
+        ),
         (("--prompts", "{folder}/empty.jsonl"), ["empty.jsonl'", "the file has no line, expected"]),
         (
             ("--chat_template_kwargs", "[]"),
