@@ -146,7 +146,10 @@ def put_bytes(content: bytes, tokenizer: int, responses: EarlierResponses) -> No
         if told["tokenizer"] != tokenizer:
             raise ValueError("is of another tokenizer than this run's")
         numbers = np.frombuffer(tokens, _INTS)
-        stops = np.cumsum([length for lengths in told["lengths"] for length in lengths], dtype=int)
+        each = [length for lengths in told["lengths"] for length in lengths]
+        if not all(type(length) is int for length in each):
+            raise ValueError(DAMAGED)
+        stops = np.cumsum(each, dtype=int)
         parts = iter(np.split(numbers, stops))
         said = [[next(parts) for _ in lengths] for lengths in told["lengths"]]
         prompts = [prompt for prompt, *_ in said]

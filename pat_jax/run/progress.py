@@ -158,7 +158,8 @@ def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """The numbers alone: where no response could be scored, a mean is NaN."""
-    return [row[name] for row in rows if name in row and not math.isnan(row[name])]
+    found = (row.get(name) for row in rows)
+    return [x for x in found if isinstance(x, int | float) and not math.isnan(x)]
 
 
 def _count(number: float, one: str, many: str = "") -> str:

@@ -28,7 +28,7 @@ def test_they_are_those_of_glob(tree, pattern: str):
 
 
 def test_a_pattern_that_no_path_fits_finds_nothing(tree):
-    assert matches("*" * 100_000, "data") == matches(f"{'x' * 300}*", "data") == []
+    assert matches(f"{'x' * 300}*", "data") == []
 
 
 def test_the_whole_machine_is_not_looked_at(monkeypatch):

@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_one_sentence_and_an_empty_beginning(tmp_path: Pa
     for step, tokenizer, why in [
         (2, 4, "is of another tokenizer than this run's"),
         (3, 3, "is not there"),
-        (4, 3, "cannot be read (Is a directory)"),
+        (4, 3, "is no file"),
         (5, 3, "is damaged (it has another checksum than when it was written)"),
     ]:
         found = iterations(tmp_path, tokenizer)
