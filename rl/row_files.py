@@ -151,7 +151,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
                 raise ValueError("two columns have one name")
             _check_size(path, file.metadata.num_rows, 0)
             for batch in file.iter_batches(_ROWS_AT_ONCE):
-                num_bytes += batch.nbytes
+                num_bytes += sum(map(_num_bytes, batch.columns))
                 _check_size(path, 0, num_bytes)
                 for value in batch.to_pylist():
                     number += 1
@@ -163,6 +163,11 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             f"{path} is not a readable Parquet file (after {number} rows: {reason}): expected an "
             "intact one; write or download it again."
         ) from error
+
+
+def _num_bytes(column: Any) -> int:
+    """Of the values of an Arrow array as Python has them: each, though a dictionary holds it once."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary") else column).nbytes
 
 
 def _check_size(path: Path, num_rows: int, num_bytes: int) -> None:

@@ -195,7 +195,7 @@ def parse_ask(
     """
     for name in given:
         if name not in _KNOWN:
-            near = meant(name, _KNOWN)
+            near = meant(str(name), _KNOWN)
             hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {shown(name)}: {hint}")
     own = SamplingOverrides(**{name: value for name, value in given.items() if name in _OVERRIDES})

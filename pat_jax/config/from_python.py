@@ -52,7 +52,7 @@ def _source(config: str | os.PathLike[str] | None, presets: Path | None) -> list
     names = preset_names(presets) if presets else []
     if text in names:
         return [f"--preset={text}"]
-    if text is not None and (Path(text).is_file() or Path(text).suffix in (".yaml", ".yml")):
+    if text is not None and (os.path.isfile(text) or Path(text).suffix in (".yaml", ".yml")):
         return [f"--config={text}"]
     known = f"the name of a preset ({', '.join(names)}), " if names else ""
     raise UserError(

@@ -47,7 +47,7 @@ class SavedRun:
                 f"run is {shown(folder)}: expected the folder of a run, as text or a path."
             )
         self.folder = Path(folder)
-        if "\0" in str(folder) or not (self.folder / CONFIG_FILE).is_file():
+        if not os.path.isfile(self.folder / CONFIG_FILE):  # False for names that no file can have
             raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
 
     @property

@@ -36,6 +36,7 @@ WRONG: list[Any] = [
 NAMES = [
     "x" * 300,
     "d/" * 3000,
+    "a\0b",
     "\udcff",
     "",
     " ",
@@ -67,6 +68,18 @@ def test_a_config_that_is_none(value):
         refused(lambda call=call: call(value))
 
 
+@pytest.mark.parametrize("value", WRONG, ids=named)
+def test_options_that_are_none(value):
+    """The value of a section, of a number, and of an option that nobody has."""
+    for options in (
+        {"rollout": value},
+        {"no_such_option": value},
+        {"rollout": {"top_p": [value, value]}},
+    ):
+        refused(lambda options=options: pat_jax.train(**options))
+    refused(lambda: pat_jax.simulate(lengths=value, profile=value))
+
+
 @pytest.mark.parametrize(
     "value", [3, 3.5, b"x", {}, [], (), [3], [None], {"f": print}, object(), [[]]]
 )
@@ -74,7 +87,7 @@ def test_a_reward_that_is_none(value):
     assert "reward is " in refused(lambda: pat_jax.train("demo", reward=value))
 
 
-@pytest.mark.parametrize("value", WRONG, ids=named)
+@pytest.mark.parametrize("value", [*WRONG, *NAMES], ids=named)
 def test_a_run_that_is_none(value):
     refused(lambda: SavedRun(value))
     refused(lambda: pat_jax.session(run=value))
@@ -88,7 +101,7 @@ def test_a_path_that_is_none(name: str):
 
 
 @pytest.mark.parametrize(
-    "prompts", [3, None, b"x", {1}, [3], [None], [b"x"], [[None]], [["a"]], [{}], [{"x": 1}], [[{}]]]
+    "prompts", [3, None, b"x", {1}, [3], [None], [b"x"], [[None]], [["a"]], [{}], [{"x": 1}], [{3: 4}], [[{}]]]
 )  # fmt: skip
 def test_prompts_that_are_none(prompts):
     class Session:

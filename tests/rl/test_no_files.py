@@ -15,6 +15,7 @@ from pat_jax.config.command_line import in_one_sentence, parse
 from pat_jax.planning.latency.profile import read_profile
 from pat_jax.profiling.capacity.recorded_responses import read_responses
 from pat_jax.profiling.simulate.length_files import find_lengths
+from pat_jax.rl import row_files
 from pat_jax.rl.example_files import read_example_file
 from pat_jax.rl.problem_files import read_problem_file
 
@@ -75,4 +76,14 @@ def test_parquet_of_30_million_equal_rows(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"a.parquet has 30,000,000 rows: expected at most 2,000,000"
     ):
+        read_problem_file(path)
+
+
+def test_parquet_of_few_rows_that_are_long(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(row_files, "MOST_BYTES", 2**24)
+    path = tmp_path / "a.parquet"
+    long = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 3000, "int8"), ["x" * 100_000])
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays([long], ["prompt"]), path)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(UserError, match="GiB of values and more"):
         read_problem_file(path)

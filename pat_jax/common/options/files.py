@@ -1,5 +1,6 @@
 """Options in YAML files: what each sets, and in which line."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
     Raises:
       UserError: it cannot be read, is no YAML mapping, or has an option that is not among `options`.
     """
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"cannot read {title}: it is no file; expected one of YAML text.")
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -58,6 +59,8 @@ def read_yaml(path: Path, title: str, options: Mapping[str, Option]) -> dict[str
         raise UserError(f"cannot read {title}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UserError(f"cannot read {title}: it is not UTF-8 text.") from None
+    except ValueError:  # a byte of zero
+        raise UserError(f"cannot read {title}: no file can have this name; correct it.") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}" if mark else ""
