@@ -15,7 +15,7 @@ from typing import Any
 
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
-from pat_jax.common.options.names import meant
+from pat_jax.common.options.names import is_not_offered, meant
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
@@ -196,14 +196,17 @@ def parse_ask(
     for name in given:
         if name not in _KNOWN:
             near = meant(name, _KNOWN)
+            if near is None and is_not_offered(name):
+                raise ValueError(f"{name} is not offered: leave it out.")
             hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {shown(name)}: {hint}")
     own = SamplingOverrides(**{name: value for name, value in given.items() if name in _OVERRIDES})
     asked = own.over(defaults)
     overrides = asked.over(recommended)
-    sampling, tokens = overrides.sampling, tuple(_tokens(given, tokenizer, max_length))
     if overrides.stops and tokenizer is None:
         raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
+    sampling = _with_special_stops(overrides.sampling, overrides.stops, tokenizer)
+    tokens = tuple(_tokens(given, tokenizer, max_length))
     left = max(max_length - len(tokens), 1)
     return LineRequest(
         tokens,
@@ -214,6 +217,30 @@ def parse_ask(
         overrides.stops,
         overrides.logprobs is not None,
     )
+
+
+def _with_special_stops(
+    sampling: Sampling, stops: Sequence[str], tokenizer: HuggingFaceTokenizer | None
+) -> Sampling:
+    """With the special tokens among the stop strings as tokens: no text has them."""
+    if tokenizer is None or not stops:
+        return sampling
+    ids, special = list(sampling.stop_token_ids), tokenizer.special.texts
+    by_text = {text: token for token, text in special.items()}
+    for stop in stops:
+        if stop in by_text:
+            ids.append(by_text[stop])
+        elif inside := next((text for text in by_text if text in stop), ""):
+            raise ValueError(
+                f"stop is {shown(stop)}, in which {inside!r} is a special token, which no text has: "
+                f"expected it alone or not at all; give {shown(inside)}."
+            )
+    ids = [token for token in dict.fromkeys(ids) if token not in tokenizer.eos_ids]
+    if len(ids) > MAX_STOP_IDS:
+        raise ValueError(
+            f"stop and stop_token_ids have {len(ids)} tokens together: expected up to {MAX_STOP_IDS}."
+        )
+    return replace(sampling, stop_token_ids=tuple(ids))
 
 
 def _tokens(
