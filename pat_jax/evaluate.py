@@ -49,7 +49,8 @@ def main() -> None:
     if saved:
         saved.check(model)
     run = config.run_config(model, len(devices))
-    tokenizer = HuggingFaceTokenizer(config.model, run.data.chat)
+    skips = run.reward_skip_special_tokens
+    tokenizer = HuggingFaceTokenizer(config.model, run.data.chat, skip_special_tokens=skips)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     exam = load_exam(run, tokenizer)
     engine = build_engine(run, model, devices)
@@ -72,7 +73,8 @@ def main() -> None:
                 progress.print(line)
             weights_in = partial(load, engine.dtype, engine.policy)
             session = open_session(run, engine, profile, weights_in, exit_head=head)
-            with Completions(tokenizer, folder.path, is_asked=True) as completions:
+            made_of = tokenizer, folder.path, progress.print
+            with Completions(*made_of, is_asked=True) as completions:
                 read = response_reader(exam.columns, tokenizer)
                 evaluator = Evaluator(run, exam.sets, read, scorer, completions, progress)
                 ask = partial(folder.responses.ask, partial(_answers, session))

@@ -26,6 +26,12 @@ class Response:
     is_thinking: bool = False  # the chat template opened a thought at the end of the prompt
 
 
+def text_of(rollout: Rollout, tokenizer: Tokenizer) -> str:
+    """Without the token that ended it, whether special tokens are left out or not."""
+    has_eos = rollout.finish is FinishReason.STOP
+    return tokenizer.decode(rollout.tokens[: len(rollout.tokens) - has_eos].tolist())
+
+
 def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rollout], Response]:
     """Texts, tokens, columns of the data and `finish_reason` of responses.
 
@@ -34,9 +40,7 @@ def response_reader(names: Sequence[str], tokenizer: Tokenizer) -> Callable[[Rol
     """
 
     def read(rollout: Rollout) -> Response:
-        has_eos = rollout.finish is FinishReason.STOP
-        tokens = rollout.tokens.tolist()
-        text = tokenizer.decode(tokens[:-1] if has_eos else tokens)
+        tokens, text = rollout.tokens.tolist(), text_of(rollout, tokenizer)
         is_thinking = opens_thought(tokenizer.decode(rollout.prompt.tokens[-_THINK_TOKENS:]))
         return _response(rollout.prompt, names, text, tokens, rollout.finish, is_thinking)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pat_jax.batch_generation.special_stops import with_special_stops
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.json_text import JsonError, parse_json
-from pat_jax.common.options.names import meant
+from pat_jax.common.options.names import is_not_offered, meant
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
@@ -196,14 +197,17 @@ def parse_ask(
     for name in given:
         if name not in _KNOWN:
             near = meant(str(name), _KNOWN)
+            if near is None and is_not_offered(str(name)):
+                raise ValueError(f"{name} is not offered: leave it out.")
             hint = f"did you mean {near!r}?" if near else "put fields of your own in 'metadata'."
             raise ValueError(f"unknown field {shown(name)}: {hint}")
     own = SamplingOverrides(**{name: value for name, value in given.items() if name in _OVERRIDES})
     asked = own.over(defaults)
     overrides = asked.over(recommended)
-    sampling, tokens = overrides.sampling, tuple(_tokens(given, tokenizer, max_length))
     if overrides.stops and tokenizer is None:
         raise ValueError("stop is text: without a tokenizer expected stop_token_ids.")
+    sampling = with_special_stops(overrides.sampling, overrides.stops, tokenizer)
+    tokens = tuple(_tokens(given, tokenizer, max_length))
     left = max(max_length - len(tokens), 1)
     return LineRequest(
         tokens,

@@ -87,6 +87,9 @@ class RunConfig:
     reward_token_env: str = ""
     """Name of an environment variable whose value every endpoint of --reward is shown, as
     `Authorization: Bearer VALUE`; no file and no log has the value. Empty shows none."""
+    reward_skip_special_tokens: bool = True
+    """Leave special tokens out of the texts that rewards, completions.jsonl and samples are given; false
+    keeps all but the one that ends a response."""
     steps: int = 100
     """Iterations: rollout, reward, update."""
     train: bool = True

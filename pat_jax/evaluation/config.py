@@ -92,6 +92,9 @@ class EvaluateConfig:
     """Further tries where an endpoint cannot be reached, is too busy or fails."""
     reward_token_env: str = ""
     """Name of an environment variable whose value endpoints are shown as a bearer token."""
+    reward_skip_special_tokens: bool = True
+    """Leave special tokens out of the texts that rewards and completions.jsonl are given; false keeps all
+    but the one that ends a response."""
     seed: int = 0
     """Seed of sampling."""
     batch: int = 64
@@ -217,6 +220,7 @@ class EvaluateConfig:
             reward_memory=self.reward_memory,
             reward_retries=self.reward_retries,
             reward_token_env=self.reward_token_env,
+            reward_skip_special_tokens=self.reward_skip_special_tokens,
             layout=self.layout,
             profile=self.profile,
             speculation=self.speculation,

@@ -4,6 +4,7 @@ Knows rollouts, rewards and text. Does not know how any of them comes about.
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +17,18 @@ from jaxtyping import Float
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import open_lines
 from pat_jax.common.printable import printable
+from pat_jax.rl.responses import text_of
 from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.tokenizer import Tokenizer
 from pat_jax.rl.types import Rollout, RolloutGroup
+from pat_jax.run.dropped_tokens import DroppedTokens
 from pat_jax.run.samples import Sample, to_samples
 
 COMPLETIONS_FILE = "completions.jsonl"
 PROMPTS_SHOWN, RESPONSES_SHOWN = 2, 4  # of an iteration, where samples are logged
 WIDTH = 88  # characters of a prompt or a response on the terminal
+
+log = logging.getLogger(__name__)
 
 Rewards = Float[np.ndarray, " responses"]
 
@@ -47,10 +52,19 @@ class Completions:
     """
     Args:
       folder: of the run, where the file goes.
+      say: told once that texts leave out special tokens of responses.
       is_asked: for a file of all responses; otherwise it has those alone that an error would lose.
     """
 
-    def __init__(self, tokenizer: Tokenizer, folder: Path, *, is_asked: bool):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        folder: Path,
+        say: Callable[[str], None] = log.warning,
+        *,
+        is_asked: bool,
+    ):
+        self._dropped = DroppedTokens(tokenizer, say)
         self._tokenizer, self._path = tokenizer, folder / COMPLETIONS_FILE
         self._file = open_lines(self._path) if is_asked else None
 
@@ -70,6 +84,7 @@ class Completions:
           functions: what each function gave; of several it is written beside the reward.
           names: of the sets of problems that the prompts are from, where they have any.
         """
+        self._dropped.look(rollouts)
         if self._file is None:
             return
         samples = to_samples(rollouts, rewards, functions, self._text)
@@ -143,7 +158,7 @@ class Completions:
             yield f"            {earned}, {len(rollout.tokens)} tokens, {rollout.finish}"
 
     def _text(self, rollout: Rollout) -> str:
-        return self._tokenizer.decode(rollout.tokens.tolist())
+        return text_of(rollout, self._tokenizer)
 
 
 def _shortened(text: str) -> str:

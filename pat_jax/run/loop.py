@@ -68,9 +68,8 @@ class Run:
         )
         self.folder, self.progress = self.open.folder, self.open.progress
         self.stopwatch = Stopwatch()
-        self.completions = Completions(
-            setup.task.tokenizer, self.folder, is_asked=config.log_completions
-        )
+        made_of = setup.task.tokenizer, self.folder, self.progress.print
+        self.completions = Completions(*made_of, is_asked=config.log_completions)
         checkpoints = Path(config.run_dir) / CHECKPOINTS
         self.unfinished = Unfinished(self.folder, checkpoints, is_on=config.keeps_unfinished)
         self.earlier = earlier_iterations(config, setup)

@@ -137,7 +137,8 @@ def _check_arithmetic(config: RunConfig, is_directory: bool) -> None:
 def load_tokenizer(config: RunConfig) -> Tokenizer:
     if config.data.is_arithmetic:
         return arithmetic.TOKENIZER
-    return HuggingFaceTokenizer(config.model, config.data.chat)
+    skips = config.reward_skip_special_tokens
+    return HuggingFaceTokenizer(config.model, config.data.chat, skip_special_tokens=skips)
 
 
 def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:

@@ -72,6 +72,23 @@ def test_a_prompt_that_has_begun_begins_once(tmp_path):
     assert ask({"token_ids": [BOS, BOS]}, begins).tokens == (BOS, BOS)
 
 
+@pytest.mark.parametrize("where", ["line", "command"])
+def test_a_stop_string_that_is_a_special_token_is_one(tokenizer, where: str):
+    def of(stop: str | list[str], **line: object):
+        if where == "line":
+            return ask({"prompt": "the", "stop": stop, **line}, tokenizer)
+        return ask({"prompt": "the", **line}, tokenizer, SamplingOverrides(stop=stop))
+
+    assert of("<im>").sampling.stop_token_ids == (2,)
+    found = of(["<im>", "end", "<pad>", "<eos>"], stop_token_ids=[7, 2])
+    assert found.sampling.stop_token_ids == (7, 2, 1)  # the model's own end needs no other
+    assert found.stops == ("<im>", "end", "<pad>", "<eos>")  # spelt in letters they are texts
+    assert of("end").sampling.stop_token_ids == ()
+    assert of(["<eos>"], stop_token_ids=[9], min_tokens=3).sampling == Sampling(
+        min_tokens=3, stop_token_ids=(9,)
+    )
+
+
 def test_a_line_wins_over_the_defaults():
     defaults = SamplingOverrides(temperature=0.5, top_p=0.9, n=2, max_tokens=7, logprobs=0)
     line = {"token_ids": [5], "temperature": 0, "stop_token_ids": [8], "seed": 3, "min_p": None}
@@ -114,7 +131,21 @@ def test_a_recommended_length_is_cut_to_what_fits_and_an_asked_one_is_not(tokens
         ),
         ({"prompt": "a", "max_new_tokens": 1}, "did you mean 'max_tokens'?"),
         ({"prompt": "a", "num_generations": 1}, "did you mean 'n'?"),
-        ({"prompt": "a", "frequency_penalty": 1}, "put fields of your own in 'metadata'"),
+        *(
+            ({"prompt": "a", name: 1}, f"{name} is not offered: leave it out.")
+            for name in (
+                "frequency_penalty",
+                "ignore_eos",
+                "logit_bias",
+                "bad_words",
+                "guided_json",
+            )
+        ),
+        ({"prompt": "a", "stop": "x<im>"}, "in which '<im>' is a special token, which no text has"),
+        (
+            {"prompt": "a", "stop": ["<pad>", "<im>"], "stop_token_ids": [9, 8, 7, 6, 5, 4, 3]},
+            "9 tokens",
+        ),
         ({"prompt": "a", "xyzzy": 1}, "put fields of your own in 'metadata'"),
         ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot': expected 0 (greedy)"),
         ({"prompt": "a", "top_p": 0}, "top_p is 0: expected a number above 0"),

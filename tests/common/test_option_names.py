@@ -83,7 +83,18 @@ def test_one_word_for_one_thing_over_all_commands():
 
 
 @pytest.mark.parametrize("config_class", OPTIONS)
-@pytest.mark.parametrize("word", sorted(names._NOT_THERE))
-def test_what_is_not_there_is_not_taken_for_something_else(config_class, word: str):
-    assert names.meant(word, OPTIONS[config_class]) is None
-    assert "--help lists every option" in str(names.unknown(word, OPTIONS[config_class]))
+@pytest.mark.parametrize("word", sorted(names._NOT_OFFERED))
+def test_how_others_sample_is_no_mistake_of_typing(config_class, word: str):
+    known = OPTIONS[config_class]
+    same = {each for line in names._SAME if word in line for each in line}
+    for name in (word, f"rollout.{word}"):
+        if name in known or word in map(leaf, known) or same & {*known, *map(leaf, known)}:
+            continue  # it is there, by this name or by ours
+        assert names.meant(name, known) is None
+        sentence = str(names.unknown(name, known))
+        assert sentence == f"option --{name} is not offered here: leave it out (see --help)."
+
+
+@pytest.mark.parametrize("word", ["temprature", "max_lenght", "frequency", "stopp"])
+def test_a_mistake_of_typing_is_one(word: str):
+    assert "not offered" not in str(names.unknown(word, OPTIONS[GenerateConfig]))

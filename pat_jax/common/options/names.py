@@ -36,6 +36,7 @@ _SAME = tuple(
     top_p nucleus
     stop stop_strings stop_sequences
     logprobs top_logprobs
+    reward_skip_special_tokens skip_special_tokens
     repetition_penalty repeat_penalty
     compute_dtype dtype torch_dtype model_dtype bf16 precision
     weights quantization load_in_8bit
@@ -86,18 +87,92 @@ _SAME = tuple(
     .strip()
     .splitlines()
 )
-# Near in letters to something else, and not there.
-_NOT_THERE = frozenset(
+# How others sample, as vLLM, SGLang, OpenAI, transformers, TRL and verl call it. A command that has an option
+# of that name offers it, and no other does: none of these is a slip of the keyboard.
+_NOT_OFFERED = frozenset(
     [
-        "frequency_penalty",
-        "length_penalty",
-        "encoder_repetition_penalty",
+        "allowed_token_ids",
+        "assistant_model",
+        "bad_words",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "beam_width",
+        "constraints",
+        "detokenize",
         "diversity_penalty",
-        "no_repeat_ngram_size",
-        "num_beams",
+        "do_sample",
+        "early_stopping",
+        "echo",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "extra_args",
+        "flat_logprobs",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "force_words_ids",
+        "frequency_penalty",
+        "function_call",
+        "functions",
+        "grammar",
+        "guidance_scale",
+        "guided_choice",
+        "guided_decoding",
+        "guided_decoding_regex",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "json_schema",
+        "length_penalty",
         "logit_bias",
+        "logits_processor",
+        "logits_processors",
+        "lora_request",
+        "min_p",
         "min_lr",
+        "min_tokens",
+        "mirostat",
+        "modalities",
+        "no_repeat_ngram_size",
+        "no_stop_trim",
+        "num_beam_groups",
+        "num_beams",
+        "parallel_tool_calls",
+        "penalty_alpha",
+        "presence_penalty",
+        "prompt_logprobs",
+        "prompt_lookup_num_tokens",
+        "renormalize_logits",
+        "repetition_penalty",
+        "response_format",
+        "sequence_bias",
+        "skip_reading_prefix_cache",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_regex",
+        "stop_strings",
+        "stop_token_ids",
+        "stream",
+        "structured_outputs",
+        "suffix",
+        "suppress_tokens",
+        "thinking_token_budget",
+        "tool_choice",
+        "top_a",
+        "top_logprobs",
+        "top_n_sigma",
+        "truncate_prompt_tokens",
         "typical_p",
+        "use_beam_search",
+        "watermark",
+        "watermarking_config",
+        "xtc_probability",
+        "xtc_threshold",
     ]
 )
 
@@ -107,8 +182,15 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
     if any(known.startswith(f"{name}.") for known in options):
         return UserError(f"--{name}{where} is a section: write --{name}.OPTION (see --help).")
     near = meant(name, options)
+    if near is None and is_not_offered(name):
+        return UserError(f"option --{name}{where} is not offered here: leave it out (see --help).")
     hint = f"did you mean --{near} (see --help)?" if near else "--help lists every option."
     return UserError(f"unknown option --{name}{where}: {hint}")
+
+
+def is_not_offered(name: str) -> bool:
+    """Whether others sample by it, so that it is no mistake of typing where nothing here has the name."""
+    return name.rpartition(".")[2] in _NOT_OFFERED
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
@@ -124,7 +206,7 @@ def meant(name: str, known: Collection[str]) -> str | None:
             for ours in names:
                 if ours != name and (found := ours if ours in known else by_leaf.get(ours)):
                     return found
-    if leaf in _NOT_THERE:
+    if is_not_offered(name):
         return None
     near_leaf = get_close_matches(leaf, by_leaf, 1)
     if near := get_close_matches(name, known, 1) if "." in name or not near_leaf else []:

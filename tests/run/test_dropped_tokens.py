@@ -1,0 +1,83 @@
+"""Special tokens that a policy says: kept in texts where that is asked for, said once where they are left out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import write_problems
+from tokenizer_files import write_tokenizer
+
+from pat_jax.config.command_line import parse
+from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.rl.arithmetic import TOKENIZER
+from pat_jax.rl.responses import response_reader
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.rl.types import FinishReason, Prompt, Rollout
+from pat_jax.run.completions import Completions
+from pat_jax.run.dropped_tokens import DroppedTokens
+from pat_jax.run.task import load_tokenizer
+
+EOS, PAD, IM, BOS = range(4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return write_tokenizer(folder, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>")
+
+
+def tokenizer_of(folder: Path, *options: str) -> HuggingFaceTokenizer:
+    argv = ["--model", str(folder), "--data", "a.jsonl", *options]
+    found = load_tokenizer(parse(argv))
+    assert isinstance(found, HuggingFaceTokenizer)
+    return found
+
+
+def rollout(*tokens: int, finish: FinishReason = FinishReason.STOP) -> Rollout:
+    nothing = np.zeros(len(tokens), np.float32)
+    return Rollout(Prompt(1, (9,), "?", {}), 0, np.array(tokens, np.int32), nothing, finish)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [((), "thethe"), (("--reward_skip_special_tokens", "false"), "the<im>the")]
+)
+@pytest.mark.parametrize("finish", FinishReason)
+def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, finish):
+    tokenizer = tokenizer_of(folder, *options)
+    the, end = tokenizer.encode("the"), [EOS] * (finish is FinishReason.STOP)
+    one, said = rollout(*the, IM, *the, *end, finish=finish), list[str]()
+    assert response_reader([], tokenizer)(one).completion == text
+    with Completions(tokenizer, tmp_path, said.append, is_asked=True) as completions:
+        completions.write(1, "train", [one, one], np.zeros(2, np.float32))
+        completions.write(2, "eval", [one], np.zeros(1, np.float32))
+    lines = (tmp_path / "completions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["completion"] for line in lines] == [text] * 3
+    if options:
+        assert not said
+    else:
+        assert said == [
+            "2 of 2 responses have special tokens such as '<im>', which rewards and written responses "
+            "leave out: --reward_skip_special_tokens false keeps them"
+        ]
+
+
+def test_beginning_end_and_padding_are_nothing_to_say(folder):
+    said, tokenizer = list[str](), tokenizer_of(folder)
+    dropped = DroppedTokens(tokenizer, said.append)
+    dropped.look([])
+    dropped.look([rollout(BOS, *tokenizer.encode("the"), PAD, EOS), rollout(EOS)])
+    assert not said
+    dropped.look([rollout(EOS), rollout(IM, EOS), rollout(IM, IM, EOS)])
+    dropped.look([rollout(IM, EOS)])
+    assert len(said) == 1 and said[0].startswith("2 of 3 responses")
+    DroppedTokens(TOKENIZER, said.append).look([rollout(1)])  # of the built-in task
+    assert len(said) == 1
+
+
+def test_an_evaluation_has_the_option_too(folder, tmp_path):
+    data = ["--data", str(write_problems(tmp_path / "a.jsonl", 2))]
+    for options, expected in (([], True), (["--reward_skip_special_tokens", "false"], False)):
+        argv = ["--model", str(folder), *data, *options]
+        config = parse(argv, EvaluateConfig, presets=None)
+        assert config.reward_skip_special_tokens is expected
