@@ -46,5 +46,6 @@ def evaluate_here(
 
 
 def completions(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "completions.jsonl").read_text().splitlines()
+    # As bytes: texts hold U+2028 and other ends of lines.
+    lines = (folder / "completions.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines]

@@ -56,7 +56,7 @@ def generated(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[di
         monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *GREEDY, *options])
         monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
         run_command(generate.main)
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        return [json.loads(line) for line in out.read_bytes().splitlines()]
 
     return run
 

@@ -59,7 +59,7 @@ def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[dict[str
         monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *options])
         monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
         run_command(generate.main)
-        return [json.loads(line) for line in (tmp_path / out).read_text().splitlines()]
+        return [json.loads(line) for line in (tmp_path / out).read_bytes().splitlines()]
 
     return run
 

@@ -143,7 +143,7 @@ def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys,
 
 
 @pytest.mark.parametrize(
-    ("out", "problem"), [("file/profile.json", "File exists: "), (".", "Is a directory")]
+    ("out", "problem"), [("file/profile.json", "File exists: "), (".", "it is no file")]
 )
 def test_a_place_that_cannot_be_written_is_refused_before_measuring(
     tmp_path: Path, out: str, problem: str

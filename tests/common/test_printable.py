@@ -2,6 +2,7 @@
 
 import io
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.common.printable import printable
 from pat_jax.config.command_line import run_command
+from pat_jax.rl.char_tokenizer import CharTokenizer
 from pat_jax.rl.types import FinishReason, Prompt, Rollout
 from pat_jax.run.completions import Completions
 from pat_jax.run.folder import log_to
@@ -65,14 +67,14 @@ def test_the_log_of_a_run_shows_it(tmp_path, monkeypatch):
     assert (tmp_path / "run.log").read_text().endswith(f"said {SHOWN}\n")
 
 
-class Hostile:
-    def decode(self, tokens: object) -> str:
+class Hostile(CharTokenizer):
+    def decode(self, tokens: Sequence[int]) -> str:
         del tokens
         return HOSTILE
 
 
 def test_samples_show_it(tmp_path):
-    kept = Completions(Hostile(), tmp_path, is_asked=False)  # pyright: ignore[reportArgumentType]
+    kept = Completions(Hostile("a"), tmp_path, is_asked=False)
     prompt = Prompt(0, (1,), HOSTILE, {})
     tokens, logprobs = np.array([1], np.int32), np.zeros(1, np.float32)
     rollout = Rollout(prompt, 0, tokens, logprobs, FinishReason.STOP)

@@ -26,7 +26,9 @@ def test_every_response_is_a_line_with_its_reward(tmp_path: Path):
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, np.array([1.0, np.nan], np.float32))
         completions.write(2, "eval", said[:1], np.array([0.5], np.float32))
-    lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
+    ]
     assert [line["reward"] for line in lines] == [1.0, None, 0.5]
     assert [(line["step"], line["kind"]) for line in lines] == [(1, "train")] * 2 + [(2, "eval")]
     assert [line["completion"] for line in lines] == ["3", "12", "3"]
@@ -42,7 +44,9 @@ def test_what_each_of_several_functions_gave_is_written_beside_the_reward(tmp_pa
     with Completions(TOKENIZER, tmp_path, is_asked=True) as completions:
         completions.write(1, "train", said, rewards, [one, two])
         completions.write(1, "train", said, one.array, [one])
-    lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
+    ]
     assert [line["reward"] for line in lines] == [1.125, 1.0, 1.0, None]
     by_function = [{"right": 1.0, "short": 0.25}, {"right": None, "short": 2.0}]
     assert [line["rewards"] for line in lines[:2]] == by_function
@@ -61,7 +65,9 @@ def test_responses_are_kept_where_their_rewards_end_the_run(tmp_path: Path, is_a
             completions.kept(2, "train", [rollout("3"), rollout("12")]),
         ):
             raise UserError("the judge is down.")
-    lines = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "completions.jsonl").read_bytes().splitlines()
+    ]
     assert [(line["step"], line["completion"], line["reward"]) for line in lines] == [
         (2, "3", None),
         (2, "12", None),

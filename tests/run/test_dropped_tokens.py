@@ -51,7 +51,7 @@ def test_rewards_and_files_have_the_same_text(folder, tmp_path, options, text, f
     with Completions(tokenizer, tmp_path, said.append, is_asked=True) as completions:
         completions.write(1, "train", [one, one], np.zeros(2, np.float32))
         completions.write(2, "eval", [one], np.zeros(1, np.float32))
-    lines = (tmp_path / "completions.jsonl").read_text().splitlines()
+    lines = (tmp_path / "completions.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["completion"] for line in lines] == [text] * 3
     if options:
         assert not said

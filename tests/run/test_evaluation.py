@@ -55,7 +55,7 @@ def evaluated(tmp_path_factory) -> tuple[Evaluation, list[Request], list[dict]]:
     ):
         progress = Progress(1, stream=io.StringIO())
         found = Evaluator(config, SETS, read, scorer, completions, progress).evaluate(4, ask)
-    lines = (folder / "completions.jsonl").read_text().splitlines()
+    lines = (folder / "completions.jsonl").read_bytes().splitlines()
     return found, asked, [json.loads(line) for line in lines]
 
 

@@ -53,7 +53,7 @@ def test_a_reward_that_never_works_is_an_error_with_its_traceback_in_the_log(tmp
     assert "has scored none of 8 responses (8 exception)" in output
     assert 'raise RuntimeError("of the user")' in (tmp_path / "here" / "run.log").read_text()
     assert "The responses are kept in here/completions.jsonl" in output
-    kept = (tmp_path / "here" / "completions.jsonl").read_text().splitlines()
+    kept = (tmp_path / "here" / "completions.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["reward"] for line in kept] == [None] * 8
 
 
@@ -81,7 +81,7 @@ def test_an_endpoint_that_goes_down_ends_the_run_and_loses_no_response(tmp_path:
         "none of 8 responses has a reward (8 endpoint)" in error and "in each of 2 tries" in error
     )
     assert asked[0] == 2 and len(asked) == 1 + 8 * 2
-    kept = (tmp_path / "here" / "completions.jsonl").read_text().splitlines()
+    kept = (tmp_path / "here" / "completions.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["kind"] for line in kept] == ["eval"] * 8
 
 

@@ -26,7 +26,7 @@ def test_a_run_with_several_rewards(tmp_path: Path):
     options = "--reward mine:compute_score mine:brevity exact --reward_weights 2 -0.5 8"
     options += " --warm_start.steps 0 --log_completions --run_dir here"
     output = run(*TINY, *options.split(), cwd=tmp_path)
-    lines = (tmp_path / "here" / "completions.jsonl").read_text().splitlines()
+    lines = (tmp_path / "here" / "completions.jsonl").read_bytes().splitlines()
     said = [line for line in map(json.loads, lines) if line["kind"] == "train"]
     assert len(said) == 2 * 8
     for line in said:
