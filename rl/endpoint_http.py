@@ -69,7 +69,7 @@ class _Answer(HTTPResponse):
 
 
 class _Bounded(io.RawIOBase):
-    """Raises TooLongError in the place of more than an answer may have, whoever reads it, and however much at
+    """Raises TooLongError in the place of more than an answer may have, at any read, and however much at
     once: a chunk of size -1 asks for all that ever comes."""
 
     def __init__(self, raw: Any):

@@ -159,7 +159,7 @@ class _Passing:
 
 
 def _cut(connected: socket.socket) -> None:
-    """Wakes whoever waits for it."""
+    """Wakes the thread that waits for it."""
     with contextlib.suppress(OSError):  # it has ended by itself
         socket.socket.shutdown(connected, socket.SHUT_RDWR)  # below TLS, which would wait
 

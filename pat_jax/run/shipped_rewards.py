@@ -21,8 +21,8 @@ REWARDS = CACHE_DIR.parent / "rewards"  # where those lie that this user's progr
 
 
 def check_shipped(rewards: Iterable[str]) -> None:
-    """Refuses functions of programs that are no one's here: such a file is code, whoever wrote it, and the
-    folder of a run may name one that came with it.
+    """Refuses functions of programs that are no one's here: such a file is code, and the folder of a
+    run may name one that came with it.
 
     Raises:
       UserError: a reward is in a file that no program of this user has written.

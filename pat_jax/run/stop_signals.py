@@ -112,7 +112,7 @@ def _tell(text: str) -> None:
 
 
 def _silence(terminals: list[int]) -> None:
-    """Files whose terminal has gone: whoever said a word there would fail."""
+    """Files whose terminal has gone: a write to them would fail."""
     for file in terminals:
         if not os.isatty(file):
             nowhere = os.open(os.devnull, os.O_RDWR)

@@ -69,7 +69,7 @@ def test_without_arguments_it_is_the_demo():
     assert cli.parse([]) == cli.parse(["--preset", "demo"])
 
 
-def test_the_demo_is_chosen_by_whoever_names_neither_model_nor_data(config_file):
+def test_the_demo_is_chosen_where_neither_model_nor_data_is_named(config_file):
     """With either, what --help says of the others holds."""
     demo, plain = cli.parse([]), RunConfig()
     assert demo.optimizer.learning_rate == 3e-4 and plain.optimizer.learning_rate is None

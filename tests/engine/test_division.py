@@ -76,7 +76,7 @@ def test_no_order_has_more_layouts(per_host, kv_heads, queries, mlp_dim):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 6, 8])
-def test_whoever_builds_the_layouts_gets_the_same_mesh(num_devices):
+def test_layouts_built_twice_have_the_same_mesh(num_devices):
     """However the devices are listed: every process has to have one order."""
     devices, config = jax.devices()[:num_devices], heads(20, 4)
     meshes = {

@@ -87,7 +87,7 @@ def test_drafts_of_a_profile_from_before_a_model_said_some_are_copied(path: Path
     assert "field drafts_from is 3, expected a text" in refusal(wrong)
 
 
-def test_whoever_asks_for_no_subject_gets_any(path: Path):
+def test_a_profile_without_a_subject_asked_for_is_any(path: Path):
     assert read_profile(path).latency == PROFILE.latency
     damaged = edited(path, lambda content: content["latency"]["decode_table"][0].__setitem__(1, -1))
     with pytest.raises(ProfileError, match="positive number of seconds"):

@@ -90,7 +90,7 @@ CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 @pytest.mark.parametrize("text", ["the", "<bos>the", "<bos>", "", " <bos>the", "<im><bos>the"])
 @pytest.mark.parametrize("template", [None, CONTENTS, f"<bos>{CONTENTS}"])
 @pytest.mark.parametrize("adds_it", [True, False])
-def test_a_sequence_begins_once_whoever_begins_it(tmp_path, text: str, template, adds_it: bool):
+def test_a_sequence_has_one_beginning_token(tmp_path, text: str, template, adds_it: bool):
     """The tokenizer, the template or the text itself."""
     chat = {"chat_template": template} if template else {}
     directory = write_tokenizer(tmp_path, eos_token="<eos>", bos_token="<bos>", **chat)

@@ -133,7 +133,7 @@ def test_what_is_counted_goes_on_from_where_a_run_was_left_and_has_batches_that_
     assert "progress/epoch" not in Totals().metrics(None)
 
 
-def test_a_run_knows_where_it_was_whoever_wrote_its_checkpoint():
+def test_a_run_knows_where_it_was_from_any_checkpoint():
     totals, after = Totals(3, 1000, Cursor(2, 5)), Endless().after
     assert Totals.from_json({"config": "", **totals.to_json()}, 7, WANTED, after) == totals
     # Of earlier versions: without a cursor, without totals, without options.

@@ -117,7 +117,7 @@ def test_a_run_that_errors_end_goes_on_bit_for_bit(tmp_path: Path, reward: list[
 
 @pytest.mark.slow
 def test_responses_of_the_iteration_that_failed_are_not_drawn_again(tmp_path: Path, reward):
-    """… and whoever stops a second time is told what there is."""
+    """… and a second stop tells what there is."""
     folder = tmp_path / "run"
     options = [*(x for x in OPTIONS if x != "--deterministic"), *reward, "--run_dir", str(folder)]
     failing = ("pat_jax.run.loop:training_batch", "1", "RuntimeError")

@@ -47,7 +47,7 @@ except Stopped as stop:
 def start(*arguments: str, ignored: signal.Signals | None = None) -> subprocess.Popen:
     """
     Args:
-      ignored: a signal that whoever starts it has it ignore.
+      ignored: a signal that the starting process has set to be ignored.
     """
     before = signal.signal(ignored, signal.SIG_IGN) if ignored else None
     process = subprocess.Popen(

@@ -145,7 +145,7 @@ class Link:
 
 
 class Address(NamedTuple):
-    """Where the first process listens, for the others to find; handed on by whoever starts them."""
+    """Where the first process listens, for the others to find; handed on by the one that starts them."""
 
     host: str
     port: int
@@ -163,7 +163,7 @@ def listen(host: str) -> tuple[socket.socket, Address]:
 
 
 def accept(listener: socket.socket, key: bytes, count: int, wait_s: float) -> list[Peer]:
-    """Waits for `count` others, which may come in any order; whoever else comes is sent away.
+    """Waits for `count` others, which may come in any order; any other visitor is sent away.
 
     Raises:
       UserError: one does not come within `wait_s`.

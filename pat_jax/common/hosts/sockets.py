@@ -95,7 +95,7 @@ def hear(of: socket.socket, until: float) -> dict[str, Any]:
     line = bytearray()
     while not line.endswith(b"\n"):
         of.settimeout(max(until - time.monotonic(), 0.001))
-        # One byte at a time: what follows the line belongs to whoever reads next.
+        # One byte at a time: what follows the line belongs to the next reader.
         byte = of.recv(1)
         if not byte:
             raise EOFError("the other end has closed the connection")
@@ -119,7 +119,7 @@ def visitors(
     """
     found: queue.SimpleQueue[tuple[socket.socket, T]] = queue.SimpleQueue()
     room, is_over = threading.BoundedSemaphore(_MOST_VISITORS), threading.Event()
-    # A thread that waits in the system for a visitor keeps the port open, whoever has closed it.
+    # A thread that waits in the system for a visitor keeps the port open although another has closed it.
     listener.settimeout(_LOOK_S)
 
     def meet(visitor: socket.socket) -> None:
