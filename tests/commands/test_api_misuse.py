@@ -69,13 +69,14 @@ def test_a_config_that_is_none(value):
 
 
 @pytest.mark.parametrize("value", WRONG, ids=named)
-def test_options_that_are_none(value):
+def test_options_that_are_none(value: Any):
     """The value of a section, of a number, and of an option that nobody has."""
-    for options in (
+    wrong: tuple[dict[str, Any], ...] = (
         {"rollout": value},
         {"no_such_option": value},
         {"rollout": {"top_p": [value, value]}},
-    ):
+    )
+    for options in wrong:
         refused(lambda options=options: pat_jax.train(**options))
     refused(lambda: pat_jax.simulate(lengths=value, profile=value))
 

@@ -117,7 +117,7 @@ FILES: dict[str, tuple[Callable[[Path], None], Any, str]] = {
     "seal": (read_seal, {"meta/metadata": [2, 2745614147]}, ""),
     "export": (read_note, {"path": "a", "step": 3}, ""),
 }  # fmt: skip
-NAMES = {read_run: "metrics.jsonl", read_trace: "rollout.json"}
+NAMES: dict[Callable[[Path], None], str] = {read_run: "metrics.jsonl", read_trace: "rollout.json"}
 
 
 def check(name: str, folder: Path, content: bytes) -> None:
