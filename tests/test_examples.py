@@ -3,11 +3,13 @@
 import importlib.util
 
 import jax
+import pytest
 from runs import ROOT, SMALL_ROLLOUT
 
 from pat_jax.config.command_line import parse
 
 
+@pytest.mark.slow  # a run that learns
 def test_the_flat_grpo_learns(monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("grpo", ROOT / "examples" / "grpo.py")
     assert spec is not None and spec.loader is not None

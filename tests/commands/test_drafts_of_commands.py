@@ -87,6 +87,7 @@ def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
     assert "no drafts were made: none was predicted to pay" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # programs of its own
 def test_evaluate_writes_to_its_log_what_is_drafted_and_what_came(
     model: Path, tmp_path: Path, drafts_pay, monkeypatch
 ):

@@ -45,6 +45,7 @@ def without_clock(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow  # three evaluations
 def test_a_killed_evaluation_goes_on_bit_for_bit(given_options: list[str], tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start(*given_options, "--out", str(whole), program=COMMAND))

@@ -98,6 +98,7 @@ def test_the_configuration_of_a_run_reads_back_equal(finished: tuple[Path, str])
     assert dump(again) == (run_dir / "config.yaml").read_text()
 
 
+@pytest.mark.slow  # a whole command
 def test_a_checkpoint_directory_learns_a_data_file(tmp_path: Path):
     """Options from YAML and the command line, the math reward, the policy written back."""
     model, run_dir = write_checkpoint(tmp_path / "model"), tmp_path / "run"

@@ -43,7 +43,9 @@ def shapes_of(specs: ProgramSpecs) -> tuple[dict[Split, Layout], Buckets, Progra
     return specs.layouts, specs.buckets, specs
 
 
-@pytest.mark.parametrize(("vocab_size", "length"), [(8192, 256), (64, 1024)])
+@pytest.mark.parametrize(
+    ("vocab_size", "length"), [pytest.param(8192, 256, marks=pytest.mark.slow), (64, 1024)]
+)
 def test_it_is_what_compiled_programs_take_more_than_those_without_drafts(
     vocab_size: int, length: int
 ):

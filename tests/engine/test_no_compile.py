@@ -167,6 +167,7 @@ def test_iterations_compile_nothing(warm):
     ]
 
 
+@pytest.mark.slow  # an engine of its own
 def test_iterations_that_train_adapters_compile_nothing():
     """And the policy arrives with what the adapters have learned, beside its weights in each layout."""
     adapted = Iterations(subject("kv2", lora_rank=4), has_adapters=True)

@@ -169,7 +169,8 @@ ENDINGS = (
 )
 
 
-@pytest.mark.parametrize("kv_pages", [pytest.param(0, marks=pytest.mark.slow), 24])
+@pytest.mark.slow  # an engine of its own
+@pytest.mark.parametrize("kv_pages", [0, 24])
 def test_samples_that_begin_one_after_the_other_say_the_same(kv_pages):
     """And draft from whole siblings: of greedy ones a second says what the first has said."""
     rng, greedy = np.random.default_rng(5), Sampling(temperature=0.0)
@@ -238,12 +239,13 @@ def reading_pages(kv_pages: int = 0, capacity: int = 16) -> RolloutEngine:
         return engine.__wrapped__(kv_pages, capacity, DRAFTS, min_rows=4)
 
 
+@pytest.mark.slow  # an engine for each
 @pytest.mark.parametrize(
     "make",
     [
         copying,
-        pytest.param(reading_pages, marks=pytest.mark.slow),
-        pytest.param(lambda: reading_pages(kv_pages=12, capacity=6), marks=pytest.mark.slow),
+        reading_pages,
+        lambda: reading_pages(kv_pages=12, capacity=6),
     ],
     ids=["copied", "on pages", "scarce pages"],
 )

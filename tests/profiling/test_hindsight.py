@@ -57,7 +57,7 @@ def test_without_a_choice_it_is_the_static_replay(machine, workload, split):
     assert (best.start, best.switches) == (split, ())
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(queued, machines, st.data())
 def test_no_planner_is_faster(workload, machine, data):
     best = clairvoyant(workload, machine).total_s

@@ -21,6 +21,7 @@ def brevity(completion_ids, finish_reason, **kwargs):
 """
 
 
+@pytest.mark.slow  # a whole command
 def test_a_run_with_several_rewards(tmp_path: Path):
     (tmp_path / "mine.py").write_text(REWARDS)
     options = "--reward mine:compute_score mine:brevity exact --reward_weights 2 -0.5 8"

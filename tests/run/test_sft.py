@@ -204,6 +204,7 @@ def test_a_run_that_goes_on_with_other_examples_says_so(whole, given_options, tm
     assert "resumed with other examples than before" in said
 
 
+@pytest.mark.slow  # two runs
 def test_a_run_that_an_error_ends_goes_on_bit_for_bit(
     whole, given_options, tmp_path, capsys, monkeypatch
 ):

@@ -44,6 +44,14 @@ except Stopped as stop:
 """
 
 
+@pytest.fixture(autouse=True)
+def hears_hangups():
+    """Also where these tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def start(*arguments: str, ignored: signal.Signals | None = None) -> subprocess.Popen:
     """
     Args:

@@ -48,6 +48,7 @@ def trained(trainer: Trainer, state: TrainState, steps: int) -> TrainState:
     return state
 
 
+@pytest.mark.slow  # many updates
 def test_weights_move_in_the_mean_as_float32_ones_do(trainer: Trainer):
     exact = trainer_of(jnp.float32)
     ends = [trained(each, started(each), 8).params for each in (trainer, exact)]
