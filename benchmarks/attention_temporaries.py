@@ -25,9 +25,10 @@ from pat_jax.engine.layout.layout import AutoPartition, Layout, factored_mesh, m
 from pat_jax.models import row_attention, row_attention_gpu, row_attention_tpu
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.layers import Rotation, attend
+from pat_jax.models.parameters import Keys
 from pat_jax.models.presets import preset
 from pat_jax.models.row_bounds import key_blocks, seen_keys
-from pat_jax.models.transformer import CONTEXT, QUERIES, Keys, Layer, _run_layer
+from pat_jax.models.transformer import CONTEXT, QUERIES, Layer, _run_layer
 from pat_jax.profiling.cross_compile import hlo_costs
 from pat_jax.profiling.cross_compile.worker import devices_of
 from pat_jax.profiling.predict.targets import Target

@@ -22,9 +22,10 @@ from benchmarks import on_targets
 from pat_jax.engine.layout.layout import AutoPartition, Layout, factored_mesh, make_layout
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.layers import Rotation
+from pat_jax.models.parameters import Keys
 from pat_jax.models.presets import preset
 from pat_jax.models.rematerialization import NONE, POLICIES
-from pat_jax.models.transformer import Keys, Layer, _run_layer
+from pat_jax.models.transformer import Layer, _run_layer
 from pat_jax.profiling.cross_compile import hlo_costs
 from pat_jax.profiling.cross_compile.worker import devices_of
 from pat_jax.profiling.predict.targets import Target

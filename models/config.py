@@ -1,7 +1,11 @@
 """The shape of a model: one configuration that Llama, Qwen2.5 and Qwen3 specialise."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+# Fields that say how arrays are padded, which is for the devices at hand. What is saved has zeros there.
+PADDING = ("vocab_multiple", "query_multiple")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class ModelConfig:
     # scaling included: 131,072 of Llama 3.1, first trained with 8,192; 40,960 of Qwen3 as it comes.
     max_position: int = 32_768
     vocab_multiple: int = 128  # embedding rows are padded to it, alike in every layout
+    query_multiple: int = 1  # and the query heads of a KV head, with heads that add nothing
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -48,8 +53,21 @@ class ModelConfig:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def padded_queries_per_kv(self) -> int:
+        return math.ceil(self.queries_per_kv / self.query_multiple) * self.query_multiple
+
+    @property
+    def padded_num_heads(self) -> int:
+        return self.num_kv_heads * self.padded_queries_per_kv
+
+    @property
     def padded_vocab_size(self) -> int:
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    def unpadded(self, shape: Sequence[int], axes: Sequence[str | None]) -> tuple[int, ...]:
+        """The shape of a parameter, whose axes have these names, without what pads it."""
+        sizes = {"vocab": self.vocab_size, "queries_per_kv": self.queries_per_kv}
+        return tuple(sizes.get(axis or "", size) for size, axis in zip(shape, axes, strict=True))
 
     @property
     def kv_bytes_per_token(self) -> int:

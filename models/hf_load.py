@@ -44,8 +44,8 @@ def load_params(
     """The checkpoint's parameters in `dtype`, each tensor put straight into its sharded place.
 
     `shardings` is the tree of the parameters with a `jax.sharding.Sharding` for each array; None
-    puts everything on the default device. Host memory peaks at about one tensor. Rows that pad
-    the vocabulary are zero. What `policy` keeps quantized is read in float32 and quantized on the
+    puts everything on the default device. Host memory peaks at about one tensor. What pads
+    the vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and quantized on the
     devices.
     """
     unquantized = policy.with_weights("auto")
@@ -80,7 +80,7 @@ def load_params(
 class _ShardReader:
     """Copies shards out of one mapped tensor, in our shape; replicas share a copy."""
 
-    stored: np.ndarray  # without vocabulary padding
+    stored: np.ndarray  # without padding
     shape: tuple[int, ...]  # with it
     dtype: np.dtype
     shards: dict[tuple[tuple[int, int], ...], np.ndarray]

@@ -2,7 +2,7 @@
 
 A linear layer is stored as [out, in] in both, but with all heads in one dimension there; here heads
 are [kv_heads, queries_per_kv, head_dim]. Head h = kv_head * queries_per_kv + query, so splitting or
-merging them never moves a number.
+merging them never moves a number. What pads a dimension lies at its end.
 """
 
 import math
@@ -49,7 +49,7 @@ _LAYER_TENSORS: dict[str, tuple[str, _Form]] = {
 
 @dataclass(frozen=True)
 class HFTensor:
-    """One parameter: its name there, and its shape here without vocabulary padding."""
+    """One parameter: its name there, and its shape here without padding."""
 
     name: str
     native_shape: tuple[int, ...]
@@ -93,11 +93,7 @@ def hf_tensors(policy: Policy) -> Params:
             name = f"model.layers.{keys[1]}.{suffix}"
         else:
             name, form = _MODEL_TENSORS[keys[0]]
-        unpadded = (
-            policy.config.vocab_size if axis == "vocab" else dim
-            for dim, axis in zip(array.shape, axes, strict=True)
-        )
-        return HFTensor(name, tuple(unpadded), form)
+        return HFTensor(name, policy.config.unpadded(array.shape, axes), form)
 
     return jax.tree_util.tree_map_with_path(
         describe,

@@ -4,6 +4,7 @@ Knows which parameters have an adapter and what a policy with them is. Does not 
 trained or stored (`peft_adapter.py`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,8 +19,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.pytree import pytree_dataclass
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes, is_adapted
 from pat_jax.models.hf_tensors import HFTensor, hf_tensors
+from pat_jax.models.parameters import Initializer, padded, zeros
 from pat_jax.models.policy import Params, Policy, initialize
-from pat_jax.models.transformer import Initializer
 
 ALL_LINEAR = "all-linear"  # as PEFT calls them: those of the layers, not the output head
 _STREAM = 0x10A  # of random keys: none is the key of a parameter of the base
@@ -77,8 +78,8 @@ class Lora:
 
     @property
     def num_weights(self) -> int:
-        """Of all adapters."""
-        return sum(x.size for x in jax.tree.leaves(self.abstract_params))
+        """Of all adapters, without what pads them."""
+        return sum(map(math.prod, jax.tree.leaves(self.unpadded, is_leaf=_is_shape)))
 
     @property
     def abstract_params(self) -> Adapters:
@@ -91,6 +92,18 @@ class Lora:
 
         return self._each(self.policy.abstract_params, shaped)
 
+    @property
+    def unpadded(self) -> Adapters:
+        """Their shapes without what pads the weights."""
+        config, axes = self.policy.config, self.param_axes()
+        return {
+            name: Adapter(
+                config.unpadded(like.a.shape, axes[name].a),
+                config.unpadded(like.b.shape, axes[name].b),
+            )
+            for name, like in self.abstract_params.items()
+        }
+
     def param_axes(self) -> Adapters:
         """Axis names."""
         return self._each(
@@ -99,12 +112,13 @@ class Lora:
 
     def init(self, seed: int, shardings: Adapters | None = None) -> Adapters:
         """a uniform in ±1/√fan_in, as PEFT has it (Kaiming's with a slope of √5), and b of zeros: at
-        first the policy is its base."""
+        first the policy is its base. What pads a weight has zeros in both."""
         key = jax.random.fold_in(jax.random.key(seed), _STREAM)
         made: Adapters = {}
+        unpadded = self.unpadded
         for i, (name, like) in enumerate(self.abstract_params.items()):
             placed = shardings[name] if shardings is not None else Adapter(None, None)
-            uniform, zeros = _uniform(like.a.ndim - 1), jax.nn.initializers.zeros
+            uniform = padded(_uniform(like.a.ndim - 1), unpadded[name].a)
             made[name] = Adapter(
                 initialize(uniform, like.a, placed.a, jnp.float32)(jax.random.fold_in(key, i)),
                 initialize(zeros, like.b, placed.b, jnp.float32)(key),
@@ -138,10 +152,14 @@ class Lora:
     def _each(self, tree: Params, describe: Callable[[Any, int], Adapter]) -> Adapters:
         """Of each module that has an adapter, from its leaf of `tree` and the dimensions summed over."""
         linear = linear_layers(self.policy)
-        leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, tuple))
+        leaves = jax.tree.leaves(tree, is_leaf=_is_shape)
         tensors = jax.tree.leaves(hf_tensors(self.policy))
         of_module = {tensor.module: x for tensor, x in zip(tensors, leaves, strict=True)}
         return {name: describe(of_module[name], linear[name]) for name in self.modules}
+
+
+def _is_shape(node: object) -> bool:
+    return isinstance(node, tuple)
 
 
 @lru_cache

@@ -57,13 +57,17 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
         "target_modules": list(lora.modules),
         "inference_mode": True,
     }
+    unpadded = lora.unpadded
     stored = {
-        _PREFIX + name + suffix: x
+        _PREFIX + name + suffix: np.asarray(x)[tuple(map(slice, shape))]
         for name, adapter in adapters.items()
-        for suffix, x in ((_A, adapter.a), (_B, adapter.b))
+        for suffix, x, shape in (
+            (_A, adapter.a, unpadded[name].a),
+            (_B, adapter.b, unpadded[name].b),
+        )
     }
     shapes = {name: _stored_shape(name, x.shape) for name, x in stored.items()}
-    arrays = (np.asarray(x).reshape(shapes[name]) for name, x in stored.items())
+    arrays = (x.reshape(shapes[name]) for name, x in stored.items())
     with appearing_at_once(Path(directory)) as partial:
         write_json(partial / ADAPTER_CONFIG, fields)
         write_file(partial / ADAPTER_FILE, shapes, np.dtype(np.float32), arrays)
@@ -88,23 +92,30 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
 def load_adapter(directory: str | Path, lora: Lora, shardings: Adapters | None = None) -> Adapters:
     """The adapters that `read_adapter` has found there, float32."""
     stored, abstract = _stored_tensors(Path(directory)), lora.abstract_params
+    unpadded = lora.unpadded
 
-    def read(name: str, like: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
-        array = np.array(stored[name].view(), dtype=np.float32).reshape(like.shape)
+    def read(
+        name: str,
+        like: jax.Array,
+        shape: tuple[int, ...],
+        sharding: jax.sharding.Sharding | None,
+    ) -> jax.Array:
+        array = np.array(stored[name].view(), dtype=np.float32).reshape(shape)
         if not np.isfinite(array).all():
             raise UserError(
                 f"{stored[name].path}: tensor {name!r} has numbers that are not finite, expected those of a "
                 "trained adapter; save it again from before its training diverged."
             )
-        return jax.device_put(array, sharding)
+        behind = [(0, whole - part) for whole, part in zip(like.shape, shape, strict=True)]
+        return jax.device_put(np.pad(array, behind), sharding)
 
     loaded: Adapters = {}
     for module, like in abstract.items():
         a, b = (shardings[module].a, shardings[module].b) if shardings else (None, None)
         name = _PREFIX + module
         loaded[module] = Adapter(
-            read(name + _A, like.a, a),
-            read(name + _B, like.b, b),
+            read(name + _A, like.a, unpadded[module].a, a),
+            read(name + _B, like.b, unpadded[module].b, b),
         )
     return loaded
 
@@ -158,10 +169,10 @@ def _check_targets(config: PeftConfig, modules: Set[str], linear: Mapping[str, i
 
 
 def _check_tensors(directory: Path, lora: Lora, stored: Mapping[str, StoredTensor]) -> None:
-    for module, adapter in lora.abstract_params.items():
-        for suffix, like in ((_A, adapter.a), (_B, adapter.b)):
+    for module, adapter in lora.unpadded.items():
+        for suffix, shape in ((_A, adapter.a), (_B, adapter.b)):
             name = _PREFIX + module + suffix
-            wanted = _stored_shape(name, like.shape)
+            wanted = _stored_shape(name, shape)
             if name not in stored:
                 raise UserError(
                     f"{directory / ADAPTER_FILE}: tensor {name!r} is missing, expected {_A[1:]} and {_B[1:]} "

@@ -11,7 +11,8 @@ from flax import nnx
 
 from pat_jax.models.adapted_weight import AdaptedWeight, adapter_axes
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.transformer import Initializer, Keys, Transformer
+from pat_jax.models.parameters import Initializer, Keys
+from pat_jax.models.transformer import Transformer
 from pat_jax.models.weight_formats import (
     QuantizedWeight,
     WeightFormat,

@@ -1,12 +1,12 @@
 """The one transformer, in Flax NNX. Parameters and activations carry axis names, no mesh.
 
 Query heads are stored as [kv_heads, queries_per_kv]: head h reads KV head h // queries_per_kv, and
-a layout may split the two axes separately (KV heads first, then the queries that share one). Weights
-are stored [*out, *in], as in checkpoints: see `layers.linear`.
+a layout may split the two axes separately (KV heads first, then the queries that share one). What pads
+the queries of a KV head is heads of zeros: nothing reads them, and nothing trains them. Weights are
+stored [*out, *in], as in checkpoints: see `layers.linear`.
 """
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -26,11 +26,11 @@ from pat_jax.models.layers import (
     rotate,
     swiglu,
 )
+from pat_jax.models.parameters import Keys, normal, ones, padded, param, zeros
 from pat_jax.models.partition import Partition, Whole
 from pat_jax.models.rematerialization import NONE, rematerialized
 from pat_jax.models.row_attention import attend_rows
 
-Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
 Cache = TypeVar("Cache", bound=LayerCache)
 
 # What splits the dimensions of an attention's inputs.
@@ -38,79 +38,41 @@ QUERIES = ("batch", None, "kv_heads", "queries_per_kv", None)
 CONTEXT = ("batch", "kv_heads", None, None)
 
 
-class Keys:
-    """One random key a parameter, in the order they are made.
-
-    A plain counter: tracing the writes of `nnx.Rngs` takes time quadratic in the number of layers.
-    """
-
-    def __init__(self, key: jax.Array):
-        self._key = key
-        self._num_used = 0
-
-    def next(self) -> jax.Array:
-        self._num_used += 1
-        return jax.random.fold_in(self._key, self._num_used)
-
-
-def _param(
-    keys: Keys,
-    shape: tuple[int, ...],
-    axes: tuple[str | None, ...],
-    init: Initializer,
-    *,
-    contracted: int = 0,
-) -> nnx.Param:
-    """
-    Args:
-      contracted: trailing dimensions that a linear layer sums over, whose weight may be quantized.
-    """
-    value = init(keys.next(), shape, jnp.float32)
-    return nnx.Param(value, axes=axes, init=init, contracted=contracted)
-
-
-_ones = jax.nn.initializers.ones
-_zeros = jax.nn.initializers.zeros
-
-
-@lru_cache
-def _normal(fan_in: int, num_residuals: int = 1) -> Initializer:
-    """Standard deviation 1/√(fan_in · num_residuals): sums over inputs, and over the layers that
-    write to the residual stream, start at unit scale. Equal arguments give the same object, so that
-    equal configurations make equal trees.
-    """
-    return jax.nn.initializers.normal((fan_in * num_residuals) ** -0.5)
-
-
 class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, *, keys: Keys):
         embed, kv, group, dim = (
             config.embed_dim,
             config.num_kv_heads,
-            config.queries_per_kv,
+            config.padded_queries_per_kv,
             config.head_dim,
         )
         heads = ("kv_heads", "queries_per_kv", None)
         of_kv = ("kv_heads", None, "embed")
-        self.query = _param(
-            keys, (kv, group, dim, embed), (*heads, "embed"), _normal(embed), contracted=1
+        real = config.queries_per_kv  # the others of a group are padding
+        self.query = param(
+            keys,
+            (kv, group, dim, embed),
+            (*heads, "embed"),
+            padded(normal(embed), (kv, real, dim, embed)),
+            contracted=1,
         )
-        self.key = _param(keys, (kv, dim, embed), of_kv, _normal(embed), contracted=1)
-        self.value = _param(keys, (kv, dim, embed), of_kv, _normal(embed), contracted=1)
-        self.out = _param(
+        self.key = param(keys, (kv, dim, embed), of_kv, normal(embed), contracted=1)
+        self.value = param(keys, (kv, dim, embed), of_kv, normal(embed), contracted=1)
+        into_residual = normal(config.num_heads * dim, 2 * config.num_layers)
+        self.out = param(
             keys,
             (embed, kv, group, dim),
             ("embed", *heads),
-            _normal(config.num_heads * dim, 2 * config.num_layers),
+            padded(into_residual, (embed, kv, real, dim)),
             contracted=3,
         )
         if config.attention_bias:
-            self.query_bias = _param(keys, (kv, group, dim), heads, _zeros)
-            self.key_bias = _param(keys, (kv, dim), ("kv_heads", None), _zeros)
-            self.value_bias = _param(keys, (kv, dim), ("kv_heads", None), _zeros)
+            self.query_bias = param(keys, (kv, group, dim), heads, zeros)
+            self.key_bias = param(keys, (kv, dim), ("kv_heads", None), zeros)
+            self.value_bias = param(keys, (kv, dim), ("kv_heads", None), zeros)
         if config.qk_norm:
-            self.query_norm = _param(keys, (dim,), (None,), _ones)
-            self.key_norm = _param(keys, (dim,), (None,), _ones)
+            self.query_norm = param(keys, (dim,), (None,), ones)
+            self.key_norm = param(keys, (dim,), (None,), ones)
         self.config = config
 
     def __call__(
@@ -137,8 +99,17 @@ class Attention(nnx.Module):
             )
         else:
             attended, cache = cache.attend(queries, keys, values, positions, partition.kernels)
+        attended = self._without_padding(attended, partition)
         out = linear(attended, self.out.get_value(), contracted=3)
         return partition.sum(out, "kv_heads", "queries_per_kv"), cache
+
+    def _without_padding(self, attended: Array, partition: Partition) -> Array:
+        """Zeros for what pads a KV head's queries, so that its weights have gradients of zeros."""
+        config, here = self.config, attended.shape[3]
+        if config.padded_queries_per_kv == config.queries_per_kv:
+            return attended
+        query = partition.shard_index("queries_per_kv") * here + jnp.arange(here)
+        return jnp.where((query < config.queries_per_kv)[None, None, None, :, None], attended, 0)
 
     def _project(self, x: Array) -> tuple[Array, Array, Array]:
         queries = linear(x, self.query.get_value())
@@ -159,10 +130,10 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         embed, mlp = config.embed_dim, config.mlp_dim
-        self.gate = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed), contracted=1)
-        self.up = _param(keys, (mlp, embed), ("mlp", "embed"), _normal(embed), contracted=1)
-        into_residual = _normal(mlp, 2 * config.num_layers)
-        self.down = _param(keys, (embed, mlp), ("embed", "mlp"), into_residual, contracted=1)
+        self.gate = param(keys, (mlp, embed), ("mlp", "embed"), normal(embed), contracted=1)
+        self.up = param(keys, (mlp, embed), ("mlp", "embed"), normal(embed), contracted=1)
+        into_residual = normal(mlp, 2 * config.num_layers)
+        self.down = param(keys, (embed, mlp), ("embed", "mlp"), into_residual, contracted=1)
 
     def __call__(self, x: Float[Array, "rows length embed"], partition: Partition) -> Array:
         gated = swiglu(linear(x, self.gate.get_value()), linear(x, self.up.get_value()))
@@ -172,9 +143,9 @@ class MLP(nnx.Module):
 
 class Layer(nnx.Module):
     def __init__(self, config: ModelConfig, *, keys: Keys):
-        self.attention_norm = _param(keys, (config.embed_dim,), (None,), _ones)
+        self.attention_norm = param(keys, (config.embed_dim,), (None,), ones)
         self.attention = Attention(config, keys=keys)
-        self.mlp_norm = _param(keys, (config.embed_dim,), (None,), _ones)
+        self.mlp_norm = param(keys, (config.embed_dim,), (None,), ones)
         self.mlp = MLP(config, keys=keys)
         self.eps = config.norm_eps
 
@@ -200,11 +171,11 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, keys: Keys):
         vocab, embed = config.padded_vocab_size, config.embed_dim
-        self.embedding = _param(keys, (vocab, embed), ("vocab", "embed"), _normal(embed))
+        self.embedding = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
         self.layers = nnx.List([Layer(config, keys=keys) for _ in range(config.num_layers)])
-        self.final_norm = _param(keys, (embed,), (None,), _ones)
+        self.final_norm = param(keys, (embed,), (None,), ones)
         if not config.tie_embeddings:
-            self.lm_head = _param(keys, (vocab, embed), ("vocab", "embed"), _normal(embed))
+            self.lm_head = param(keys, (vocab, embed), ("vocab", "embed"), normal(embed))
         self.config = config
 
     def __call__(

@@ -45,7 +45,7 @@ def main() -> None:
     config, saved = _asked(sys.argv[1:])
     join(config.distributed)
     devices = configure(config.devices)
-    model = model_config(config.model_options, len(devices))
+    model = model_config(config.model_options, devices)
     if saved:
         saved.check(model)
     run = config.run_config(model, len(devices))

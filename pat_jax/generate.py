@@ -132,7 +132,7 @@ def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepa
     if saved_run:
         options = replace(options, data=saved_run.config.data)
     devices = configure(config.devices)
-    model = model_config(options, len(devices))
+    model = model_config(options, devices)
     tokenizer = None
     if Path(config.model).is_dir() or saved_run:
         tokenizer = load_tokenizer(options)

@@ -32,7 +32,7 @@ from pat_jax.profiling.measure.config import ProfileConfig
 from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
-from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.run.in_program import in_program
 from pat_jax.run.setup import build_engine, model_config, profile_subject
 from pat_jax.training.build import DTYPES
@@ -89,7 +89,7 @@ def _measured(config: ProfileConfig) -> Measured:
     devices = configure(config.devices)
     if config.shards:
         return measure_shards(config, devices[0])
-    model = model_config(config, len(devices))
+    model = model_config(config, devices)
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     us = company()
@@ -104,7 +104,7 @@ def _measured(config: ProfileConfig) -> Measured:
 def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     """A profile of the machine that `config.shards` names, from one of its devices."""
     target = Target.parse(config.shards)
-    model = model_config(config, target.num_devices)
+    model = model_config(config, paper_devices(target))
     check_lengths(config, model)
     subject = profile_subject(config, model, [device])
     subject = replace(subject, num_devices=target.num_devices)

@@ -55,7 +55,7 @@ def save_run(
     fingerprint = asdict(policy.config) | {"learns_from": "examples"} | identity(lora)
     meta = {
         "config": dump(SftConfig(model=str(model))),
-        "base_checksum": int(base_checksum(base)) if lora else None,
+        "base_checksum": int(base_checksum(policy, base)) if lora else None,
     }
     with Checkpointer(folder / CHECKPOINTS, 10, fingerprint=fingerprint) as checkpoints:
         checkpoints.save(step, state, meta)

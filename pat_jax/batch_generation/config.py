@@ -173,7 +173,6 @@ class GenerateConfig:
         )
         return replace(
             self.model_options,
-            layout=self.layout,
             profile=self.profile,
             speculation=self.speculation,
             rollout=rollout,
@@ -184,6 +183,7 @@ class GenerateConfig:
     def model_options(self) -> RunConfig:
         return RunConfig(
             model=self.model,
+            layout=self.layout,
             train=False,
             # Absolute: a file may have the name of a built-in task, which brings its own vocabulary.
             data=DataConfig(

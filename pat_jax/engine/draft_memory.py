@@ -112,7 +112,7 @@ def _of_steps(
     steps = LOGITS * FLOAT * rows * (1 + budget) * model.padded_vocab_size
     if layout.backend.cache == "copy":
         turns = 1 + drafts.draft(budget)
-        heads = model.num_heads // layout.split.tp
+        heads = model.padded_num_heads // layout.split.tp
         scores = SCORES * FLOAT * rows * turns * heads * (length + turns)
         # Of a step attention comes first, and leaves its memory to sampling.
         steps = max(steps, scores) + _turns(model, layout, rows, turns, dtype)

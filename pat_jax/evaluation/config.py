@@ -188,6 +188,7 @@ class EvaluateConfig:
         return RunConfig(
             model=self.model,
             run_dir=self.run_dir,
+            layout=self.layout,
             train=False,
             data=self.data,
             seed=self.seed,
@@ -221,7 +222,6 @@ class EvaluateConfig:
             reward_retries=self.reward_retries,
             reward_token_env=self.reward_token_env,
             reward_skip_special_tokens=self.reward_skip_special_tokens,
-            layout=self.layout,
             profile=self.profile,
             speculation=self.speculation,
             rollout=RolloutConfig(

@@ -178,7 +178,9 @@ class Checkpointer:
 
         Args:
           abstract_state: the structure wanted: a pytree of `jax.ShapeDtypeStruct` with shardings,
-            which need not be those it was saved with.
+            which need not be those it was saved with. Where a shape is larger than what was saved, zeros
+            are added; where it is smaller, what is behind is left out: both are padding, as all else of
+            the fingerprint agrees.
 
         Returns:
           Its step, state and metadata.
@@ -214,7 +216,9 @@ class Checkpointer:
         read = read_meta(path)
         check_same(read["fingerprint"], self._fingerprint, self._directory)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-            wanted = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state))
+            wanted = ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract_state, strict=False)
+            )
             state = reader.restore(path, args=wanted)["state"]
         return int(path.name), state, read["meta"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
+from pat_jax.models.config import PADDING
 from pat_jax.run.checkpoint_files import METADATA, checkpoints_in, damage
 
 
@@ -45,12 +46,12 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], directory: Path) -> None:
-    """Refuses one fingerprint where the other is wanted."""
+    """Refuses one fingerprint where the other is wanted; arrays may be padded in other ways."""
     missing = "nothing"
     differences = [
         f"{name} ({saved.get(name, missing)} there, {wanted.get(name, missing)} here)"
         for name in dict.fromkeys([*wanted, *saved])
-        if saved.get(name, missing) != wanted.get(name, missing)
+        if name not in PADDING and saved.get(name, missing) != wanted.get(name, missing)
     ]
     if differences:
         raise UserError(

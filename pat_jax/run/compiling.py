@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.division import padding_of_heads
 from pat_jax.engine.memory_words import describe_memory
 from pat_jax.planning.types import Split
 from pat_jax.run.progress import Progress
@@ -30,6 +31,8 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     """Tells what the run is, and which of its options do more than their names say."""
     for note in filter(None, [setup.task.note, *config.learning_notes]):
         progress.print(note)
+    if padding := padding_of_heads(setup.policy.config):
+        log.info("%s", padding)
     for reason in setup.dropped:
         log.info("layout dropped: %s", reason)
     for line in describe_memory(setup.memory, config.rollout):

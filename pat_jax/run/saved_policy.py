@@ -23,8 +23,7 @@ from pat_jax.run.checkpoint_orbax import read_part
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.training.trained import Leaves
 
-# Vocabularies are padded as the devices at hand divide them; what is saved has zeros there.
-_OF_A_MODEL = [field.name for field in fields(ModelConfig) if field.name != "vocab_multiple"]
+_OF_A_MODEL = [field.name for field in fields(ModelConfig)]
 
 
 @dataclass(frozen=True)

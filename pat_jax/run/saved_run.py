@@ -112,7 +112,7 @@ class SavedRun:
         saved = find_policy(str(self.folder), None)
         check_export(str(directory))
         devices = configure(config.devices)
-        model = model_config(config, len(devices))
+        model = model_config(config, devices)
         saved.check(model)
         policy = Policy.from_config(model)
         chain, _ = layout_chain(factored_mesh(devices), model)

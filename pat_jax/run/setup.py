@@ -2,10 +2,10 @@
 before anything is compiled or written."""
 
 import logging
-import math
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.draft_choice import DraftChoice, wanted_drafts
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout.layout import Layout, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.layout_choice import (
     check_batch,
     check_lengths,
@@ -111,7 +112,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         config.lora.export,
         f"merged with --model {config.model!r}: its base is random numbers that no other program has",
     )
-    model = model_config(config, len(devices))
+    model = model_config(config, devices)
     check_lengths(config, model)
     check_vocabulary_options(config, model)
     subject = profile_subject(config, model, devices)
@@ -265,8 +266,8 @@ def _alone(
     return memory
 
 
-def model_config(config: RunConfig, num_devices: int) -> ModelConfig:
-    """The shape of the model, its vocabulary padded so that every layout can divide it.
+def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
+    """The shape of the model, padded so that the devices have the layouts that may be asked for.
 
     Raises:
       UserError: `config.model` is no usable checkpoint directory and no built-in shape.
@@ -282,7 +283,8 @@ def model_config(config: RunConfig, num_devices: int) -> ModelConfig:
         model = preset(config.model, vocab_size=load_tokenizer(config).vocab_size)
     else:
         model = preset(config.model)
-    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+    names = config.switch_to or (config.layout if config.layout != "auto" else "")
+    return padded_for(devices, model, [int(n) for n in re.findall(r"tp(\d+)", names)])
 
 
 def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:
@@ -290,7 +292,8 @@ def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Dev
         backend=devices[0].platform,
         device_kind=devices[0].device_kind,
         num_devices=len(devices),
-        model=asdict(model),
+        # Padding of heads takes less than what a profile is corrected by, and a pinned layout has none.
+        model={k: v for k, v in asdict(model).items() if k != "query_multiple"},
         dtype=config.compute_dtype,
         weights=config.rollout.weights,
         jax=jax.__version__,

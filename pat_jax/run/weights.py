@@ -65,7 +65,7 @@ def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout
     """
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
-        check_base(saved.meta, int(jax.jit(base_checksum)(base)), config)
+        check_base(saved.meta, int(jax.jit(partial(base_checksum, policy))(base)), config)
     return partial(_load_saved, config.model, saved)
 
 

@@ -3,6 +3,7 @@
 Knows what lies in a run's folder. Claims nothing that is not there.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import jax
 from pat_jax.common.devices import Device
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.run import RunConfig
+from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
 from pat_jax.run.folder import CHECKPOINTS
@@ -64,11 +66,8 @@ def introduction(
 
 
 def num_parameters(policy: Policy) -> int:
-    """Number of parameters, without the rows that pad its vocabulary."""
-    config = policy.config
-    padding = (config.padded_vocab_size - config.vocab_size) * config.embed_dim
-    sizes = [leaf.size for leaf in jax.tree.leaves(policy.abstract_params)]
-    return sum(sizes) - padding * (1 if config.tie_embeddings else 2)
+    """Number of parameters, without what pads its vocabulary and its heads."""
+    return sum(math.prod(tensor.native_shape) for tensor in jax.tree.leaves(hf_tensors(policy)))
 
 
 def closing(config: AnyRun, folder: Path, *, compile_s: float, total_s: float) -> str:

@@ -4,7 +4,9 @@ Bits by a checksum; what the rollout makes of them by one log-probability in eac
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,7 +73,8 @@ def declare_transfer(
         return score(sent(frozen, params), tokens)
 
     if trained.lora:
-        table.declare(Key("base_checksum", source.split), base_checksum, trained.abstract_frozen)
+        of_base = partial(base_checksum, trained.policy)
+        table.declare(Key("base_checksum", source.split), of_base, trained.abstract_frozen)
     if not targets:
         return
     table.declare(Key("checksum", source.split), sent_checksum, *held)
@@ -129,33 +132,49 @@ def logprob_gap(
     return gap
 
 
-def checksum(params: Any) -> Array:
+def checksum(params: Any, counted: Sequence[tuple[int, ...]] | None = None) -> Array:
     """Of bits and their places, modulo 2^32: the same in whatever order a layout adds them up.
 
         Σ_leaves (2 · leaf + 1) · Σ_values mix(bits ^ SPREAD · place),   place counted in its leaf
 
     As `mix` is one to one, a single value that differs always shows; values that changed places,
     as the shards of a wrong resharding, show but for one case in 2^32.
+
+    Args:
+      counted: of each leaf the shape of the part that counts, as if there were no more; None: all.
     """
-    total = jnp.zeros((), jnp.uint32)
-    for i, x in enumerate(jax.tree.leaves(params)):
+    total, leaves = jnp.zeros((), jnp.uint32), jax.tree.leaves(params)
+    for i, (x, shape) in enumerate(zip(leaves, counted or [x.shape for x in leaves], strict=True)):
         # The leaf's number stays outside: leaves of a shape are one kernel, traced and compiled once.
-        total += jnp.uint32(2 * i + 1) * _leaf_checksum(x)
+        total += jnp.uint32(2 * i + 1) * _leaf_checksum(x, shape)
     return total
 
 
-def base_checksum(params: Params) -> Array:
-    """Of the values of a policy that is frozen, whether they are kept in bfloat16 or float32."""
-    return checksum(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+def base_checksum(policy: Policy, params: Params) -> Array:
+    """Of the values of a policy that is frozen, whether they are kept in bfloat16 or float32, and for
+    however many devices it is padded."""
+    multiple = math.gcd(
+        policy.config.vocab_multiple, 128
+    )  # of its rows without those for odd devices
+    config = replace(policy.config, vocab_multiple=multiple, query_multiple=1)
+    counted = Policy.from_config(config).abstract_params
+    values = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    return checksum(values, [x.shape for x in jax.tree.leaves(counted)])
 
 
-@jax.jit
-def _leaf_checksum(x: Array) -> Array:
-    spread = jnp.zeros(x.shape, jnp.uint32)
-    for dim in range(x.ndim):
-        stride = jnp.uint32(SPREAD * math.prod(x.shape[dim + 1 :]) % 2**32)
-        spread += stride * jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)
-    return jnp.sum(_mix(_bits(x) ^ spread), dtype=jnp.uint32)
+@partial(jax.jit, static_argnums=1)
+def _leaf_checksum(x: Array, counted: tuple[int, ...]) -> Array:
+    spread, padding = jnp.zeros(x.shape, jnp.uint32), []
+    for dim, size in enumerate(counted):
+        stride = jnp.uint32(SPREAD * math.prod(counted[dim + 1 :]) % 2**32)
+        place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)
+        spread += stride * place
+        if size < x.shape[dim]:
+            padding.append(place >= size)
+    mixed = _mix(_bits(x) ^ spread)
+    for is_padding in padding:
+        mixed = jnp.where(is_padding, 0, mixed)
+    return jnp.sum(mixed, dtype=jnp.uint32)
 
 
 def _bits(x: Array) -> Array:

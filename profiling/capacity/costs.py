@@ -7,6 +7,9 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts
+from pat_jax.engine.layout.division import padding_of_heads
+from pat_jax.engine.layout.layout import kv_ways
+from pat_jax.models.config import PADDING
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Subject, read_profile
 from pat_jax.planning.types import Split
@@ -54,6 +57,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
         is_one_process=order.target.is_one_process,
+        kv_ways=kv_ways(plant.layouts),
     )
     drafts, draft = plant.drafter.drafts, order.draft_model
     # Its weights are never quantized.
@@ -70,11 +74,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
 
 
 def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
-    chip, gaps, kv_heads = (
-        plant.order.target.chip,
-        composer.unlisted,
-        plant.order.model.num_kv_heads,
-    )
+    chip, gaps, model = plant.order.target.chip, composer.unlisted, plant.order.model
     yield (
         f"{composer.switch_s} s of each switch for draining the burst and the host, beside its bytes "
         "(assumed)."
@@ -88,11 +88,14 @@ def _assumed(composer: Composer, plant: Plant, sums: Sums) -> Iterator[str]:
     else:
         yield "A layer's sums go on while its weights are read, as far as they were seen to on a v5e-16."
     yield "The KV cache is in bfloat16: the engine has no other."
-    if widest := max((split.tp for split in plant.layouts if split.tp > kv_heads), default=0):
+    widest = max(split.tp for split in plant.layouts)
+    if (copies := widest // composer.kv_ways(widest)) > 1:
         yield (
-            f"At TP{widest} each of {kv_heads} KV heads is on {widest // kv_heads} devices: the engine "
+            f"At TP{widest} each of {model.num_kv_heads} KV heads is on {copies} devices: the engine "
             "does not divide the tokens of a head."
         )
+    if note := padding_of_heads(model):
+        yield note
 
 
 def _drafts_assumed(drafter: Drafter) -> Iterator[str]:
@@ -155,7 +158,7 @@ def measured_drafts(drafter: Drafter, latency: LatencyModel) -> tuple[Drafts, tu
 
 
 # Fields of a model that say nothing of what a step takes.
-_UNTIMED = {"vocab_multiple", "max_position", "rope_theta", "rope_scaling", "norm_eps"}
+_UNTIMED = {*PADDING, "max_position", "rope_theta", "rope_scaling", "norm_eps"}
 
 
 def _check(path: Path, subject: Subject, order: Order) -> None:

@@ -3,9 +3,8 @@
 Knows how the parts of a run are put together. Does not know what of it is compiled (`jobs.py`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from typing import Any
 
@@ -20,7 +19,8 @@ from pat_jax.engine.device.program_specs import ProgramSpecs, page_bytes, pages_
 from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout.layout import Layout, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.memory import (
     kv_bytes,
     layouts_without_memory,
@@ -31,7 +31,7 @@ from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.memory import GIB, MemoryModel
 from pat_jax.planning.types import Split
-from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.training.build import (
     DTYPES,
     build_trainer,
@@ -72,9 +72,8 @@ class Order:
         # As the whole model has it, for shallow ones too.
         is_scanned = scans_layers(config.scan_layers, model.num_layers, target.chip.platform)
         kept["scan_layers"] = str(is_scanned).lower()
-        multiple = math.lcm(model.vocab_multiple, target.num_devices)
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
-        model = replace(model, vocab_multiple=multiple)
+        model = padded_for(paper_devices(target), model)
         return cls(target, RunConfig(**kept), model, tuple(sorted(whole)), draft_model)
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,8 @@ as a decode step of so many, with the matrix of the exit head; or of a draft mod
 two tokens of a row and draws one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -75,9 +76,12 @@ class Composer:
         page_size: int = PAGE_SIZE,
         prefill_blocks: int = PREFILL_BLOCKS,
         is_one_process: bool = True,
+        kv_ways: Mapping[int, int] | None = None,
     ):
         """
         Args:
+          kv_ways: in how many ways the KV heads are divided at a TP degree, where that is not as many as
+            divide both; the other devices of a group have copies.
           is_one_process: has all devices: pages go to other groups beside programs.
           page_size: tokens.
           prefill_blocks: pages of a group in one call.
@@ -87,6 +91,7 @@ class Composer:
         self.page_size, self.prefill_blocks = page_size, prefill_blocks
         self.is_one_process = is_one_process
         self.unlisted = unlisted or UNLISTED[kernels.chip.platform]
+        self._kv_ways = kv_ways or {}
 
     @property
     def round_tokens(self) -> int:
@@ -102,19 +107,23 @@ class Composer:
         )
         return "held" if is_held else "bucket"
 
+    def kv_ways(self, tp: int) -> int:
+        """In how many ways a group divides the KV heads."""
+        return self._kv_ways.get(tp) or math.gcd(tp, self.model.num_kv_heads)
+
     def products_ms(self, tokens: int, tp: int) -> float:
         """Milliseconds of one layer's matrix products on one device."""
         model, gemm = self.model, self.kernels.gemm
         return (
-            gemm(tokens, _query_and_kv(model, tp), model.embed_dim)
-            + gemm(tokens, model.embed_dim, model.num_heads * model.head_dim // tp)
+            gemm(tokens, sum(_widths(model, tp, self.kv_ways(tp))), model.embed_dim)
+            + gemm(tokens, model.embed_dim, model.padded_num_heads * model.head_dim // tp)
             + gemm(tokens, 2 * model.mlp_dim // tp, model.embed_dim)
             + gemm(tokens, model.embed_dim, model.mlp_dim // tp)
         )
 
     def _layer_ms(self, tokens: int, tp: int) -> float:
         """One layer's products, and what is done number by number; on one device."""
-        moved = passes(self.model, tokens, tp)
+        moved = passes(self.model, tokens, tp, self.kv_ways(tp))
         return self.products_ms(tokens, tp) + sum(map(self.kernels.elementwise, moved))
 
     def _sum_ms(self, tokens: int, tp: int) -> float:
@@ -182,7 +191,7 @@ class Composer:
 
     def _attention_ms(self, rows: int, length: int, budget: int, tp: int) -> float:
         """One layer's attention of a step on one device."""
-        model, heads = self.model, _heads(self.model, tp)
+        model, heads = self.model, _heads(self.model, tp, self.kv_ways(tp))
         attended = max(1, round(length * model.head_dim / HEAD_DIM))  # as many bytes
         read = self.kernels.decode_attention(rows, attended, *heads)
         if not budget:
@@ -199,7 +208,8 @@ class Composer:
         A bucket holds the upper half of its positions: they see half as much again as the mean.
         """
         model, tp, tokens = self.model, split.tp, self.prefill_blocks * self.page_size
-        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *_heads(model, tp))
+        heads = _heads(model, tp, self.kv_ways(tp))
+        attention = self.kernels.prefill_attention(PREFILL_ROWS, length, *heads)
         share = 1.5 * tokens / (PREFILL_ROWS * length) * model.head_dim / HEAD_DIM
         layer = self._layer_ms(tokens, tp) + attention * share
         return model.num_layers * layer / 1e3 + self.prefill_links_s(tp)
@@ -217,14 +227,14 @@ class Composer:
         Whether all groups send or one: the link of a device is what takes the time.
         """
         narrow, wide = sorted((source.tp, target.tp))
-        shards = min(wide, self.model.num_kv_heads)
+        shards = self.kv_ways(wide)
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
         return sent / self.kernels.exchange_bytes_s(wide)
 
     def shift(self, split: Split) -> tuple[float, float]:
         """A round of pages to other groups: each device of a group packs its part of all of them, sends it,
         and unpacks what comes. Seconds of packing and unpacking, and of the way."""
-        shards = min(split.tp, self.model.num_kv_heads)
+        shards = self.kv_ways(split.tp)
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards
         packed = 4 * sent / self.kernels.chip.memory_bytes_s
         return packed, sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
@@ -302,24 +312,25 @@ class Composer:
         )
 
 
-def passes(model: ModelConfig, tokens: int, tp: int) -> Iterator[int]:
+def passes(model: ModelConfig, tokens: int, tp: int, kv_ways: int) -> Iterator[int]:
     """Bytes of each kernel of a layer that is no product: read and written once."""
     for _ in range(2):  # norms: the residual and the input, both read and written
         yield BYTES * 4 * tokens * model.embed_dim
-    yield BYTES * 2 * tokens * _query_and_kv(model, tp)  # rotation, and into the cache
+    yield BYTES * 2 * tokens * sum(_widths(model, tp, kv_ways))  # rotation, and into the cache
     if model.qk_norm:
-        yield BYTES * 2 * tokens * sum(_heads(model, tp)) * model.head_dim
+        yield BYTES * 2 * tokens * sum(_heads(model, tp, kv_ways)) * model.head_dim
     yield BYTES * 3 * tokens * model.mlp_dim // tp  # activation: two halves into one
 
 
-def _heads(model: ModelConfig, tp: int) -> tuple[int, int]:
-    """Query and KV heads of one device; KV heads are replicated where there are fewer."""
-    return model.num_heads // tp, max(1, model.num_kv_heads // tp)
+def _heads(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
+    """Query and KV heads of one device."""
+    return model.padded_num_heads // tp, model.num_kv_heads // kv_ways
 
 
-def _query_and_kv(model: ModelConfig, tp: int) -> int:
-    heads, kv_heads = _heads(model, tp)
-    return (heads + 2 * kv_heads) * model.head_dim
+def _widths(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
+    """Of the queries, and of the keys and values, of one device."""
+    heads, kv_heads = _heads(model, tp, kv_ways)
+    return heads * model.head_dim, 2 * kv_heads * model.head_dim
 
 
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
@@ -335,5 +346,5 @@ def num_weights(model: ModelConfig) -> int:
 
 def layer_weights(model: ModelConfig) -> int:
     """Of the matrices of one layer."""
-    attention = _query_and_kv(model, 1) + model.num_heads * model.head_dim
-    return (attention + 3 * model.mlp_dim) * model.embed_dim
+    queries, keys_and_values = _widths(model, 1, 1)
+    return (2 * queries + keys_and_values + 3 * model.mlp_dim) * model.embed_dim

@@ -18,7 +18,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Buckets
-from pat_jax.engine.layout.layout import factored_mesh, layout_chain
+from pat_jax.engine.layout.layout import Layout, kv_ways, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh
 from pat_jax.engine.memory import engine_memory, kv_bytes, memory_limit
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.policy import Policy
@@ -39,18 +40,19 @@ SUMS: Sums = "nccl"  # what XLA's programs call
 Progress = Callable[[int, int], None]  # programs done, of how many
 
 
-def layouts_of(target: Target, model: ModelConfig) -> tuple[Split, ...]:
+def layouts_of(target: Target, model: ModelConfig) -> dict[Split, Layout]:
     """Every layout of the target that divides the model, lowest TP first."""
-    return tuple(layout_chain(factored_mesh(paper_devices(target)), model)[0])
+    return layout_chain(factored_mesh(paper_devices(target)), model)[0]
 
 
-def shard_of(model: ModelConfig, tp: int) -> ModelConfig:
-    """What one device of a group of `tp` computes, as a model of its own."""
-    kv_heads = max(1, model.num_kv_heads // tp)
+def shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
+    """What one device of a group computes, as a model of its own: its part of the padding included."""
+    tp = layout.split.tp
     return replace(
         model,
-        num_heads=model.num_heads // tp,
-        num_kv_heads=kv_heads,
+        num_heads=model.padded_num_heads // tp,
+        num_kv_heads=model.num_kv_heads // layout.size(layout.kv_axes),
+        query_multiple=1,
         mlp_dim=model.mlp_dim // tp,
         vocab_size=model.padded_vocab_size // tp,
         vocab_multiple=1,
@@ -78,8 +80,8 @@ class ShardProfiler:
         Raises:
           UserError: there is none.
         """
-        splits = layouts_of(self.target, self.model)
-        engines = {split: self._engine(split) for split in splits}
+        layouts = layouts_of(self.target, self.model)
+        engines = {split: self._engine(split) for split in layouts}
         needs = {
             split: engine_memory(engine, self.config).held(ALONE)
             for split, engine in engines.items()
@@ -92,7 +94,7 @@ class ShardProfiler:
         if not engines:
             least = f", the smallest shard {min(needs.values()) / GIB:.3g} GiB" if needs else ""
             raise UserError(
-                f"option --shards is {str(self.target)!r}: {len(splits)} of its layouts divide the "
+                f"option --shards is {str(self.target)!r}: {len(layouts)} of its layouts divide the "
                 f"model and none has a shard that fits on this device{least}; name a target with more "
                 "devices or a smaller model."
             )
@@ -179,6 +181,7 @@ class ShardProfiler:
             page_size=self.config.page_size,
             prefill_blocks=self.config.prefill_blocks,
             is_one_process=self.target.is_one_process,
+            kv_ways=kv_ways(layouts_of(self.target, self.model)),
         )
 
     @cached_property
@@ -187,16 +190,16 @@ class ShardProfiler:
         return Buckets.of(tuple(self.engines), self.capacity, self.config)
 
     def _engine(self, split: Split) -> RolloutEngine:
-        policy = Policy.from_config(shard_of(self.model, split.tp))
+        all_of_them = layouts_of(self.target, self.model)
+        policy = Policy.from_config(shard_of(self.model, all_of_them[split]))
         policy = policy.with_weights(self.config.weights)
         layouts, _ = layout_chain(factored_mesh([self.device]), policy.config)
         limit = memory_limit(self.config, [self.device])
-        all_of_them = layouts_of(self.target, self.model)
         return RolloutEngine(
             policy,
             [self.device],
             self.config,
-            capacity=Buckets.of(all_of_them, self.capacity, self.config).rows[split][-1],
+            capacity=Buckets.of(tuple(all_of_them), self.capacity, self.config).rows[split][-1],
             eos_ids=(0,),
             dtype=self.dtype,
             layouts=layouts,

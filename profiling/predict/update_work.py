@@ -135,7 +135,7 @@ class UpdateWork:
         model = self.model
         layers = Work(
             2.0 * tokens * model.num_layers * layer_weights(model),
-            model.num_layers * sum(passes(model, tokens, 1)) * self.itemsize / BYTES,
+            model.num_layers * sum(passes(model, tokens, 1, 1)) * self.itemsize / BYTES,
         )
         vocab = model.padded_vocab_size
         return layers, 2.0 * tokens * self._head, float(tokens * vocab * FLOAT32)
@@ -156,8 +156,8 @@ class UpdateWork:
         """Operations and bytes: queries and results, keys and values at each pass."""
         model = self.model
         width = model.num_layers * model.head_dim
-        read = 2 * rows.tokens * width * (model.num_heads + model.num_kv_heads)
-        operations = 2.0 * products * rows.pairs * width * model.num_heads
+        read = 2 * rows.tokens * width * (model.padded_num_heads + model.num_kv_heads)
+        operations = 2.0 * products * rows.pairs * width * model.padded_num_heads
         return operations, float(passes * read * self.itemsize)
 
     def _gathers(self, rows: Rows, count: int) -> Iterator[Collective]:

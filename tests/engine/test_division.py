@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.common.errors import UserError
-from pat_jax.engine.layout.division import num_layouts, prime_factors
+from pat_jax.engine.layout.division import degrees_of, prime_factors
 from pat_jax.engine.layout.layout import find_layout, layout_chain
 from pat_jax.engine.layout.mesh import factored_mesh
 from pat_jax.models.config import ModelConfig
@@ -67,11 +67,11 @@ def test_no_order_has_more_layouts(per_host, kv_heads, queries, mlp_dim):
         for outer in itertools.permutations(across)
         for inner in itertools.permutations(inside)
     ]
-    most = max(num_layouts(config, order[::-1]) for order in orders)
+    most = max(len(degrees_of(config, order[::-1])) for order in orders)
     shape = list(next(iter(chain.values())).mesh.devices.shape)
     assert len(chain) == most and shape in orders
     # What ascending axes give as many layouts of is as it has ever been.
-    if num_layouts(config, [*across, *inside][::-1]) == most:
+    if len(degrees_of(config, [*across, *inside][::-1])) == most:
         assert shape == [*across, *inside]
 
 

@@ -87,7 +87,7 @@ def test_a_run_compares_the_tokenizers_of_its_folders(policy: Path, tmp_path: Pa
     ]:
         source = f"model:{draft(tmp_path / folder, change)}"
         config = replace(options, speculation=SpeculationConfig(source=source))
-        model = model_config(config, len(devices))
+        model = model_config(config, devices)
         if is_refused:
             with pytest.raises(UserError, match="whose token 17 is"):
                 build_engine(config, model, devices)

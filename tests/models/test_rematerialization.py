@@ -15,10 +15,11 @@ from pat_jax.config.run import RunConfig
 from pat_jax.config.sft import SftConfig
 from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.layers import Rotation
+from pat_jax.models.parameters import Keys
 from pat_jax.models.partition import Whole
 from pat_jax.models.presets import preset
 from pat_jax.models.rematerialization import NONE, POLICIES
-from pat_jax.models.transformer import Keys, Layer, _run_layer
+from pat_jax.models.transformer import Layer, _run_layer
 
 LENGTH, EMBED, MLP, KV, GROUP, DIM = 256, 96, 160, 2, 3, 16
 MODEL = replace(

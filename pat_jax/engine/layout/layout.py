@@ -16,7 +16,7 @@ KV cache from any layout to any other.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -207,6 +207,11 @@ def layout_chain(
             continue
         chain[layout.split] = layout
     return chain, dropped
+
+
+def kv_ways(layouts: Mapping[Split, Layout]) -> dict[int, int]:
+    """In how many ways the KV heads are divided, by the TP degree of a layout."""
+    return {split.tp: layout.size(layout.kv_axes) for split, layout in layouts.items()}
 
 
 def find_layout(

@@ -3,14 +3,14 @@
 Knows devices and their hosts. Does not know what is split over which axis (`layout.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from pat_jax.common.devices import Device
-from pat_jax.engine.layout.division import best_order, prime_factors
+from pat_jax.engine.layout.division import best_order, prime_factors, with_padding
 from pat_jax.models.config import ModelConfig
 
 
@@ -51,6 +51,15 @@ def factored_mesh(devices: Sequence[Device], config: ModelConfig | None = None) 
     grid = np.stack([_host_grid(host, inside) for host in hosts]).reshape(shape)
     names = tuple(f"axis{i}" for i in range(len(shape)))
     return Mesh(grid, names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def padded_for(
+    devices: Sequence[Device], config: ModelConfig, degrees: Collection[int] = ()
+) -> ModelConfig:
+    """The same model, padded as `division.with_padding` says."""
+    hosts = _hosts(devices)
+    across, inside = prime_factors(len(hosts)), prime_factors(len(hosts[0]))
+    return with_padding(config, across, inside, degrees)
 
 
 def _hosts(devices: Sequence[Device]) -> list[list[Device]]:

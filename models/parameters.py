@@ -1,0 +1,69 @@
+"""How a parameter is made: its random numbers, and the names of its axes."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+Initializer = Callable[[jax.Array, tuple[int, ...], jnp.dtype], Array]
+
+
+class Keys:
+    """One random key a parameter, in the order they are made.
+
+    A plain counter: tracing the writes of `nnx.Rngs` takes time quadratic in the number of layers.
+    """
+
+    def __init__(self, key: jax.Array):
+        self._key = key
+        self._num_used = 0
+
+    def next(self) -> jax.Array:
+        self._num_used += 1
+        return jax.random.fold_in(self._key, self._num_used)
+
+
+def param(
+    keys: Keys,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    init: Initializer,
+    *,
+    contracted: int = 0,
+) -> nnx.Param:
+    """
+    Args:
+      contracted: trailing dimensions that a linear layer sums over, whose weight may be quantized.
+    """
+    value = init(keys.next(), shape, jnp.float32)
+    return nnx.Param(value, axes=axes, init=init, contracted=contracted)
+
+
+ones = jax.nn.initializers.ones
+zeros = jax.nn.initializers.zeros
+
+
+@lru_cache
+def normal(fan_in: int, num_residuals: int = 1) -> Initializer:
+    """Standard deviation 1/√(fan_in · num_residuals): sums over inputs, and over the layers that
+    write to the residual stream, start at unit scale. Equal arguments give the same object, so that
+    equal configurations make equal trees.
+    """
+    return jax.nn.initializers.normal((fan_in * num_residuals) ** -0.5)
+
+
+@lru_cache
+def padded(init: Initializer, unpadded: tuple[int, ...]) -> Initializer:
+    """What is no padding as an array of this shape has it, and zeros behind it. Equal arguments give the
+    same object."""
+
+    def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        if shape == unpadded:
+            return init(key, shape, dtype)
+        behind = [(0, whole - part) for whole, part in zip(shape, unpadded, strict=True)]
+        return jnp.pad(init(key, unpadded, dtype), behind)
+
+    return make

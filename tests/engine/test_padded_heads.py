@@ -1,0 +1,231 @@
+"""Query heads that devices do not divide, padded with heads of zeros: the model stays what it is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import fake_devices
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pat_jax.engine.layout.division import MOST_PADDING
+from pat_jax.engine.layout.layout import ManualPartition, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh, padded_for
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_export import export
+from pat_jax.models.hf_load import load_params
+from pat_jax.models.lora import Lora
+from pat_jax.models.peft_adapter import export_adapter, load_adapter, read_adapter
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
+from pat_jax.rl.optimizer import make_optimizer
+from pat_jax.training.transfer import base_checksum
+from tests.lossless import lively_params
+
+BASE = ModelConfig(
+    architecture="qwen2",
+    vocab_size=61,
+    embed_dim=24,
+    mlp_dim=48,
+    num_layers=2,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=4,
+    attention_bias=True,
+    vocab_multiple=8,
+)
+# Query and KV heads, devices, TP degrees, query heads of a KV head with padding.
+CASES = [
+    (9, 3, 2, (1, 2), 4),
+    (9, 3, 3, (1, 3), 3),
+    (9, 3, 4, (1, 2, 4), 4),
+    (9, 3, 6, (1, 3, 6), 4),
+    (28, 4, 8, (1, 2, 4, 8), 8),
+    (14, 2, 4, (1, 2, 4), 8),
+    (14, 2, 8, (1, 2, 4, 8), 8),
+]
+
+
+def heads(num_heads: int, num_kv_heads: int, **more) -> ModelConfig:
+    return replace(BASE, num_heads=num_heads, num_kv_heads=num_kv_heads, **more)
+
+
+def pad(tree: Params, policy: Policy) -> Params:
+    """Unpadded host arrays as those of a padded policy."""
+    return jax.tree.map(
+        lambda like, x: np.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)]),
+        policy.abstract_params,
+        tree,
+    )
+
+
+@pytest.mark.parametrize("num_heads, kv_heads, devices, degrees, padded", CASES)
+def test_logits_of_every_layout_are_those_of_the_unpadded_model(
+    num_heads, kv_heads, devices, degrees, padded
+):
+    plain = Policy.from_config(heads(num_heads, kv_heads))
+    params = jax.device_get(lively_params(plain))
+    tokens = np.random.default_rng(0).integers(0, 61, (devices * 2, 7), np.int32)
+    positions = np.tile(np.arange(7, dtype=np.int32), (len(tokens), 1))
+
+    def whole(params):
+        model = plain.bind(params)
+        return model.logits(model(tokens, positions)[0])
+
+    wanted = jax.jit(whole)(params)[..., :61]
+    config = padded_for(jax.devices()[:devices], plain.config)
+    assert config.padded_queries_per_kv == padded
+    policy = Policy.from_config(config)
+    chain, _ = layout_chain(factored_mesh(jax.devices()[:devices]), config)
+    assert tuple(split.tp for split in chain) == degrees
+    for layout in chain.values():
+        placed = jax.device_put(pad(params, policy), layout.param_shardings(policy))
+
+        def run(params, tokens, positions, layout=layout):
+            model, partition = policy.bind(params), ManualPartition(layout)
+            hidden, _ = model(tokens, positions, partition=partition)
+            return model.logits(hidden, partition)
+
+        rows = layout.spec("batch")
+        found = jax.jit(
+            jax.shard_map(
+                run,
+                mesh=layout.mesh,
+                in_specs=(layout.param_specs(policy), rows, rows),
+                out_specs=rows,
+                check_vma=False,
+            )
+        )(placed, tokens, positions)
+        np.testing.assert_allclose(found[..., :61], wanted, atol=1e-5, rtol=1e-5)
+
+
+@given(
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.integers(1, 9),
+    st.sampled_from([(2,), (3,), (4,), (6,), (8,), (12,), (4, 4)]),
+    st.sampled_from([48, 20]),
+)
+def test_no_more_is_padded_than_opens_layouts(kv_heads, queries, per_host, mlp_dim):
+    plain = heads(kv_heads * queries, kv_heads, mlp_dim=mlp_dim)
+    devices = fake_devices(*per_host)
+    config = padded_for(devices, plain)
+    mesh, vocab = factored_mesh(devices), config.vocab_multiple
+    count = len(layout_chain(mesh, config)[0])
+    for multiple in range(1, 13):
+        other = replace(plain, query_multiple=multiple, vocab_multiple=vocab)
+        if other.padded_queries_per_kv <= queries * (1 + MOST_PADDING):
+            opened = len(layout_chain(mesh, other)[0])
+            assert opened <= count
+            if opened == count:
+                assert config.padded_queries_per_kv <= other.padded_queries_per_kv
+
+
+@pytest.mark.parametrize(
+    "name, devices, degrees, num_heads",
+    [("qwen2.5-7b", 8, [1, 2, 4, 8], 32), ("qwen3-8b", 8, [1, 2, 4, 8], 32)],
+)
+def test_published_models_have_their_widest_layouts(name, devices, degrees, num_heads):
+    config = padded_for(fake_devices(devices), preset(name))
+    chain, _ = layout_chain(factored_mesh(fake_devices(devices)), config)
+    assert [split.tp for split in chain] == degrees
+    assert config.padded_num_heads == num_heads
+
+
+def test_a_pinned_layout_that_needs_no_padding_has_none():
+    devices, plain = fake_devices(8), heads(28, 4)
+    assert padded_for(devices, plain, [4]).padded_num_heads == 28
+    assert padded_for(devices, plain, [8]).padded_num_heads == 32
+    assert padded_for(devices, heads(32, 4)).query_multiple == 1
+
+
+PLAIN = Policy.from_config(BASE)
+PADDED = Policy.from_config(replace(BASE, query_multiple=4))
+
+
+def test_random_weights_are_those_of_the_unpadded_model_and_zeros():
+    for plain, padded in zip(
+        jax.tree.leaves(pad(jax.device_get(PLAIN.init(3)), PADDED)),
+        jax.tree.leaves(PADDED.init(3)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(padded, plain)
+
+
+def updated(policy: Policy, params: Params):
+    """Parameters, moments and the norm of the gradient after two decayed steps."""
+    tokens = np.random.default_rng(1).integers(0, 61, (4, 9), np.int32)
+    positions = np.tile(np.arange(9, dtype=np.int32), (4, 1))
+    optimizer = make_optimizer(
+        learning_rate=1e-2, total_steps=9, weight_decay=0.1, max_grad_norm=0.5
+    )
+
+    def loss(params):
+        model = policy.bind(params)
+        hidden, _ = model(tokens, positions)
+        return -jnp.mean(jax.nn.log_softmax(model.logits(hidden)[..., :61])[:, :, 5])
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        norm = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(grads)))
+        return jax.tree.map(jnp.add, params, updates), state, norm
+
+    params = jax.device_put(params)
+    state = optimizer.init(params)
+    for _ in range(2):
+        params, state, norm = step(params, state)
+    return params, norm
+
+
+def test_an_update_leaves_padding_zero_and_is_the_unpadded_ones():
+    params = jax.device_get(lively_params(PLAIN))
+    plain, norm = updated(PLAIN, params)
+    padded, padded_norm = updated(PADDED, pad(params, PADDED))
+    np.testing.assert_allclose(padded_norm, norm, rtol=1e-5)
+    for one, other in zip(
+        jax.tree.leaves(pad(jax.device_get(plain), PADDED)), jax.tree.leaves(padded), strict=True
+    ):
+        np.testing.assert_allclose(other, one, atol=1e-5)
+        assert not np.asarray(other)[one == 0].any()
+
+
+def test_an_export_has_no_padding_and_loads_with_another(tmp_path: Path):
+    params = pad(jax.device_get(lively_params(PLAIN)), PADDED)
+    export(tmp_path / "padded", PADDED, jax.device_put(params), jnp.float32)
+    plain = load_params(tmp_path / "padded", PLAIN, None, jnp.float32)
+    again = load_params(tmp_path / "padded", PADDED, None, jnp.float32)
+    for a, b, c in zip(*map(jax.tree.leaves, (pad(plain, PADDED), params, again)), strict=True):
+        real = a[: BASE.vocab_size] if a.shape[0] == BASE.padded_vocab_size else a
+        np.testing.assert_array_equal(real, b[: len(real)])
+        np.testing.assert_array_equal(real, c[: len(real)])
+
+
+def test_a_base_is_known_whatever_pads_it():
+    params = jax.device_get(PLAIN.init(0))
+    odd = Policy.from_config(replace(BASE, vocab_multiple=24, query_multiple=2))
+    sums = {int(base_checksum(p, pad(params, p))) for p in (PLAIN, PADDED, odd)}
+    assert len(sums) == 1
+    changed = jax.tree.map(lambda x: x * 1.01, params)
+    assert int(base_checksum(PADDED, pad(changed, PADDED))) not in sums
+
+
+def test_adapters_are_those_of_the_unpadded_model(tmp_path: Path):
+    plain, padded = (
+        Lora.of(policy, rank=2, alpha=4, targets=["all-linear"]) for policy in (PLAIN, PADDED)
+    )
+    assert plain.num_weights == padded.num_weights
+    ours, theirs = jax.device_get((plain.init(1), padded.init(1)))
+    for name, adapter in ours.items():
+        for x, y in ((adapter.a, theirs[name].a), (adapter.b, theirs[name].b)):
+            behind = [(0, n - m) for n, m in zip(y.shape, x.shape, strict=True)]
+            np.testing.assert_array_equal(np.pad(x, behind), y)
+    export_adapter(tmp_path / "adapter", padded, theirs, "base")
+    found = load_adapter(tmp_path / "adapter", read_adapter(tmp_path / "adapter", PLAIN))
+    again = load_adapter(tmp_path / "adapter", read_adapter(tmp_path / "adapter", PADDED))
+    for a, b in ((found, ours), (again, theirs)):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_array_equal(x, y)
