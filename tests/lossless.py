@@ -124,7 +124,13 @@ def _lively_adapters(lora: Lora) -> Adapters:
 class Subject:
     """One model on all devices: an engine, the weights it gets, and a judge that shares neither."""
 
-    def __init__(self, config: ModelConfig, settings: Settings, dtype: jnp.dtype = jnp.float32):
+    def __init__(
+        self,
+        config: ModelConfig,
+        settings: Settings,
+        dtype: jnp.dtype = jnp.float32,
+        num_devices: int | None = None,
+    ):
         unquantized = Policy.from_config(config)
         self.policy, self.settings, self.dtype = (
             unquantized.with_weights(settings.weights),
@@ -139,7 +145,7 @@ class Subject:
         self.params: Params = jax.device_get(self.policy.store(params, dtype))
         self.engine = RolloutEngine(
             self.policy,
-            jax.devices(),
+            jax.devices()[:num_devices],
             settings.rollout,
             capacity=settings.sequences,
             eos_ids=EOS_IDS,

@@ -12,7 +12,7 @@ from pat_jax.models.config import ModelConfig
 
 Sizes = Sequence[int]
 # Of the query heads of a KV head, that may be added. Every layout pays for them: a third, as 3 heads
-# become 4, is 5 % of the weights of SmolLM2-135M; of Qwen2.5-7B, where 7 become 8, it is 1.4 %.
+# become 4, is 5 % of the weights of SmolLM2-135M; of Qwen2.5-7B, where 7 become 8, it is 1.3 %.
 MOST_PADDING = Fraction(1, 3)
 
 
