@@ -49,7 +49,7 @@ def parts_of(
     parts = [
         Part(
             max(model.num_kv_heads // layout.size(layout.kv_axes), 1),
-            max(model.queries_per_kv // layout.size(layout.query_axes), 1),
+            max(model.padded_queries_per_kv // layout.size(layout.query_axes), 1),
             model.head_dim,
             page_size,
             jnp.dtype(dtype).name,
