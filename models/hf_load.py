@@ -45,8 +45,8 @@ def load_params(
 
     `shardings` is the tree of the parameters with a `jax.sharding.Sharding` for each array; None
     puts everything on the default device. Host memory peaks at about one tensor. What pads
-    the vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and quantized on the
-    devices.
+    the vocabulary and the query heads is zero. What `policy` keeps quantized is read in float32 and
+    quantized on the devices.
     """
     unquantized = policy.with_weights("auto")
     located = _locate(Path(directory), unquantized)

@@ -57,8 +57,8 @@ def normal(fan_in: int, num_residuals: int = 1) -> Initializer:
 
 @lru_cache
 def padded(init: Initializer, unpadded: tuple[int, ...]) -> Initializer:
-    """What is no padding as an array of this shape has it, and zeros behind it. Equal arguments give the
-    same object."""
+    """Numbers as an array of the unpadded shape has them, and zeros behind them. Equal arguments
+    give the same object."""
 
     def make(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         if shape == unpadded:

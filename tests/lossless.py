@@ -122,7 +122,10 @@ def _lively_adapters(lora: Lora) -> Adapters:
 
 
 class Subject:
-    """One model on all devices: an engine, the weights it gets, and a judge that shares neither."""
+    """One model on all devices: an engine, the weights it gets, and a judge that shares neither.
+
+    Where query heads are padded the judge has the unpadded model.
+    """
 
     def __init__(
         self,
@@ -131,18 +134,20 @@ class Subject:
         dtype: jnp.dtype = jnp.float32,
         num_devices: int | None = None,
     ):
-        unquantized = Policy.from_config(config)
-        self.policy, self.settings, self.dtype = (
-            unquantized.with_weights(settings.weights),
-            settings,
-            dtype,
-        )
-        params = lively_params(unquantized)
+        self.settings, self.dtype = settings, dtype
+        padded, plain = map(Policy.from_config, (config, replace(config, query_multiple=1)))
+        params = lively_params(plain)
+        self.policy, self._judged = (x.with_weights(settings.weights) for x in (padded, plain))
         if rank := settings.lora_rank:
-            lora = Lora.of(unquantized, rank=rank, alpha=2 * rank, targets=["all-linear"])
-            self.policy = lora.beside(self.policy)
+            lora, wide = (
+                Lora.of(policy, rank=rank, alpha=2 * rank, targets=["all-linear"])
+                for policy in (plain, padded)
+            )
             params = lora.attach(params, _lively_adapters(lora))
-        self.params: Params = jax.device_get(self.policy.store(params, dtype))
+            padded = wide.beside(padded)
+            self.policy, self._judged = wide.beside(self.policy), lora.beside(self._judged)
+        self._judged_params: Params = jax.device_get(self._judged.store(params, dtype))
+        self.params: Params = jax.device_get(self.policy.store(pad(params, padded), dtype))
         self.engine = RolloutEngine(
             self.policy,
             jax.devices()[:num_devices],
@@ -159,7 +164,7 @@ class Subject:
     @cached_property
     def judge(self) -> Judge:
         longest = self.settings.max_prompt_length + self.settings.max_completion_length
-        return Judge(self.policy, self.params, self.dtype, longest)
+        return Judge(self._judged, self._judged_params, self.dtype, longest)
 
     def weights(self, layout: Layout) -> Params:
         """A copy of the weights on the shards of `layout`, for the engine to delete."""
@@ -199,6 +204,15 @@ def lively_params(policy: Policy) -> Params:
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda x: np.asarray(x) + rng.normal(0, 0.2, x.shape).astype(np.float32), policy.init(0)
+    )
+
+
+def pad(params: Params, policy: Policy) -> Params:
+    """Unpadded arrays as those of a padded policy, on the host."""
+    return jax.tree.map(
+        lambda like, x: np.pad(x, [(0, n - m) for n, m in zip(like.shape, x.shape, strict=True)]),
+        policy.abstract_params,
+        params,
     )
 
 

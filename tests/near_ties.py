@@ -17,6 +17,7 @@ from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.policy import Params, Policy
 
 NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout
+TOLERANCE = 1e-4  # of log-probabilities, nats
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ class Tally:
             return max(pair) if name.startswith("max_") else sum(pair)
 
         return Tally(**{field.name: combined(field.name) for field in fields(Tally)})
+
+
+def check_lossless(total: Tally) -> None:
+    assert total.compared > 0.9 * total.tokens > 100
+    assert total.unexplained == total.judge_disagrees == 0
+    assert total.max_logprob_difference <= TOLERANCE
+    assert total.max_logprob_error <= TOLERANCE
 
 
 class Judge:

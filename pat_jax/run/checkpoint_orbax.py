@@ -85,8 +85,7 @@ def read_part(path: Path, abstract: Any) -> Any:
     """A part of the state of a complete checkpoint.
 
     Args:
-      abstract: the structure of that part, as in `Checkpointer.restore`; where a shape is larger than
-        what was saved, zeros are added.
+      abstract: the structure of that part, as in `Checkpointer.restore`, padding included.
 
     Raises:
       UserError: it cannot be read.

@@ -151,11 +151,11 @@ def checksum(params: Any, counted: Sequence[tuple[int, ...]] | None = None) -> A
 
 
 def base_checksum(policy: Policy, params: Params) -> Array:
-    """Of the values of a policy that is frozen, whether they are kept in bfloat16 or float32, and for
-    however many devices it is padded."""
-    multiple = math.gcd(
-        policy.config.vocab_multiple, 128
-    )  # of its rows without those for odd devices
+    """Of the values of a policy that is frozen: the same in bfloat16 and float32, and however many
+    devices it is padded for."""
+    # Checkpoints hold sums with the vocabulary's usual padding. That of other numbers of devices is not
+    # counted.
+    multiple = math.gcd(policy.config.vocab_multiple, 128)
     config = replace(policy.config, vocab_multiple=multiple, query_multiple=1)
     counted = Policy.from_config(config).abstract_params
     values = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)

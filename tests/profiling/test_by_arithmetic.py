@@ -3,11 +3,14 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pat_jax.common.errors import UserError
 from pat_jax.models.presets import preset
+from pat_jax.planning.types import Split
+from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.plan_config import PlanConfig, PlannedOptimizerConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import (
     by_arithmetic,
@@ -43,6 +46,16 @@ def test_memory_is_weights_and_cache_by_arithmetic(model: str):
         # A response of full length, and the page of nobody.
         pages = math.ceil((25_600 / 16 + 1) / split.tp)
         assert needs.pool(split) == pages * 16 * KV_BYTES[model]
+
+
+def test_heads_that_the_devices_do_not_divide_are_planned_with_padding():
+    plant = by_arithmetic(order("qwen2.5-7b"))
+    assert [split.tp for split in plant.layouts] == [1, 2, 4, 8]
+    notes = costs_of(plant, None, Path("nowhere"), "one-shot").notes
+    assert [note for note in notes if note.startswith("28 query heads are padded to 32")]
+    # Parameters of the model, and of a query and an output matrix for each of four heads in 28 layers.
+    wanted = 2 * (7.616e9 + 28 * 2 * 4 * 128 * 3584)
+    assert needs_of(plant.order).weights[Split(8, 1)] == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
-from pat_jax.profiling.predict.composer import DRAFTING_S, Composer, Unlisted, weight_bytes
+from pat_jax.profiling.predict.composer import (
+    DRAFTING_S,
+    Composer,
+    Unlisted,
+    num_weights,
+    weight_bytes,
+)
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
 from pat_jax.profiling.predict.links import added, links_of, waiting_s
 from pat_jax.profiling.predict.sources import kernels_for
@@ -42,6 +48,31 @@ def test_what_no_table_has_is_paid_for_each_layer_and_a_little_for_each_row():
     for rows, split in ((1, Split(8, 1)), (64, Split(8, 1)), (64, Split(1, 8))):
         more = usual.decode_step(split, rows, 512) - free.decode_step(split, rows, 512)
         assert more == pytest.approx(32 * 16e-6 + 1.5e-6 * rows)
+
+
+def test_heads_that_pad_others_are_priced_as_heads():
+    plain, kernels = preset("qwen2.5-7b"), kernels_for(Target.parse("h100:8"))
+    padded, other = replace(plain, query_multiple=8), replace(plain, num_heads=32)
+    assert num_weights(padded) == num_weights(other)
+    assert num_weights(padded) - num_weights(plain) == 28 * 2 * 4 * 128 * 3584
+    one, same, less = (Composer(kernels, model) for model in (padded, other, plain))
+    for tp in (1, 2, 4, 8):
+        steps = [x.decode_step(Split(8 // tp, tp), 8, 4096) for x in (one, same)]
+        assert steps[0] == steps[1]
+        assert one.products_ms(2048, tp) == same.products_ms(2048, tp)
+    assert one.products_ms(2048, 1) > less.products_ms(2048, 1)
+
+
+def test_kv_heads_are_divided_as_the_layouts_divide_them():
+    """Three of them, which two devices that take the first axis both have in full."""
+    model, kernels = (
+        replace(LLAMA, num_heads=12, num_kv_heads=3),
+        kernels_for(Target.parse("h100:12")),
+    )
+    split, ways = Split(2, 6), {6: 1}
+    whole, parted = Composer(kernels, model, kv_ways=ways), Composer(kernels, model)
+    assert (whole.kv_ways(6), parted.kv_ways(6), whole.kv_ways(2)) == (1, 3, 1)
+    assert whole.decode_step(split, 8, 8192) > parted.decode_step(split, 8, 8192)
 
 
 def test_sums_are_two_a_layer_one_for_the_embedding_and_the_logits_are_gathered():

@@ -25,11 +25,10 @@ OPTIONS = (
 
 def generated() -> tuple[Kernels, list[np.ndarray]]:
     """By what, and the tokens of four responses."""
-    config = parse(OPTIONS.split())
-    model = replace(
-        setup.model_config(config, 1), head_dim=16
-    )  # wide enough for kernels over pages
-    engine = setup.build_engine(config, model, jax.devices()[:1])
+    config, devices = parse(OPTIONS.split()), jax.devices()[:1]
+    model = setup.model_config(config, devices)
+    model = replace(model, head_dim=16)  # wide enough for kernels over pages
+    engine = setup.build_engine(config, model, devices)
     ((split, layout),) = engine.layouts.items()
     engine.compile()
     shardings = layout.param_shardings(engine.policy)

@@ -11,8 +11,9 @@ from fractions import Fraction
 from pat_jax.models.config import ModelConfig
 
 Sizes = Sequence[int]
-# Of the query heads of a KV head, that may be added. Every layout pays for them: a third, as 3 heads
-# become 4, is 5 % of the weights of SmolLM2-135M; of Qwen2.5-7B, where 7 become 8, it is 1.3 %.
+# The most heads that are added, as a share of the query heads of a KV head. Every layout pays for them:
+# a third (3 heads become 4) is 5 % of the weights of SmolLM2-135M; 7 that become 8 are 1.3 % of those
+# of Qwen2.5-7B.
 MOST_PADDING = Fraction(1, 3)
 
 
