@@ -64,12 +64,10 @@ def test_heads_that_pad_others_are_priced_as_heads():
 
 
 def test_kv_heads_are_divided_as_the_layouts_divide_them():
-    """Three of them, which two devices that take the first axis both have in full."""
-    model, kernels = (
-        replace(LLAMA, num_heads=12, num_kv_heads=3),
-        kernels_for(Target.parse("h100:12")),
-    )
-    split, ways = Split(2, 6), {6: 1}
+    """The innermost two of six devices do not divide three heads: each has all."""
+    model = replace(LLAMA, num_heads=12, num_kv_heads=3)
+    kernels = kernels_for(Target.parse("h100:6"))
+    split, ways = Split(1, 6), {6: 1}
     whole, parted = Composer(kernels, model, kv_ways=ways), Composer(kernels, model)
     assert (whole.kv_ways(6), parted.kv_ways(6), whole.kv_ways(2)) == (1, 3, 1)
     assert whole.decode_step(split, 8, 8192) > parted.decode_step(split, 8, 8192)
