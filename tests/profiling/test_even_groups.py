@@ -34,8 +34,8 @@ def machine(round_s: float) -> Machine:
     moves |= {(split, split, ROUNDS[0]): round_s for split in SPLITS}
     calls = {(split, length): 1e-3 for split in SPLITS for length in BUCKETS.lengths}
     reslice = dict.fromkeys(pairs, 0.02)
-    pages = {"prefill_blocks": 64, "page_size": 16, "round_tokens": 1}
-    truth = LatencyModel(steps, reslice, moves, calls, **pages, reads="held")
+    tables = steps, reslice, moves, calls
+    truth = LatencyModel(*tables, prefill_blocks=64, page_size=16, round_tokens=1, reads="held")
     return Machine(truth, SPLITS, BUCKETS, runs_ahead=True)
 
 
