@@ -12,6 +12,7 @@ from benchmarks.naive import NaiveThreshold
 from benchmarks.workloads import LengthData, read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import Buckets
+from pat_jax.engine.report import RolloutReport
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.model import TABLES, LatencyModel
 from pat_jax.planning.lengths.model import LengthModel
@@ -211,6 +212,16 @@ def run_cell(cell: Cell, num_replays: int, beliefs: Sequence[str]) -> dict[str, 
                 learn(planner, workload)
                 note(following(name), replay(then, planner, machine).total_s)
     return seconds
+
+
+def shipped(cell: Cell, num_replays: int) -> list[RolloutReport]:
+    """The first replays of `run_cell` by the planner with right beliefs."""
+    machine, data = cell.machine(), _lengths(cell.data)[cell.lengths]
+    reports = []
+    for seed in range(num_replays):
+        planner = CostModelPlanner(SPLITS, *right(cell, machine.truth, seed))
+        reports.append(replay(data.sample(cell.size, seed), planner, machine))
+    return reports
 
 
 class Pinned(CostModelPlanner):

@@ -18,7 +18,7 @@ from pat_jax.profiling.cross_compile.plant import Order, Plant
 from pat_jax.profiling.predict.composer import DRAFTING_S, Composer
 from pat_jax.profiling.predict.kernels import BYTES, Source
 from pat_jax.profiling.predict.links import Sums
-from pat_jax.profiling.predict.sources import EXPLAINED, error_of, kernels_for
+from pat_jax.profiling.predict.sources import EXPLAINED, StepRange, kernels_for, range_of
 
 NOBODY = Drafter()  # drafts
 
@@ -32,7 +32,7 @@ class SourcedLatency:
     explained: str
     sum_seconds: Callable[[Split, int], float]  # what a step's devices send, by rows of a group
     notes: tuple[str, ...]  # what is assumed, in sentences
-    error: float | None  # how far a step may be off, as a share; None: not verified
+    range: StepRange | None  # where measured steps lay; None: not verified
     drafts: Drafts = NO_DRAFTS  # those whose steps are known
 
 
@@ -68,7 +68,7 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         EXPLAINED[kernels.source],
         lambda split, tokens: composer.decode_links_s(tokens, split.tp),
         (*_assumed(composer, plant, sums), *_drafts_assumed(plant.drafter)),
-        error_of(order.target.chip, kernels.source),
+        range_of(order.target.chip, kernels.source, kernels.weight_bytes),
         drafts,
     )
 
@@ -138,7 +138,7 @@ def profiled(
         profile_words(path, profile),
         sums_of(profile),
         (*notes, *told),
-        error_of(order.target.chip, "profile"),
+        range_of(order.target.chip, "profile"),
         drafts,
     )
 

@@ -222,7 +222,7 @@ def _steps(machine: Machine, costs: SourcedLatency, sequences: int) -> StepTimes
     return StepTimes(
         costs.source,
         costs.explained,
-        costs.error,
+        costs.range,
         machine.splits,
         live,
         contexts,

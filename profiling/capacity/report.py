@@ -11,9 +11,10 @@ from typing import Any, Literal, Self
 from pat_jax.planning.types import Split
 from pat_jax.profiling.capacity.update_report import Update
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
+from pat_jax.profiling.predict.sources import StepRange
 from pat_jax.profiling.simulate.comparison import Comparison
 
-VERSION = 5  # of the JSON
+VERSION = 6  # of the JSON
 KINDS = {  # what a layout has to do, and the programs that do it
     "prefill": ("prefill",),
     "decode": ("decode",),
@@ -83,7 +84,7 @@ class StepTimes:
 
     source: str  # tables, coefficients, chip data or profile
     explained: str  # what that means
-    error: float | None  # how far a step may be off, as a share; None: not verified
+    range: StepRange | None  # where measured steps lay; None: not verified
     splits: tuple[Split, ...]
     live: tuple[int, ...]  # sequences, evenly over the groups
     contexts: tuple[int, ...]  # tokens
@@ -94,16 +95,24 @@ class StepTimes:
     @property
     def margin(self) -> str:
         """In a word or two, to stand behind a figure of seconds."""
-        return "not verified" if self.error is None else f"± {100 * self.error:.0f} %"
+        if self.range is None:
+            return "not verified"
+        return f"× {self.range.low:.2f} to {self.range.high:.2f}"
 
     @property
     def reliance(self) -> str:
         """In a sentence."""
-        if self.error is None:
+        if self.range is None:
             return (
-                "No step of such a machine has been measured beside its prediction: not verified."
+                "No step of such a machine and such weights has been measured beside its prediction: "
+                "not verified."
             )
-        return f"Steps may be off by {self.margin}, and what is made of them with them."
+        if not self.range.rows:
+            return f"Measured steps took {self.margin} of what such a profile predicts."
+        return (
+            f"Measured steps of other engines took {self.margin} of what is predicted for them "
+            f"({self.range.rows} steps, such chips, such weights). None of this engine was measured there."
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +225,7 @@ class PlanReport:
         memory["undivided"] = tuple(memory["undivided"])
         steps = {name: _tuples(value) for name, value in content["steps"].items()}
         steps["splits"] = tuple(Split(*split) for split in steps["splits"])
+        steps["range"] = StepRange(**steps["range"]) if steps["range"] else None
         lengths = {name: _tuples(value) for name, value in content["lengths"].items()}
         return cls(
             content["command"],

@@ -102,7 +102,7 @@ def _steps(steps: StepTimes) -> str:
             for live, line in zip(steps.live, table, strict=True)
         ]
         parts.append(text_table(header, rows))
-    return "\n\n".join(parts) + "\n* the quickest layout of the line"
+    return "\n\n".join(parts) + f"\n* the quickest layout of the line. {steps.reliance}"
 
 
 def _marked(seconds: float | None, line: tuple[float | None, ...]) -> str:

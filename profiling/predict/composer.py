@@ -176,7 +176,7 @@ class Composer:
         layer = self._layer_ms(tokens, tp) + self._attention_ms(rows, length, each - 1, tp)
         layer += 1e3 * self.unlisted.layer
         vocab = model.padded_vocab_size
-        head = self.kernels.gemm(rows * drawn, vocab // tp, model.embed_dim)
+        head = self.kernels.head(rows * drawn, vocab // tp, model.embed_dim)
         on_device = (layers * layer + head) / 1e3 + self.sampling_s(rows * drawn, vocab)
         return on_device + self.decode_links_s(tokens, tp, layers) + self.unlisted.row * tokens
 
@@ -334,14 +334,23 @@ def _widths(model: ModelConfig, tp: int, kv_ways: int) -> tuple[int, int]:
 
 
 def weight_bytes(model: ModelConfig, per_number: float = BYTES) -> float:
-    """Bytes of the matrices; norms are too small to count."""
-    return per_number * num_weights(model)
+    """Bytes of the matrices; norms are too small to count.
+
+    Args:
+      per_number: of the layers' matrices. Embedding and head are not kept in fewer than bfloat16's.
+    """
+    layers = model.num_layers * layer_weights(model)
+    return per_number * layers + max(per_number, BYTES) * _end_weights(model)
 
 
 def num_weights(model: ModelConfig) -> int:
     """Of the matrices, the embedding's and the head's padding included."""
-    ends = (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
-    return model.num_layers * layer_weights(model) + ends
+    return model.num_layers * layer_weights(model) + _end_weights(model)
+
+
+def _end_weights(model: ModelConfig) -> int:
+    """Of the embedding and the head."""
+    return (1 if model.tie_embeddings else 2) * model.padded_vocab_size * model.embed_dim
 
 
 def layer_weights(model: ModelConfig) -> int:

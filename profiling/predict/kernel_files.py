@@ -137,6 +137,9 @@ class KernelTables:
             along_n[n_at] = Interpolated(along_k)(k)
         return Interpolated(along_n)(n)
 
+    def head(self, m: int, n: int, k: int) -> float:
+        return self.gemm(m, n, k)
+
     @cached_property
     def _decode_attention(self) -> Attention:
         return Attention(self._rows("decode_attention_bf16.csv"), "batch_size", "step")

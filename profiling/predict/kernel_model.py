@@ -62,6 +62,9 @@ class ModelledKernels:
     weight_bytes: float = BYTES  # of one number of a weight matrix: 1 if it is kept in int8
     sums: Sums = "one-shot"
     kv_bytes: float = BYTES  # of one number of the KV cache
+    # Of one number that products multiply: 1 where activations are rounded to eight bits as well, which this
+    # engine does not. Tensor cores multiply twice as many of these a second (NVIDIA H100 data sheet).
+    product_bytes: float = BYTES
 
     @property
     def chip(self) -> Chip:
@@ -80,10 +83,17 @@ class ModelledKernels:
         return links_of(self.target, self.sums)
 
     def gemm(self, m: int, n: int, k: int) -> float:
+        return self._product(m, n, k, self.weight_bytes, self.product_bytes)
+
+    def head(self, m: int, n: int, k: int) -> float:
+        return self._product(m, n, k, max(self.weight_bytes, BYTES), BYTES)
+
+    def _product(self, m: int, n: int, k: int, weight_bytes: float, product_bytes: float) -> float:
         share = self.shares.gemm
-        num_bytes = self.weight_bytes * n * k + BYTES * (m * k + m * n)
+        num_bytes = weight_bytes * n * k + product_bytes * m * k + BYTES * m * n
         memory = num_bytes / (share["memory"] * self.chip.memory_bytes_s)
-        compute = 2 * m * n * k / (share["compute"] * self.chip.flops_s)
+        operations = 2 * m * n * k * product_bytes / BYTES
+        compute = operations / (share["compute"] * self.chip.flops_s)
         return 1e-3 * share["floor_us"] + 1e3 * _norm(memory, compute, share["sharpness"])
 
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:

@@ -32,6 +32,10 @@ class Kernels(Protocol):
         """Milliseconds of [m, k] times [k, n]."""
         ...
 
+    def head(self, m: int, n: int, k: int) -> float:
+        """Milliseconds of the same by the output head, which no weight format quantizes."""
+        ...
+
     def decode_attention(self, rows: int, length: int, heads: int, kv_heads: int) -> float:
         """Milliseconds of one layer, `rows` sequences of `length` tokens, with the heads of one device."""
         ...

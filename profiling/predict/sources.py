@@ -1,7 +1,11 @@
 """Where the kernel times of a target come from: measurements where they are at hand, else the model."""
 
-import math
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from pat_jax.profiling.predict.kernel_files import MEASURED, KernelTables
 from pat_jax.profiling.predict.kernel_model import ModelledKernels
@@ -15,20 +19,46 @@ EXPLAINED: dict[Source, str] = {
     "chip data": "its maker's rates, and shares of them that a related chip was measured to reach",
     "profile": "a profile measured on this machine",
 }
-# Mean error of steps of Llama-3.1-8B composed from an H100's tables, against measured ones that nothing
-# here was fitted to, at the TP where it was largest (TP8; 5 % at TP1), before time outside of kernels was
-# put right; of coefficients against tables.
-OF_TABLES, OF_COEFFICIENTS = 0.13, 0.09
-OF_PROFILE = 0.02  # between the points of a profile: `benchmarks/latency_error.py`
+RANGES = Path(__file__).parent / "step_ranges.yaml"
 
 
-def error_of(chip: Chip, source: Source) -> float | None:
-    """How far a predicted step may be off, as a share; None where none was compared with a real one."""
+@dataclass(frozen=True)
+class StepRange:
+    """Between what shares of their predictions measured steps lay."""
+
+    low: float
+    high: float
+    rows: int = 0  # measured steps of other engines; 0: those of this machine's profile
+
+
+OF_PROFILE = StepRange(0.98, 1.02)  # between the points of a profile: `benchmarks/latency_error.py`
+
+
+@lru_cache(maxsize=1)
+def _ranges() -> dict[str, Any]:
+    return yaml.safe_load(RANGES.read_text(encoding="utf-8"))
+
+
+def precision_of(weight_bytes: float) -> str:
+    """What ranges are told apart by, as `step_ranges.yaml` calls it."""
+    return "bfloat16" if weight_bytes >= BYTES else "eight bits"
+
+
+def range_of(chip: Chip, source: Source, weight_bytes: float = BYTES) -> StepRange | None:
+    """Where a step would lie that is predicted to take 1; None where none was measured: of this kind
+    of chip, or of its platform with such weights.
+
+    Args:
+      weight_bytes: of one number of a weight matrix.
+    """
     if source == "profile":
         return OF_PROFILE
-    if chip.platform == "tpu" or chip.name not in MEASURED:
+    platform = _ranges().get(chip.platform, {})
+    found = platform.get(precision_of(weight_bytes), {})
+    if chip.name not in platform.get("chips", ()) or source not in found:
         return None
-    return OF_TABLES if source == "tables" else math.hypot(OF_TABLES, OF_COEFFICIENTS)
+    low, high = found[source]
+    return StepRange(low, high, found["rows"])
 
 
 def kernels_for(
@@ -37,6 +67,7 @@ def kernels_for(
     *,
     weight_bytes: float = BYTES,
     kv_bytes: float = BYTES,
+    product_bytes: float = BYTES,
     sums: Sums = "one-shot",
 ) -> Kernels:
     """The best that is known of a target's kernels; their `source` says what that is.
@@ -47,8 +78,11 @@ def kernels_for(
         their own, which are what is measured best.
       weight_bytes: of one number of a weight matrix; the tables have bfloat16 only.
       kv_bytes: of one number of the KV cache, likewise. The engine's are of bfloat16.
+      product_bytes: of one number that products multiply. The engine's are of bfloat16, whatever the
+        weights are kept in.
     """
-    is_measured = target.chip.name in MEASURED and weight_bytes == kv_bytes == BYTES
+    is_wide = weight_bytes == kv_bytes == product_bytes == BYTES
+    is_measured = target.chip.name in MEASURED and is_wide
     if data is None or not (data / "calibration").is_dir() or not is_measured:
-        return ModelledKernels(target, weight_bytes, sums, kv_bytes)
+        return ModelledKernels(target, weight_bytes, sums, kv_bytes, product_bytes)
     return KernelTables(data, target, sums)

@@ -210,15 +210,15 @@ class _World:
     def _shift(self, split: Split, fullest: np.ndarray) -> np.ndarray:
         """What moves between the groups of a layout cost at least.
 
-        They are made for a smaller row bucket. Sequences that the fullest group has too many for it
-        leave one after another, each as short as the shortest, in however many directions.
+        They are made for a smaller row bucket, or for groups as even as can be. Sequences that the
+        fullest group has too many for either leave one after another, each as short as the shortest,
+        in however many directions.
         """
         rows = np.array([0, *self.machine.buckets.rows[split]])
-        fewer = rows[np.searchsorted(rows, fullest) - 1]
+        fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.live // split.dp))
         rounds = (fullest - fewer) * self.least_context / self.truth.round_tokens
         rounds = np.maximum(rounds, 1.0)
-        is_possible = -(-self.live // split.dp) <= fewer
-        return np.where(is_possible, rounds * self.truth.least_round(split), np.inf)
+        return np.where(fewer < fullest, rounds * self.truth.least_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
         """What recomputing some sequences and migrating the others costs at least.

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pat_jax import plan
 from pat_jax.common.picture_style import tp_colour
@@ -22,6 +23,7 @@ from pat_jax.profiling.capacity.report import PlanReport
 from pat_jax.profiling.capacity.text import plan_text
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
+from pat_jax.profiling.predict.sources import RANGES
 from pat_jax.run.plot import draw_rollout
 
 GIB = 2**30
@@ -134,17 +136,31 @@ def test_every_picture_of_a_plan_says_that_it_is_computed(report: PlanReport):
 
 
 @pytest.mark.parametrize(
-    ("target", "margin", "words"),
+    ("target", "weights", "platform", "precision"),
     [
-        ("h100:8", "± 16 %", "Steps may be off by ± 16 %"),
-        ("b200:8", "not verified", "No step of such a machine has been measured"),
-        ("v5e:2x4", "not verified", "No step of such a machine has been measured"),
+        ("h100:8", "auto", "cuda", "bfloat16"),
+        ("a100:8", "auto", "cuda", "bfloat16"),
+        ("h100:8", "fp8", "cuda", "eight bits"),
+        ("v5e:2x4", "int8", "tpu", "eight bits"),
+        ("b200:8", "auto", "", ""),
+        ("v5e:2x4", "auto", "", ""),
+        ("v6e:2x4", "int8", "", ""),
     ],
 )
-def test_every_predicted_second_says_how_far_it_may_be_off(target: str, margin: str, words: str):
-    report = made(None, "--target", target)
+def test_every_predicted_second_says_between_what_measured_ones_lay(
+    target: str, weights: str, platform: str, precision: str
+):
+    report = made(None, "--target", target, "--weights", weights)
     steps = json.loads(report.to_json())["steps"]
-    assert steps["error"] == (None if margin == "not verified" else pytest.approx(0.158, abs=1e-3))
+    margin, words = "not verified", "No step of such a machine and such weights has been measured"
+    if platform:
+        measured = yaml.safe_load(RANGES.read_text())[platform][precision]
+        low, high = measured[report.steps.source]
+        assert steps["range"] == {"low": low, "high": high, "rows": measured["rows"]}
+        margin = f"× {low:.2f} to {high:.2f}"
+        words = f"Measured steps of other engines took {margin} of what is predicted for them"
+        assert f"({measured['rows']} steps, such chips, such weights)" in report.steps.reliance
+    assert PlanReport.from_json(report.to_json()).steps == report.steps
     assert json.loads(report.to_json())["sources"]["seconds"].startswith(words)
     text = plan_text(report)
     assert f"Decode step, ms, {margin} (from" in text and f"nothing ran; steps {margin})" in text

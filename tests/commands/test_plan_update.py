@@ -66,7 +66,7 @@ def report() -> PlanReport:
 def test_the_report_survives_json_with_its_update(report: PlanReport):
     assert PlanReport.from_json(report.to_json()) == report
     content = json.loads(report.to_json())
-    assert content["version"] == 5 and content["update"]["source"] == "arithmetic"
+    assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
     names = [each["name"] for each in content["iterations"]]
     assert names[:3] == ["adaptive", "adaptive, drafts", "dp8tp1"]
 

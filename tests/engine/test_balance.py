@@ -100,8 +100,8 @@ class TestWhoGoesWhere:
     @pytest.mark.parametrize(
         "counts, waiting, buckets",
         [
-            ([9, 3, 4, 2], 0, [8]),
-            ([9, 1, 0, 2], 0, [4, 8]),
+            ([9, 3, 4, 2], 0, [5, 8]),
+            ([9, 1, 0, 2], 0, [3, 4, 8]),
             ([9, 1, 0, 2], 1, []),  # who waits gets the free rows
             ([8, 8, 8, 7], 0, []),
             ([4, 1, 0, 1], 0, [2]),
@@ -109,7 +109,9 @@ class TestWhoGoesWhere:
             ([9], 0, []),
         ],
     )
-    def test_each_smaller_bucket_that_could_hold_them_is_an_option(self, counts, waiting, buckets):
+    def test_each_smaller_bucket_that_could_hold_them_is_an_option_and_to_be_even(
+        self, counts, waiting, buckets
+    ):
         table = self.table(counts, waiting)
         live = table.live
         found = options(table, np.ones(len(live), int), np.full(len(counts), 100), (1, 2, 4, 8, 16))

@@ -86,6 +86,19 @@ def test_groups_that_exist_are_counted_and_merged_as_migration_merges_them(seed,
         assert fullest == np.bincount(load.group % split.dp).max()
 
 
+@given(st.integers(0, 999), st.integers(1, 300))
+def test_groups_that_moves_keep_even_have_as_many_as_are_live_over_their_number(seed, live):
+    load = random_load(seed, live, 3)
+    even = Forecast.of(load, LENGTHS, SPLITS, DP8, 20, is_evened=True)
+    dp = np.array([split.dp for split in SPLITS])[:, None]
+    assert (even.fullest[0, :, 0] <= np.ceil(live / dp[:, 0])).all()
+    assert (even.fullest[0] >= np.maximum(even.live / dp, 1) - 1e-9).all()
+    assert (even.fullest[0] <= np.maximum(even.live / dp, 1) + 1).all()
+    as_they_are = Forecast.of(load, LENGTHS, SPLITS, DP8, 20)
+    np.testing.assert_array_equal(even.live, as_they_are.live)
+    assert (even.fullest[0, :, 0] <= as_they_are.fullest[0, :, 0]).all()
+
+
 def test_what_is_dealt_anew_is_dealt_evenly():
     load = make_load(64, TP8, budget=CAP)
     now = Forecast.of(load, LENGTHS, SPLITS, TP8, 20).fullest[0, :, 0]

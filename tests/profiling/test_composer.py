@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.engine.layout.buckets import Buckets, Drafts
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.policy import Policy
 from pat_jax.models.presets import preset
 from pat_jax.planning.types import Split
 from pat_jax.profiling.predict.composer import (
@@ -80,6 +84,15 @@ def test_sums_are_two_a_layer_one_for_the_embedding_and_the_logits_are_gathered(
     one, gather = links.all_reduce_s(8, 2 * 16 * 4096), links.all_gather_s(8, 4 * 16 * 128_256)
     assert composer.decode_links_s(16, 8) == pytest.approx(65 * (one + waiting) + gather)
     assert composer.decode_links_s(16, 1) == composer.prefill_links_s(1) == 0.0
+
+
+@pytest.mark.parametrize("model", [LLAMA, preset("qwen3-0.6b")], ids=["own head", "tied"])
+def test_eight_bits_are_counted_where_weights_are_kept_in_them(model: ModelConfig):
+    """As the engine keeps them: layers quantized, embedding and head as they are."""
+    leaves = jax.tree.leaves(Policy.from_config(model).with_weights("int8").abstract(jnp.bfloat16))
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    assert weight_bytes(model, 1) == pytest.approx(kept, rel=3e-3)  # scales
+    assert weight_bytes(model, 4) == 2 * weight_bytes(model)
 
 
 @given(sums=st.floats(0.0, 1e3), products=st.floats(1e-3, 1e3))

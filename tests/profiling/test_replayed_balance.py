@@ -77,6 +77,26 @@ class TestBalance:
         saved = fixed.total_s - even.total_s + done.seconds
         assert saved == pytest.approx(104 * 7 * 0.1, rel=0.2) and saved > 5
 
+    @pytest.mark.parametrize(
+        "reads, shift, moves", [("held", 1e-4, 1), ("bucket", 1e-4, 0), ("held", 1.0, 0)]
+    )
+    def test_within_a_row_bucket_groups_are_evened_where_steps_read_what_is_held(
+        self, reads, shift, moves
+    ):
+        """Each group of one to eight in eight rows."""
+        machine = make_machine(per_row=0.1, shift_per_token=shift, reads=reads)
+        one_bucket = {
+            split: tuple(n for n in x if n >= 8) for split, x in self.machine.buckets.rows.items()
+        }
+        buckets = replace(self.machine.buckets, rows=one_bucket)
+        truth = replace(machine.truth.on(one_bucket, buckets.lengths), reads=reads)
+        machine = replace(machine, buckets=buckets, truth=truth)
+        even = self.evened(machine)
+        found = [(move.fullest, move.sequences) for move in even.trace.balanced]
+        assert found == [((8, 1), 7)] * moves
+        fixed = replay(self.workload, FixedLayout(DP8), machine)
+        assert (even.total_s < fixed.total_s) == bool(moves)
+
     def test_hindsight_spreads_them_too(self):
         machine = in_short_bursts(replace(self.machine, splits=(DP8,)))
         best, even = clairvoyant(self.workload, machine), self.evened(machine)

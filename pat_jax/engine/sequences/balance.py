@@ -14,7 +14,8 @@ from pat_jax.engine.sequences.sequence_table import SequenceTable
 def options(
     table: SequenceTable, pages: np.ndarray, free: np.ndarray, row_buckets: Sequence[int]
 ) -> list[np.ndarray]:
-    """For each smaller row bucket that could hold every group, where sequences would be, int[live].
+    """Where sequences would be, int[live]: for each smaller row bucket that could hold every group, and
+    as evenly as they can be.
 
     None while sequences wait: they get the rows that become free, and keep the groups even.
 
@@ -27,8 +28,8 @@ def options(
         return []
     group = table.group(table.live)
     even = -(-len(group) // table.num_groups)
-    smaller = [rows for rows in row_buckets if even <= rows < table.fullest]
-    found = (evened(group, pages, free, rows) for rows in smaller)
+    smaller = {rows for rows in (even, *row_buckets) if even <= rows < table.fullest}
+    found = (evened(group, pages, free, rows) for rows in sorted(smaller))
     return [new for new in found if new is not None]
 
 

@@ -81,12 +81,14 @@ class Forecast:
         num_moments: int,
         *,
         rows_vary: bool = False,
+        is_evened: bool = False,
     ) -> "Forecast":
         """
         Args:
           current: the split that `load.group` counts in; None where nothing runs yet.
           rows_vary: sequences wait for pages, not for rows: how many run at once changes with how
             much those hold that do.
+          is_evened: sequences move between groups, so that no group stays fuller than others.
         """
         edges = moment_edges(horizon(load, lengths), num_moments)
         moments = edges[:-1]
@@ -111,6 +113,9 @@ class Forecast:
         # A certainty may be rounded to more than 1.
         fullest, variance = [], np.maximum(survive * (1 - survive), 0.0)
         for split in splits:
+            if is_evened:
+                fullest.append(_evened(total, survive, variance, split.dp))
+                continue
             members = _in_groups(count, split.dp, current)
             now = members[:, :num_now]
             most = now.sum(axis=1).max()  # none is ever fuller than now
@@ -171,6 +176,12 @@ def _fullest(count: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: i
     expected = (count @ survive + _max_of(dp) * spread).max(axis=0)
     # The fullest of several groups varies less than each of them.
     return expected + OUTCOMES[:, None] * _SPREAD_OF_MAX.get(dp, 0.6) * spread.max(axis=0)
+
+
+def _evened(total: np.ndarray, survive: np.ndarray, variance: np.ndarray, dp: int) -> np.ndarray:
+    """The same where as many live in each of the groups as can be, but for what does not divide."""
+    expected = (total @ survive + (dp - 1) / 2 + OUTCOMES[:, None] * np.sqrt(total @ variance)) / dp
+    return np.minimum(expected, np.ceil(total.sum() / dp))
 
 
 def _varied(count: np.ndarray, survive: np.ndarray, dp: int) -> np.ndarray:

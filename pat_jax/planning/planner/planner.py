@@ -21,7 +21,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import MovePrices
+from pat_jax.planning.planner.balance import MovePrices, balance_seconds
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.planner.compilation import Uncompiled, follow
@@ -30,6 +30,7 @@ from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.priced import Costs
 from pat_jax.planning.planner.stagger import Queue, Schedule
 from pat_jax.planning.planner.stagger_prices import decided, scheduled_forecast
+from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
     WAYS,
@@ -114,13 +115,16 @@ class CostModelPlanner(Planner):
     )  # of this rollout
     # Profile seconds of a step in each layout when the last burst began, and the steps done then.
     _burst: tuple[np.ndarray, float] | None = field(default=None, init=False, repr=False)
+    _uneven: Unevenness = field(default_factory=Unevenness, init=False, repr=False)
     _undrafted_s: float = field(default=0.0, init=False, repr=False)  # since a burst had drafts
     _tables: CostTables | None = field(default=None, init=False, repr=False)
     _tables_of: object = field(default=None, init=False, repr=False)
 
     def start(self, load: Load) -> Split:
         self.acceptance = self.acceptance and self.acceptance.of_new_rollout()
-        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
+        forecast = Forecast.of(
+            load, self.lengths, self.splits, None, self.grid, is_evened=self._evens(load)
+        )
         costs = self._compiled_only(self._costs(forecast), None)
         total, choices = costs.cheapest(self.safety)
         if not self.switch_costs.seen:
@@ -129,6 +133,7 @@ class CostModelPlanner(Planner):
             total = total + costs.switch[0, np.arange(len(total)), choices[0]]
         start = int(np.argmin(total + costs.prefill))
         self._regret_budget, self._burst = RegretBudget(costs.prefill, start), None
+        self._uneven = Unevenness()
         return self.splits[start]
 
     def stagger(self, queue: Queue, current: Split) -> Stagger | None:
@@ -165,7 +170,7 @@ class CostModelPlanner(Planner):
         return max(1, min(queue.rows, int(pool / each)))
 
     def plan(self, load: Load, current: Split) -> Plan:
-        forecast, costs = self._outlook(load, current)
+        forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
         self._book(load, self.splits.index(current), costs)
         plan = self._path(load, current, forecast, costs)
         there = self.splits.index(plan.split)
@@ -246,6 +251,7 @@ class CostModelPlanner(Planner):
         self._regret_budget.balance(seconds)
         if outcome.came == "none":
             return
+        self._uneven.moved()
         self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
         if outcome.came == "all" and not self.is_frozen:
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
@@ -256,6 +262,8 @@ class CostModelPlanner(Planner):
     ) -> Balance | None:
         """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
         split, here = plan.split, self.splits.index(plan.split)
+        self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
+        options = [group for group in options if self._may_pay(load, split, group)]
         if not options or self.latency.shift_round(split) == math.inf:
             return None
         if self.memory is not None and not self.memory.may_send(split):
@@ -274,6 +282,12 @@ class CostModelPlanner(Planner):
             best = Balance(group, stay - left, move.cost_s, why, prediction, move.sending)
         return best
 
+    def _may_pay(self, load: Load, split: Split, group: np.ndarray) -> bool:
+        if not is_within_bucket(self._dense(), load.group, group):
+            return True
+        cost_s = self.balance_costs.pages(balance_seconds(self.latency, split, load, group))
+        return self._uneven.lost_s + self._uneven.next_s > self.safety * cost_s
+
     def _remaining(self, load: Load, plan: Plan) -> tuple[float, np.ndarray]:
         """Seconds to the end under `plan`, and the profile's of a step now in each layout."""
         here = self.splits.index(plan.split)
@@ -284,13 +298,20 @@ class CostModelPlanner(Planner):
         seconds = costs.seconds(here, follow(choices, here), self.safety)
         return seconds, costs.profile_step_s
 
-    def _outlook(self, load: Load, current: Split) -> tuple[Forecast, Costs]:
+    def _evens(self, load: Load) -> bool:
+        """Whether sequences move between the groups of a layout where those are uneven."""
+        return not load.waiting and all(
+            self.latency.shift_round(split) < math.inf for split in self.splits if split.dp > 1
+        )
+
+    def _outlook(
+        self, load: Load, current: Split, *, is_evened: bool = False
+    ) -> tuple[Forecast, Costs]:
         """What is expected and what it costs, without what has no room or is not compiled."""
         # A sequence that waits although there are rows waits for pages.
         waits_for_rows = self.memory is None or load.live >= self._dense().capacity
-        forecast = Forecast.of(
-            load, self.lengths, self.splits, current, self.grid, rows_vary=not waits_for_rows
-        )
+        kind = {"rows_vary": not waits_for_rows, "is_evened": is_evened}
+        forecast = Forecast.of(load, self.lengths, self.splits, current, self.grid, **kind)
         here = self.splits.index(current)
         return forecast, self._compiled_only(self._costs(forecast), here)
 
