@@ -12,9 +12,8 @@ import json
 import sys
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from benchmarks.kernel_tables import GPUS, MODELS, add_data_option
 from benchmarks.regret_cells import NO_TAIL, SIZES, TAILED, Cell, shipped
@@ -27,7 +26,7 @@ HELD = Path("benchmarks/results/planner_regret.json")
 
 def measure(cell: Cell, num_replays: int, held: dict[str, float]) -> dict[str, Any]:
     done = shipped(cell, num_replays)
-    seconds = float(np.mean([one.total_s for one in done]))
+    seconds = fmean(one.total_s for one in done)
     return {
         "size": cell.size,
         "has_tail": cell.lengths != NO_TAIL,
@@ -46,9 +45,9 @@ def summary(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
         of_size = [c for c in cells.values() if (c["size"], c["has_tail"]) == (size, has_tail)]
         if of_size:
             found[f"{size} sequences, {'with' if has_tail else 'without'} a tail"] = {
-                "percent_behind": round(np.mean([c["percent_behind"] for c in of_size]), 2),
+                "percent_behind": round(fmean(c["percent_behind"] for c in of_size), 2),
                 "percent_behind_before": round(
-                    np.mean([c["percent_behind_before"] for c in of_size]), 2
+                    fmean(c["percent_behind_before"] for c in of_size), 2
                 ),
                 "worst_cell": max(c["percent_behind"] for c in of_size),
                 "worst_cell_before": max(c["percent_behind_before"] for c in of_size),
