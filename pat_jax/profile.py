@@ -177,7 +177,7 @@ def kept(profile: Profile, path: Path) -> Measured:
     return Measured(profile, path)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, what: str = "profile") -> None:
     """Before minutes are spent on what cannot be kept; makes the folder.
 
     Raises:
@@ -192,7 +192,7 @@ def check_writable(path: Path) -> None:
         partial.unlink()
     except OSError as error:
         raise UserError(
-            f"profile {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
+            f"{what} {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
             "in a folder that you may write to; name another one with --out."
         ) from None
 
