@@ -142,7 +142,7 @@ def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
             "num_generations": 2,
             "max_completion_length": 56,
             "min_length": 128,
-            "prefill_blocks": 16,
+            "prefill_blocks": 1,
         },
         algorithm={"mini_batch_size": prompts, "tokens_per_micro_batch": 128 * num_devices},
         warm_start={"steps": 0},

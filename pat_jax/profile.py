@@ -183,10 +183,10 @@ def check_writable(path: Path, what: str = "profile") -> None:
     Raises:
       UserError: no file can be written there.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no file", str(path))
+        partial = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
         partial.unlink()

@@ -15,15 +15,19 @@ Kernel = Callable[..., jax.Array]
 
 
 def break_kernels(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Kernel], Kernel], *names: str
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Kernel], Kernel],
+    *names: str,
+    platform: str = "cpu",
 ) -> None:
     """Each of those that are named becomes what `change` makes of it; what is compiled is forgotten."""
-    pages = paged_layer.KERNELS["cpu"]
+    jax.clear_caches()
+    pages = paged_layer.KERNELS[platform]
     changed = {name: change(getattr(pages, name)) for name in names if name != "rows"}
-    monkeypatch.setitem(paged_layer.KERNELS, "cpu", pages._replace(**changed))
+    monkeypatch.setitem(paged_layer.KERNELS, platform, pages._replace(**changed))
     if "rows" in names:
-        rows = row_attention.KERNELS["cpu"]
-        monkeypatch.setitem(row_attention.KERNELS, "cpu", change(rows))
+        rows = row_attention.KERNELS[platform]
+        monkeypatch.setitem(row_attention.KERNELS, platform, change(rows))
 
 
 def one_key_less(kernel: Kernel) -> Kernel:

@@ -63,10 +63,12 @@ def kernels_found(
     figures = {f"{x.name}, {x.part}": x.trouble or x.error for x in found}
     wrong = [x for x in found if x.trouble]
     if wrong:
-        return Finding(wrong[0].sentence(device.device_kind), figures, wrong[0].trouble)
+        first, others = wrong[0], list(dict.fromkeys(x.name for x in wrong))[1:]
+        trouble = f"kernel {first.name!r} ({first.part}) {first.trouble} on {device.device_kind}"
+        return Finding(trouble + "".join(f"; {x!r} too" for x in others), figures, trouble)
     names = ", ".join(dict.fromkeys(x.name for x in found))
     worst = max(x.error for x in found)
-    return Finding(f"{names} are right, at worst by a share of {worst:.1g}", figures)
+    return Finding(f"right: {names}, at worst by a share of {worst:.1g}", figures)
 
 
 def kernels_compiled(
@@ -125,7 +127,7 @@ def _engine(devices: Sequence[Device]) -> tuple[RolloutEngine, Params]:
         max_completion_length=LONGEST,
         check_every=2,
         burst_steps=8,
-        prefill_blocks=SEQUENCES,
+        prefill_blocks=1,  # one program where more would be two
         min_rows=SEQUENCES,
         min_length=PROMPT + LONGEST,
     )

@@ -8,8 +8,8 @@ from pat_jax.common.rules import DEVICES, GIVEN, TOKENS, check, count, require
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Examines a machine in about a minute: devices, memory, links, kernels, a switch of layouts, an iteration
-    of training. Ends with one line that says what to do.
+    """Examines a machine in about a minute: devices, memory, links, kernels, a switch of layouts,
+    an iteration of training. Ends with one line that says what to do.
 
         python -m pat_jax.doctor --model qwen3-8b --out doctor.json
     """
