@@ -30,7 +30,7 @@ WAYS = {
 def subject(settings: Settings, is_wide: bool = False, dtype: str = "float32") -> Subject:
     wanted = kernels() if is_wide else Kernels(device().platform)
     model = WIDE if is_wide else MODELS["kv8"]
-    return Subject(model, settings, jnp.dtype(dtype), [device()], wanted)
+    return Subject(model, settings, jnp.dtype(dtype), 1, wanted)
 
 
 def compared(way: str, is_wide: bool = False, dtype: str = "float32") -> Tally:

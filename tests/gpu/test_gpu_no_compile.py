@@ -3,7 +3,6 @@
 import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS
-from one_device import device
 
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.planner.scripts import FixedLayout
@@ -19,7 +18,7 @@ DRAFTED = Settings(
 
 @pytest.mark.usefixtures("exact_products")  # the trainer's log-probabilities are the rollout's
 def test_iterations_compile_nothing():
-    one = Iterations(Subject(MODELS["kv2"], SETTINGS["kv2"], devices=[device()]))
+    one = Iterations(Subject(MODELS["kv2"], SETTINGS["kv2"], num_devices=1))
     planner = FixedLayout(one.first.split)
     with counted_compilations() as events:
         for step, options in enumerate(({}, {"top_k": 5}, {"temperature": 1.3, "top_k": 0})):
@@ -28,6 +27,6 @@ def test_iterations_compile_nothing():
 
 
 def test_rollouts_with_drafts_compile_nothing():
-    one = Subject(MODELS["kv2"], DRAFTED, devices=[device()])
+    one = Subject(MODELS["kv2"], DRAFTED, num_devices=1)
     priced, fixed = measured(one), one.static(1)
     run_compiling_nothing(one, make_requests(DRAFTED, seed=0), priced, fixed)

@@ -31,7 +31,7 @@ SETTINGS = Settings(
 @pytest.mark.parametrize("way", ["kernels", "plain operations"])
 def test_seconds_of_decoding_and_prefill(way: str):
     wanted = kernels() if way == "kernels" and PLATFORM == "gpu" else Kernels(device().platform)
-    one = Subject(MODEL, SETTINGS, jnp.dtype(jnp.bfloat16), [device()], wanted)
+    one = Subject(MODEL, SETTINGS, jnp.dtype(jnp.bfloat16), 1, wanted)
     latency = Warmup(one.engine).measure(one.weights)
     figures = {
         f"{name} {key[0]} {' '.join(map(str, key[1:]))}": seconds
