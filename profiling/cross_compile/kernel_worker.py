@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout.layout import Layout, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.profiling.cross_compile.plant import model_from_json
 from pat_jax.profiling.cross_compile.worker import devices_of, say, sentence_of, serve
 from pat_jax.profiling.measure.kernel_cases import Case, Part, cases_of, parts_of
@@ -25,8 +26,9 @@ def main() -> None:
 
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
-    devices, model = devices_of(Target.parse(content["target"])), model_from_json(content["model"])
-    chain, _ = layout_chain(factored_mesh(devices), model)
+    devices = devices_of(Target.parse(content["target"]))
+    model = padded_for(devices, model_from_json(content["model"]))
+    chain, _ = layout_chain(factored_mesh(devices, model), model)
     layout = next(iter(chain.values()))
     dtype = jnp.dtype(content["dtype"])
     for part in parts_of(chain.values(), model, content["page_size"], dtype):

@@ -12,7 +12,8 @@ from pat_jax.common.devices import Device
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
+from pat_jax.engine.layout.layout import Layout, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh, padded_for
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernel_choice import Kernels
@@ -55,7 +56,8 @@ def kernels_found(
     devices: Sequence[Device], model: ModelConfig, page_size: int, dtype: jnp.dtype
 ) -> Finding:
     """Every kernel against plain operations, at the shapes of the least TP and of the most."""
-    chain, _ = layout_chain(factored_mesh(devices), model)
+    model = padded_for(devices, model)
+    chain, _ = layout_chain(factored_mesh(devices, model), model)
     device, kernels = devices[0], Kernels.of(devices[0].platform)
     found = check_kernels(device, parts_of(chain.values(), model, page_size, dtype), kernels)
     if not found:
