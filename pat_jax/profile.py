@@ -177,22 +177,22 @@ def kept(profile: Profile, path: Path) -> Measured:
     return Measured(profile, path)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, what: str = "profile") -> None:
     """Before minutes are spent on what cannot be kept; makes the folder.
 
     Raises:
       UserError: no file can be written there.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no file", str(path))
+        partial = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
         partial.unlink()
     except OSError as error:
         raise UserError(
-            f"profile {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
+            f"{what} {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
             "in a folder that you may write to; name another one with --out."
         ) from None
 

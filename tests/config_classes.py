@@ -6,6 +6,7 @@ from pat_jax.config.sft import SftConfig
 from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.capacity.simulate_config import SimulateConfig
+from pat_jax.profiling.doctor.config import DoctorConfig
 from pat_jax.profiling.measure.config import ProfileConfig
 
 CLASSES = {
@@ -16,4 +17,5 @@ CLASSES = {
     "profile": ProfileConfig,
     "plan": PlanConfig,
     "simulate": SimulateConfig,
+    "doctor": DoctorConfig,
 }

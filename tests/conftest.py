@@ -18,12 +18,13 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # LLVM's optimizations, and the emitters that write a program in MLIR first, take three quarters of what
 # compiling does here; XLA's own optimizations, which tests look at, stay. The slow tests run what users
 # run: `XLA_FLAGS= python -m pytest -m slow`.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-    # Later ones have no other emitters; a flag that XLA does not know ends the process.
-    + " --xla_cpu_use_fusion_emitters=false" * (jaxlib.version.__version_info__ < (0, 11)),
-)
+if os.environ["JAX_PLATFORMS"] == "cpu":  # tests/gpu are compiled as users compile
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+        # Later ones have no other emitters; a flag that XLA does not know ends the process.
+        + " --xla_cpu_use_fusion_emitters=false" * (jaxlib.version.__version_info__ < (0, 11)),
+    )
 
 import jax
 import pytest

@@ -17,12 +17,13 @@ from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
-from pat_jax.engine.layout.layout import Layout
+from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.sequences.types import Sampling
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.lora import Adapters, Lora
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.weight_formats import WeightFormat
@@ -133,6 +134,7 @@ class Subject:
         settings: Settings,
         dtype: jnp.dtype = jnp.float32,
         num_devices: int | None = None,
+        kernels: Kernels | None = None,  # those of the devices' platform, where not given
     ):
         self.settings, self.dtype = settings, dtype
         padded, plain = map(Policy.from_config, (config, replace(config, query_multiple=1)))
@@ -148,13 +150,16 @@ class Subject:
             self.policy, self._judged = wide.beside(self.policy), lora.beside(self._judged)
         self._judged_params: Params = jax.device_get(self._judged.store(params, dtype))
         self.params: Params = jax.device_get(self.policy.store(pad(params, padded), dtype))
+        devices = jax.devices()[:num_devices]
+        layouts, _ = layout_chain(factored_mesh(devices), self.policy.config, kernels)
         self.engine = RolloutEngine(
             self.policy,
-            jax.devices()[:num_devices],
+            devices,
             settings.rollout,
             capacity=settings.sequences,
             eos_ids=EOS_IDS,
             dtype=dtype,
+            layouts=layouts,
             reslice_chunk_bytes=settings.reslice_chunk_bytes,
             drafts=settings.drafts,
             draft=settings.draft,

@@ -98,6 +98,13 @@ def platforms_here() -> str | None:
     return None if here == installed else ",".join([*here, "cpu"])
 
 
+def idle_accelerators(platform: str) -> list[str]:
+    """Kinds of accelerators whose device files are there while JAX runs on a CPU, which nobody asked for."""
+    if platform != "cpu" or os.environ.get("JAX_PLATFORMS"):
+        return []
+    return [name for name, (_, signs) in _PLATFORMS.items() if any(map(glob, signs))]
+
+
 def _keep_freed_memory() -> None:
     """Has the C library keep what XLA's CPU devices free, as XLA keeps the memory of a GPU.
 

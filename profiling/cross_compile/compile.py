@@ -174,7 +174,7 @@ def _compiled(
 ) -> dict[str, Any]:
     """What the child says, as it is kept."""
     found: dict[str, Any] = {"programs": []}
-    for line in _child(target, content):
+    for line in answers(target, content):
         if "refused" in line:
             raise UserError(line["refused"])
         if "program" not in line:
@@ -188,12 +188,18 @@ def _compiled(
     return found
 
 
-def _child(target: Target, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """
+def answers(
+    target: Target, content: Mapping[str, Any], program: str = "worker"
+) -> Iterator[dict[str, Any]]:
+    """What a child process says of `content`, line by line.
+
+    Args:
+      program: the module of this folder that it runs.
+
     Raises:
       UserError: it ended before it had said everything.
     """
-    command = [sys.executable, "-m", "pat_jax.profiling.cross_compile.worker"]
+    command = [sys.executable, "-m", f"pat_jax.profiling.cross_compile.{program}"]
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+") as log,

@@ -92,11 +92,11 @@ class Order:
             if isinstance(section := config[field.name], Mapping):
                 config[field.name] = type(getattr(RunConfig(), field.name))(**_with_tuples(section))
         target, depths = Target.parse(content["target"]), tuple(content["depths"])
-        models = _model(content["model"]), draft and _model(draft)
+        models = model_from_json(content["model"]), draft and model_from_json(draft)
         return cls(target, RunConfig(**config), models[0], depths, models[1])
 
 
-def _model(fields: Mapping[str, Any]) -> ModelConfig:
+def model_from_json(fields: Mapping[str, Any]) -> ModelConfig:
     scaling = fields["rope_scaling"]
     return ModelConfig(**{**fields, "rope_scaling": scaling and RopeScaling(**scaling)})
 

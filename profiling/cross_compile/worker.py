@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def devices_of(target: Target) -> Sequence[Device]:
             topology=f"1x{target.num_hosts}x{target.devices_per_host}",
         ).devices
     except Exception as error:  # whatever a plug-in raises
-        raise UserError(f"target {target}: the compiler refuses it: {_sentence(error)}") from None
+        raise UserError(f"target {target}: the compiler refuses it: {sentence_of(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Compiler:
         try:
             parts = [self._part(job, lower()) for lower in job.parts]
         except Exception as error:  # of any kind: that it does not compile is a result
-            return replace(job.record, error=_sentence(error))
+            return replace(job.record, error=sentence_of(error))
         return together(parts)
 
     def _part(self, job: CompileJob, lowered: jax.stages.Lowered) -> CompiledProgram:
@@ -144,19 +144,24 @@ def _described(
     )
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= LONGEST_ERROR else text[:LONGEST_ERROR] + " …"
 
 
 def main() -> None:
+    serve(_answer)
+
+
+def serve(answer: Callable[[dict[str, Any], TextIO], None]) -> None:
+    """Answers what the parent asks by standard input."""
     content = json.loads(sys.stdin.read())
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
         os.dup2(2, 1)  # what compilers print is not ours
         try:
-            _answer(content, lines)
+            answer(content, lines)
         except UserError as error:
-            _say(lines, refused=str(error))
+            say(lines, refused=str(error))
 
 
 def _answer(content: dict[str, Any], lines: TextIO) -> None:
@@ -168,11 +173,9 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     for name in MEMORY_MAPS:
         memory[name] = [[list(split), value] for split, value in memory[name].items()]
     crossing = [list(split) for split, layout in layouts.items() if layout.crosses_hosts]
-    _say(
-        lines, splits=[list(s) for s in layouts], crossing=crossing, dropped=dropped, memory=memory
-    )
+    say(lines, splits=[list(s) for s in layouts], crossing=crossing, dropped=dropped, memory=memory)
     jobs = jobs_of(plant)
-    _say(lines, jobs=len(jobs))
+    say(lines, jobs=len(jobs))
     chip = order.target.chip
     of_machine = chip.name, chip.description, order.target.topology
     machine = json.dumps([content["versions"], *of_machine, _reading()])
@@ -182,7 +185,7 @@ def _answer(content: dict[str, Any], lines: TextIO) -> None:
     compiler = Compiler(Path(content["kept"]), machine, texts, per_host)
     with ThreadPoolExecutor(content["threads"]) as pool:
         for future in as_completed([pool.submit(compiler.run, job) for job in jobs]):
-            _say(lines, program=future.result().to_json())
+            say(lines, program=future.result().to_json())
 
 
 def _reading() -> str:
@@ -191,7 +194,7 @@ def _reading() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _say(lines: TextIO, **content: Any) -> None:
+def say(lines: TextIO, **content: Any) -> None:
     lines.write(json.dumps(content) + "\n")
     lines.flush()
 

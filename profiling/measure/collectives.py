@@ -1,7 +1,7 @@
 """What one sum over the tensor-parallel devices costs, by the bytes that each of them holds."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ IN_A_ROW = 8  # sums of one program: one alone would be a measurement of its lau
 
 
 def all_reduce_seconds(
-    layouts: Iterable[Layout], dtype: jnp.dtype
+    layouts: Iterable[Layout], dtype: jnp.dtype, sizes: Sequence[int] = SIZES
 ) -> dict[tuple[str, int, int], float]:
     """Seconds of one all-reduce, by ("all-reduce", devices, bytes a device)."""
     seconds = {}
     for layout in layouts:
-        for size in SIZES if layout.tp_axes else ():
+        for size in sizes if layout.tp_axes else ():
             seconds[("all-reduce", layout.split.tp, size)] = _time(layout, dtype, size)
     return seconds
 

@@ -22,6 +22,7 @@ from pat_jax.models.row_attention import attend_rows, knows_branches
 TOKENS = (
     320  # of a row: more keys than a kernel of a GPU takes at once, a block and a part of a TPU's
 )
+ENDS = [1, 2, 3, 5, 17, 33, 200, TOKENS]  # of rows that decode: in short ones each key shows
 TURNS = 6  # tokens of a row that a step verifies
 SHARP = 2.0  # of scores: with more even ones a key too few would not show
 
@@ -72,7 +73,7 @@ class Case(NamedTuple):
 def cases_of(part: Part, kernels: Kernels) -> list[Case]:
     """For every kernel of `kernels` that takes that shape."""
     over_pages = [
-        Case("decode", "decode", _over_pages, _pages(part, [1, 17, 200, TOKENS], 1)),
+        Case("decode", "decode", _over_pages, _pages(part, ENDS, 1)),
         Case("prefill", "prefill", _over_pages, _prefill(part)),
         Case("verify", "verify", _over_pages, _verify(part)),
     ]

@@ -25,14 +25,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.together import company
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.engine.layout.layout import Layout, factored_mesh
-from pat_jax.models import (
-    kernel_choice,
-    paged_kernels,
-    prefill_kernels,
-    row_attention_gpu,
-    row_attention_tpu,
-    row_kernels_gpu,
-)
+from pat_jax.models import kernel_choice
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernel_choice import ANYWHERE, Kernels
 from pat_jax.profiling.measure.kernel_cases import Case, Part, cases_of, parts_of
@@ -44,13 +37,13 @@ KEPT = CACHE_DIR.parent / "kernels.json"
 # TF32.
 TOLERANCES = {"bfloat16": 3e-2, "float32": 1e-2}
 LONGEST = 200  # characters of what a compiler says
-SOURCES = (
-    kernel_choice,
-    paged_kernels,
-    prefill_kernels,
-    row_attention_gpu,
-    row_attention_tpu,
-    row_kernels_gpu,
+SOURCES = (  # files of models/
+    "kernel_choice.py",
+    "paged_kernels.py",
+    "prefill_kernels.py",
+    "row_attention_gpu.py",
+    "row_attention_tpu.py",
+    "row_kernels_gpu.py",
 )
 
 
@@ -194,7 +187,8 @@ def _key(device: Device, part: Part, name: str) -> str:
 
 def sources() -> str:
     """A hash of the kernels' own code: an edited one is asked anew."""
-    texts = [Path(module.__file__ or "").read_bytes() for module in SOURCES]
+    folder = Path(kernel_choice.__file__).parent
+    texts = [(folder / name).read_bytes() for name in SOURCES]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
 

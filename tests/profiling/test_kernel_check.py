@@ -3,22 +3,25 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
+from broken_kernels import (
+    INTERPRETED,
+    break_kernels,
+    nothing,
+    one_key_less,
+    refused,
+    wrong_gradient,
+)
 
-from pat_jax.models import paged_layer, row_attention
-from pat_jax.models.kernel_choice import NAMES, Kernels
 from pat_jax.profiling.measure import kernel_check
 from pat_jax.profiling.measure.kernel_cases import Part
 from pat_jax.profiling.measure.kernel_check import check_kernels
 
 PART = Part(kv_heads=2, queries_per_kv=3, head_dim=16, page_size=8, dtype="float32")
-INTERPRETED = Kernels("cpu").having(NAMES)
-Kernel = Callable[..., jax.Array]
 
 
 def looked_at(part: Part = PART, kept: Path | None = None) -> dict[str, str]:
@@ -29,57 +32,9 @@ def looked_at(part: Part = PART, kept: Path | None = None) -> dict[str, str]:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Breaks a CPU's kernels: each of those that are named becomes what `change` makes of it."""
-
-    def break_them(change: Callable[[Kernel], Kernel], *names: str) -> None:
-        pages = paged_layer.KERNELS["cpu"]
-        changed = {name: change(getattr(pages, name)) for name in names if name != "rows"}
-        monkeypatch.setitem(paged_layer.KERNELS, "cpu", pages._replace(**changed))
-        if "rows" in names:
-            rows = row_attention.KERNELS["cpu"]
-            monkeypatch.setitem(row_attention.KERNELS, "cpu", change(rows))
-
-    yield break_them
+    """Breaks a CPU's kernels, see `break_kernels`."""
+    yield partial(break_kernels, monkeypatch)
     jax.clear_caches()
-
-
-def one_key_less(kernel: Kernel) -> Kernel:
-    """Of rows over pages: the newest token is not seen."""
-
-    def attend(queries: Any, keys: Any, values: Any, table: Any, at: Any, *trunk: Any) -> Any:
-        return kernel(queries, keys, values, table, jnp.maximum(at - 1, 1), *trunk)
-
-    return attend
-
-
-def nothing(kernel: Kernel) -> Kernel:
-    return lambda *arrays: kernel(*arrays) * jnp.nan
-
-
-def refused(kernel: Kernel) -> Kernel:
-    def attend(*_: Any) -> Any:
-        raise NotImplementedError("no such\ninstruction")
-
-    return attend
-
-
-def wrong_gradient(kernel: Kernel) -> Kernel:
-    """Of the keys, whose gradient comes without that of half of the queries."""
-
-    @jax.custom_vjp
-    def attend(*arrays: Any) -> Any:
-        return kernel(*arrays)
-
-    def forward(*arrays: Any) -> Any:
-        out, back = jax.vjp(lambda *x: kernel(*x, arrays[3]), *arrays[:3])
-        return out, back
-
-    def backward(back: Any, grads: Any) -> Any:
-        to_queries, _, to_values = back(grads)
-        return to_queries, back(grads.at[:, ::2].set(0))[1], to_values, None
-
-    attend.defvjp(forward, backward)
-    return attend
 
 
 def test_kernels_that_are_right_stay():

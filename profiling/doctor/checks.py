@@ -1,0 +1,174 @@
+"""What devices are made to do: send, compute with kernels, switch. Small, and held against what is right."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pat_jax.common.devices import Device
+from pat_jax.config.rollout import RolloutConfig
+from pat_jax.engine.device.sampling import sequence_key
+from pat_jax.engine.engine import RolloutEngine
+from pat_jax.engine.layout.layout import Layout, layout_chain
+from pat_jax.engine.layout.mesh import factored_mesh, padded_for
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.kernel_choice import Kernels
+from pat_jax.models.policy import Params, Policy
+from pat_jax.models.presets import preset
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
+from pat_jax.planning.types import MIGRATE_ALL, Load
+from pat_jax.profiling.cross_compile.kernels import kernels_for
+from pat_jax.profiling.doctor.report import Finding
+from pat_jax.profiling.measure.collectives import SIZES, all_reduce_seconds
+from pat_jax.profiling.measure.kernel_cases import parts_of
+from pat_jax.profiling.measure.kernel_check import check_kernels
+from pat_jax.profiling.predict.targets import Target
+
+MODEL = "tiny"  # that switches, and that learns
+SEQUENCES, PROMPT, LONGEST = 8, 16, 96
+LEAVE, COME_BACK = 6, 3  # unfinished sequences at which the layouts change
+LEAST_EQUAL = 0.5  # of the responses that lived through a switch: others may have met near-ties
+
+
+def links_found(devices: Sequence[Device], dtype: jnp.dtype) -> Finding:
+    """Sums over the devices of each TP degree: one of few bytes, which waits, and one of many, which sends."""
+    chain, _ = layout_chain(factored_mesh(devices), preset(MODEL))
+    seconds = all_reduce_seconds(chain.values(), dtype, (SIZES[0], SIZES[-1]))
+    if not seconds:
+        return Finding("one device sends nothing")
+    figures = {f"{n} devices, {size} bytes": s for (_, n, size), s in seconds.items()}
+    degrees = sorted({n for _, n, _ in seconds})
+    words = [
+        f"{n} devices {1e6 * seconds['all-reduce', n, SIZES[0]]:.0f} µs and "
+        f"{SIZES[-1] / seconds['all-reduce', n, SIZES[-1]] / 1e9:.3g} GB/s"
+        for n in degrees
+    ]
+    kib, mib = SIZES[0] >> 10, SIZES[-1] >> 20
+    return Finding(f"a sum of {kib} KiB, of {mib} MiB: {', '.join(words)}", figures)
+
+
+def kernels_found(
+    devices: Sequence[Device], model: ModelConfig, page_size: int, dtype: jnp.dtype
+) -> Finding:
+    """Every kernel against plain operations, at the shapes of the least TP and of the most."""
+    model = padded_for(devices, model)
+    chain, _ = layout_chain(factored_mesh(devices, model), model)
+    device, kernels = devices[0], Kernels.of(devices[0].platform)
+    found = check_kernels(device, parts_of(chain.values(), model, page_size, dtype), kernels)
+    if not found:
+        return Finding(f"none is written for {device.platform}: plain operations compute all")
+    figures = {f"{x.name}, {x.part}": x.trouble or x.error for x in found}
+    wrong = [x for x in found if x.trouble]
+    if wrong:
+        first, others = wrong[0], list(dict.fromkeys(x.name for x in wrong))[1:]
+        trouble = f"kernel {first.name!r} ({first.part}) {first.trouble} on {device.device_kind}"
+        return Finding(trouble + "".join(f"; {x!r} too" for x in others), figures, trouble)
+    names = ", ".join(dict.fromkeys(x.name for x in found))
+    worst = max(x.error for x in found)
+    return Finding(f"right: {names}, at worst by a share of {worst:.1g}", figures)
+
+
+def kernels_compiled(
+    target: Target, model: ModelConfig, page_size: int, dtype: Literal["float32", "bfloat16"]
+) -> Finding:
+    """Every kernel, compiled for a machine that is not here and not run."""
+    found = kernels_for(target, model, page_size=page_size, dtype=dtype)
+    figures = {f"{x.name}, {x.part}": x.trouble for x in found}
+    wrong = [x for x in found if x.trouble]
+    if wrong:
+        trouble = f"kernel {wrong[0].name!r} ({wrong[0].part}) {wrong[0].trouble}"
+        return Finding(f"{trouble} for {target}", figures, trouble)
+    names = ", ".join(dict.fromkeys(x.name for x in found))
+    return Finding(f"{names}: compiled for {target}, not run", figures, "" if found else "none is")
+
+
+def switch_found(devices: Sequence[Device]) -> Finding:
+    """From the least TP to the most and back, amid responses; the second time is told, for the first one warms
+    up."""
+    engine, params = _engine(devices)
+    first, *_, last = [*engine.layouts] * 2
+    if first == last:
+        return Finding("one layout alone: there is nothing to switch to")
+    start = time.perf_counter()
+    engine.compile()
+    compiling = time.perf_counter() - start
+    there = ScriptedPath(first, (Step(last, LEAVE, MIGRATE_ALL), Step(first, COME_BACK)))
+    stayed, _ = _run(engine, params, FixedLayout(first))
+    _run(engine, params, there)
+    switched, report = _run(engine, params, there)
+    path = [(switch.source, switch.target) for switch in report.switches]
+    times = [switch.seconds for switch in report.switches]
+    equal = _equal(stayed, switched)
+    figures = {
+        "path": path,
+        "seconds": times,
+        "compile_seconds": compiling,
+        "equal_responses": equal,
+    }
+    words = f"{first} to {last} and back in {' and '.join(f'{1e3 * s:.1f} ms' for s in times)}"
+    if path != [(str(first), str(last)), (str(last), str(first))]:
+        return Finding(f"{words}: went {path}", figures, "it went another way")
+    if equal < LEAST_EQUAL:
+        trouble = f"{equal:.0%} of the responses are what they are without a switch"
+        return Finding(f"{words}, but {trouble}", figures, trouble)
+    return Finding(f"{words}, {equal:.0%} of the responses as without", figures)
+
+
+def _engine(devices: Sequence[Device]) -> tuple[RolloutEngine, Params]:
+    """Of a model whose every part moves what it says, in the layouts with the least TP and the most."""
+    model, mesh = preset(MODEL), factored_mesh(devices)
+    chain, _ = layout_chain(mesh, model)
+    ends = list(dict.fromkeys((next(iter(chain)), list(chain)[-1])))
+    config = RolloutConfig(
+        max_prompt_length=PROMPT,
+        max_completion_length=LONGEST,
+        check_every=2,
+        burst_steps=8,
+        prefill_blocks=1,  # one program where more would be two
+        min_rows=SEQUENCES,
+        min_length=PROMPT + LONGEST,
+    )
+    policy = Policy.from_config(model)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: np.asarray(x) + rng.normal(0, 0.2, x.shape).astype(np.float32), policy.init(0)
+    )
+    layouts: dict = {split: chain[split] for split in ends}
+    engine = RolloutEngine(
+        policy, devices, config, capacity=SEQUENCES, eos_ids=(0,), layouts=layouts
+    )
+    return engine, params
+
+
+def _requests() -> list[Request]:
+    rng = np.random.default_rng(1)
+    return [
+        Request(
+            tokens=tuple(rng.integers(3, 100, PROMPT).tolist()),
+            key=sequence_key(0, i),
+            max_new_tokens=LONGEST * (i + 1) // SEQUENCES,
+            ignore_eos=True,
+        )
+        for i in range(SEQUENCES)
+    ]
+
+
+def _run(engine: RolloutEngine, params: Params, planner: Planner):
+    none = np.zeros(0, int)
+    layout: Layout = engine.layouts[planner.start(Load(none, none, none, none))]
+    engine.set_weights(jax.device_put(params, layout.param_shardings(engine.policy)), layout)
+    try:
+        return engine.rollout(_requests(), planner)
+    finally:
+        engine.release_weights()
+
+
+def _equal(stayed: Sequence[Completion], switched: Sequence[Completion]) -> float:
+    """The share of equal responses, of those that lived through a switch: the longest."""
+    pairs = list(zip(stayed, switched, strict=True))[-LEAVE:]
+    return sum(np.array_equal(a.tokens, b.tokens) for a, b in pairs) / len(pairs)

@@ -1,0 +1,69 @@
+"""What a machine has: devices, memory, versions. Computes nothing on it."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+
+from pat_jax import __version__
+from pat_jax.common.devices import Device, idle_accelerators
+from pat_jax.planning.memory import GIB
+from pat_jax.profiling.doctor.report import Finding
+
+PACKAGES = ("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def devices_found(devices: Sequence[Device]) -> Finding:
+    """How many of which kind, what each has of memory, and whether others are left unused."""
+    kinds = Counter(device.device_kind for device in devices)
+    platform = devices[0].platform
+    words = ", ".join(f"{n} x {kind}" for kind, n in kinds.items())
+    figures = {
+        "platform": platform,
+        "kinds": dict(kinds),
+        "memory_bytes": [memory_of(device) for device in devices],
+        "cores": os.cpu_count(),
+    }
+    idle = idle_accelerators(platform)
+    if idle:
+        trouble = f"JAX runs on {platform}, and the device files of {', '.join(idle)} are there"
+        return Finding(f"{words}: {trouble}", figures, trouble)
+    return Finding(f"{words}, {_memory(devices)}", figures)
+
+
+def _memory(devices: Sequence[Device]) -> str:
+    each = [memory_of(device) for device in devices]
+    if None in each:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return f"which share the host's {whole / GIB:.1f} GiB"
+    least, most = (limit(x for x in each if x is not None) / GIB for limit in (min, max))
+    return f"{least:.1f} GiB each" if most - least < 0.1 else f"{least:.1f} to {most:.1f} GiB each"
+
+
+def memory_of(device: Device) -> int | None:
+    """Bytes that XLA may take of a device; None where it does not say, as on a CPU."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def versions() -> Mapping[str, str]:
+    found = {"python": python_version(), "pat_jax": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def versions_found(devices: Sequence[Device]) -> Finding:
+    """Of the packages, and of what lies under them."""
+    found = dict(versions())
+    client = " ".join(str(devices[0].client.platform_version).split())
+    if devices[0].platform != "cpu":
+        found["runtime"] = client
+    if DRIVER.is_file():
+        found["driver"] = DRIVER.read_text(encoding="utf-8").splitlines()[0]
+    return Finding(", ".join(f"{name} {number}" for name, number in found.items()), found)

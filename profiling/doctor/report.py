@@ -1,0 +1,130 @@
+"""What an examination found: a sentence for each part, and one that says what to do.
+
+Knows neither devices nor programs.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pat_jax.common.errors import UserError, in_one_line
+from pat_jax.common.files import replace_text
+from pat_jax.common.printable import printable
+
+LONGEST = 400  # characters of what a driver or a compiler says
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one part."""
+
+    sentence: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""  # what is wrong in a few words; empty where nothing is
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One part that was looked at."""
+
+    name: str
+    is_well: bool
+    sentence: str
+    seconds: float
+    figures: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        mark = "ok  " if self.is_well else "FAIL"
+        return f"{mark}  {self.name:<10} {self.sentence} ({self.seconds:.1f} s)"
+
+
+@dataclass
+class Examination:
+    """Parts, one behind the other: one that fails keeps no other from being looked at.
+
+    Attributes:
+      command: as it was called.
+      tell: hears each line as soon as it is known.
+      out: the file of the report; None where there is none.
+      step_seconds: the most that a part may take.
+    """
+
+    command: str
+    tell: Callable[[str], None]
+    out: Path | None = None
+    step_seconds: float = 300.0
+    parts: list[Examined] = field(default_factory=list)
+    todo: list[str] = field(default_factory=list)  # for each part that fails
+
+    def look(self, name: str, examine: Callable[[], Finding], todo: str) -> None:
+        """
+        Args:
+          todo: what a person does where this part fails, after "To do:".
+
+        Raises:
+          UserError: of the first part, which depends on options.
+        """
+        start = time.perf_counter()
+        guard = threading.Timer(self.step_seconds, self._give_up, (name, todo))
+        guard.daemon = True
+        guard.start()
+        try:
+            found = examine()
+        except UserError as error:
+            if not self.parts:
+                raise  # the options are wrong
+            found = Finding(str(error), trouble=str(error))
+        except Exception as error:  # a compiler, a driver or a network raises what it likes
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+            found = Finding(text, trouble=text)
+        finally:
+            guard.cancel()
+        seconds = time.perf_counter() - start
+        self._add(Examined(name, not found.trouble, found.sentence, seconds, found.figures), todo)
+
+    def _add(self, part: Examined, todo: str) -> None:
+        self.parts.append(part)
+        if not part.is_well:
+            self.todo.append(todo)
+        self.tell(printable(in_one_line(str(part))))
+
+    @property
+    def is_well(self) -> bool:
+        return bool(self.parts) and all(part.is_well for part in self.parts)
+
+    def verdict(self, well: str) -> str:
+        """
+        Args:
+          well: what it says where nothing is wrong.
+        """
+        wrong = [part for part in self.parts if not part.is_well]
+        if not wrong:
+            return f"verdict: {well}"
+        troubles = "; ".join(f"{part.name}: {part.sentence.rstrip('.')}" for part in wrong)
+        return f"verdict: not well: {troubles}. To do: {'; '.join(dict.fromkeys(self.todo))}."
+
+    def finish(self, well: str) -> int:
+        """Says and keeps the verdict; returns the exit code."""
+        verdict = printable(in_one_line(self.verdict(well)))
+        self.tell(verdict)
+        if self.out is not None:
+            content = {
+                "command": self.command,
+                "is_well": self.is_well,
+                "verdict": verdict,
+                "seconds": round(sum(part.seconds for part in self.parts), 3),
+                "parts": [asdict(part) for part in self.parts],
+            }
+            replace_text(self.out, json.dumps(content, indent=1))
+        return 0 if self.is_well else 1
+
+    def _give_up(self, name: str, todo: str) -> None:
+        """A part that hangs inside of a driver cannot be stopped: the process ends."""
+        seconds = self.step_seconds
+        self._add(Examined(name, False, "has not come to an end", seconds, {}), todo)
+        os._exit(self.finish(""))

@@ -1,0 +1,176 @@
+"""The examination of a machine: every part is looked at, and one line says what to do."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from broken_kernels import break_kernels, one_key_less
+from runs import QWEN3, finish, start, write_checkpoint
+
+from pat_jax import doctor as command
+from pat_jax.common import devices as common_devices
+from pat_jax.config.command_line import run_command
+from pat_jax.models.kernel_choice import Kernels
+from pat_jax.profiling.doctor import checks
+from pat_jax.profiling.doctor import report as reports
+from pat_jax.profiling.doctor.machine import devices_found, versions_found
+from pat_jax.profiling.doctor.report import Examination, Finding
+
+PARTS = ["devices", "versions", "links", "kernels", "switch", "iteration"]
+COMMAND = ("-m", "pat_jax.doctor")
+
+
+def fine(*_: object) -> Finding:
+    return Finding("is fine")
+
+
+def raises(*_: object) -> Finding:
+    raise RuntimeError("INTERNAL: NCCL\noperation failed")
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, list[str], dict[str, Any]]]:
+    """Its exit code, its lines and its report; what takes long is fine unless something else is given."""
+
+    def run(*options: str, **parts: Callable[..., Finding]) -> tuple[int, list[str], dict]:
+        for name in ("links", "switch", "iteration"):
+            monkeypatch.setattr(command, f"{name}_found", parts.get(name, fine))
+        monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:2])
+        out = tmp_path / "reports" / "doctor.json"
+        monkeypatch.setattr(sys, "argv", ["doctor", "--out", str(out), *options])
+        with pytest.raises(SystemExit) as caught:
+            run_command(command.main)
+        assert isinstance(caught.value.code, int)
+        content = json.loads(out.read_text())
+        return caught.value.code, capsys.readouterr().out.splitlines(), content
+
+    return run
+
+
+def test_a_machine_that_is_well_is_told_in_a_line_for_each_part_and_a_verdict(doctor):
+    code, lines, content = doctor()
+    assert code == 0 and content["is_well"]
+    assert [line.split()[:2] for line in lines[:-1]] == [["ok", name] for name in PARTS]
+    assert lines[-1] == content["verdict"] and "verdict: all is well on 2 x cpu" in lines[-1]
+    assert [part["name"] for part in content["parts"]] == PARTS
+    assert content["parts"][1]["figures"]["jax"] == jax.__version__
+
+
+def test_a_part_that_fails_keeps_no_other_from_being_looked_at(doctor):
+    code, lines, content = doctor(links=raises)
+    assert code == 1 and not content["is_well"]
+    assert [line.split()[1] for line in lines[:-1]] == PARTS
+    assert [line.split()[0] for line in lines[:-1]].count("FAIL") == 1
+    words = "links: RuntimeError: INTERNAL: NCCL operation failed. To do: look at the links"
+    assert words in lines[-1] and lines[-1].startswith("verdict: not well: ")
+
+
+def test_the_verdict_names_every_part_that_failed(doctor):
+    _, lines, _ = doctor(switch=raises, iteration=lambda _: Finding("no", {}, "no"))
+    assert "switch: RuntimeError" in lines[-1] and "iteration: no" in lines[-1]
+    assert "--layout" in lines[-1] and "pat_jax.train" in lines[-1]
+
+
+def test_a_kernel_that_is_wrong_is_in_the_verdict(doctor, monkeypatch, tmp_path):
+    write_checkpoint(tmp_path / "model", replace(QWEN3, head_dim=16))
+    options = ("--model", str(tmp_path / "model"), "--page_size", "8")
+    decode = Kernels("cpu").having(["decode"])  # interpreted
+    monkeypatch.setattr(checks.Kernels, "of", lambda platform: decode)
+    code, lines, _ = doctor(*options)
+    assert code == 0 and "kernels    right: decode, at worst" in lines[3]
+    break_kernels(monkeypatch, one_key_less, "decode")
+    code, lines, content = doctor(*options)
+    jax.clear_caches()
+    assert code == 1
+    assert "kernels: kernel 'decode' (2 query heads on each of 2 KV heads of 16" in lines[-1]
+    assert "is wrong (relative error" in lines[-1] and "by plain operations" in lines[-1]
+    assert sum("is wrong" in str(x) for x in content["parts"][3]["figures"].values()) == 2
+
+
+def test_no_devices_end_it_with_what_to_install(monkeypatch):
+    lines = []
+    monkeypatch.setattr(command, "configure", raises)
+    examination = Examination("doctor", lines.append)
+    assert command._examined(command.DoctorConfig(), QWEN3, examination) == 1
+    assert [part.name for part in examination.parts] == ["devices"]
+    assert lines[-1].startswith("verdict: not well: devices: RuntimeError")
+    assert "pip install" in lines[-1]
+
+
+def test_a_part_that_hangs_ends_the_process_with_its_name(monkeypatch, tmp_path):
+    ended, lines = [], []
+    monkeypatch.setattr(reports.os, "_exit", ended.append)
+    examination = Examination("doctor", lines.append, tmp_path / "d.json", step_seconds=0.05)
+    examination.look("links", lambda: sleep(0.5) or fine(), "look at the links")
+    assert ended == [1]
+    content = json.loads((tmp_path / "d.json").read_text())
+    assert "links: has not come to an end" in content["verdict"] and not content["is_well"]
+
+
+def test_accelerators_that_jax_does_not_use_are_named(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(common_devices, "glob", lambda sign: ["/dev/nvidia0"] * ("nvidia" in sign))
+    found = devices_found(jax.devices()[:2])
+    assert found.trouble == "JAX runs on cpu, and the device files of cuda are there"
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # as asked for
+    assert not devices_found(jax.devices()[:2]).trouble
+
+
+def test_links_are_measured_for_every_degree():
+    found = checks.links_found(jax.devices()[:4], jnp.dtype(jnp.float32))
+    assert {name.split()[0] for name in found.figures} == {"2", "4"}
+    assert all(seconds > 0 for seconds in found.figures.values())
+    assert "GB/s" in found.sentence and not found.trouble
+    alone = checks.links_found(jax.devices()[:1], jnp.dtype(jnp.float32))
+    assert alone.sentence == "one device sends nothing"
+
+
+def test_versions_are_those_of_the_packages_that_are_there():
+    found = versions_found(jax.devices())
+    assert {"python", "jax", "jaxlib", "flax", "pat_jax"} <= set(found.figures)
+    assert f"jax {jax.__version__}" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "h100:8", "--devices", "2"], "--devices is 2: expected 0 with --target"),
+        (["--target", "h1000:8"], "expected one of"),
+        (["--model", "nothing"], "not a built-in shape"),
+        (["--devices", "16"], "option --devices is 16: this machine has 8 cpu devices"),
+        (["--out", "."], "report . cannot be written"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(monkeypatch, capsys, options, message):
+    monkeypatch.setattr(sys, "argv", ["doctor", *options])
+    with pytest.raises(SystemExit, match="2"):
+        run_command(command.main)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_whole_examination_of_a_cpu(tmp_path: Path):
+    out = tmp_path / "doctor.json"
+    output = finish(start("--devices", "8", "--out", str(out), program=COMMAND))
+    assert "verdict: all is well on 8 x cpu" in output.splitlines()[-1]
+    content = json.loads(out.read_text())
+    assert [part["name"] for part in content["parts"]] == PARTS
+    assert content["parts"][4]["figures"]["path"] == [["dp8tp1", "dp1tp8"], ["dp1tp8", "dp8tp1"]]
+    assert content["parts"][5]["figures"]["train/grad_norm"] > 0
+
+
+@pytest.mark.cross_compile
+@pytest.mark.parametrize("target", ["h100:8", "v5e:2x4"])
+def test_kernels_are_compiled_for_a_machine_that_is_not_here(target: str):
+    output = finish(start("--target", target, program=COMMAND))
+    first, last = output.splitlines()
+    assert "decode, prefill, verify, rows forward, rows backward: compiled for" in first
+    assert f"compiles for {target}; none has been run" in last

@@ -1,0 +1,122 @@
+"""Iterations of a run in small, after the warm-up of its engine and its trainer."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fakes import SETTINGS
+
+from pat_jax.engine.layout.layout import Layout
+from pat_jax.models.adapted_weight import is_adapted
+from pat_jax.models.lora import Lora
+from pat_jax.models.policy import Policy
+from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import Planner
+from pat_jax.planning.planner.scripts import FixedLayout
+from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.rl.batches import to_train_batch
+from pat_jax.rl.optimizer import make_optimizer
+from pat_jax.rl.policy_loss import PolicyLoss
+from pat_jax.rl.types import Prompt
+from pat_jax.rl.update import PolicyUpdate
+from pat_jax.run.generation import Generator
+from pat_jax.training.trainer import Trainer, model_functions
+from tests.lossless import Subject
+
+
+def ignore(*ended: object) -> None:
+    """What is told of responses as they end."""
+
+
+@dataclass
+class Iterations:
+    """A run in small: sampling, a made-up reward, an update, the next policy."""
+
+    subject: Subject
+    has_adapters: bool = False
+
+    def __post_init__(self):
+        self.engine = self.subject.engine
+        self.policy = Policy.from_config(self.engine.policy.config)
+        self.trainer.compile()
+        # What is frozen where there are adapters beside it.
+        base = jax.tree.map(
+            lambda x: x.weight if is_adapted(x) else x, self.subject.params, is_leaf=is_adapted
+        )
+        params = jax.device_put(base, self.trainer.trained.base_shardings)
+        if self.has_adapters:
+            self.trainer.freeze(params)
+            params = self.trainer.init(0)
+        self.state = self.trainer["init_state"](params)
+        self.reference = self.trainer["copy"](self.state.params)
+        self.latency = Warmup(self.engine).measure(
+            lambda layout: self.trainer.transfer(self.state.params, layout)
+        )
+        config = replace(SETTINGS["kv2"].rollout, prompts_per_step=4, num_generations=4)
+        lengths = LengthModel.empty(config.max_completion_length)
+        self.generator = Generator(
+            self.engine,
+            self.trainer,
+            FixedLayout(self.first.split),
+            config,
+            seed=5,
+            lengths=lengths,
+        )
+        self.generator.load(self.state.params)
+
+    @property
+    def first(self) -> Layout:
+        """The one with the least TP, in which it learns."""
+        return next(iter(self.engine.layouts.values()))
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        layout = self.first
+        model = model_functions(self.policy, layout, jnp.float32)
+        update = PolicyUpdate(
+            model,
+            make_optimizer(learning_rate=1e-3, total_steps=10),
+            self.policy.config.vocab_size,
+            PolicyLoss(beta=0.01),
+        )
+        return Trainer(
+            self.policy,
+            layout,
+            update,
+            micro_shapes=[(8, 64)],
+            rollout_layouts=self.engine.layouts,
+            rollout_dtype=jnp.float32,
+            rollout_policy=self.engine.policy,
+            lora=Lora.of(self.policy, rank=4, alpha=8, targets=["all-linear"])
+            if self.has_adapters
+            else None,
+        )
+
+    def iterate(self, step: int, planner: Planner, **options: float) -> list[str]:
+        """One iteration; returns the layouts that its rollout went through."""
+        self.generator.planner = planner
+        self.generator.config = replace(self.generator.config, **options)
+        rng = np.random.default_rng(step)
+        prompts = [
+            Prompt(i, tuple(rng.integers(3, 61, rng.integers(1, 13)).tolist()), "", {})
+            for i in range(4)
+        ]
+        groups, report = self.generator.rollout(prompts, step, ignore)
+        batch = to_train_batch(
+            groups,
+            rng.normal(size=(4, 4)),
+            mini_batch_size=2,
+            micro_shapes=[(8, 64)],
+            aggregation="token",
+            truncated="score",
+        )
+        self.generator.release()
+        self.state, result = self.trainer.update(self.state, batch, self.reference)
+        assert 0 <= self.generator.load(self.state.params) < 1e-4
+        assert len(result.applied) == 2 and np.isfinite(result.metrics["train/loss"])
+        is_trained = self.generator.config.temperature == 1  # the trainer's own
+        assert (result.metrics["train/behavior_gap_max"] < 1e-4) == is_trained
+        switches = report.switches
+        return [s.source for s in switches[:1]] + [s.target for s in switches]
