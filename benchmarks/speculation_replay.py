@@ -34,6 +34,7 @@ import numpy as np
 
 from benchmarks.kernel_tables import add_data_option, measured_kernels
 from benchmarks.recorded_drafts import SETS
+from benchmarks.regret_cells import SIZES
 from benchmarks.speculation_cells import (
     ADAPTIVE,
     BUDGETED,
@@ -120,7 +121,8 @@ def print_sizes(sizes: Mapping[str, Any], truth: str) -> None:
 
 def measure(args: argparse.Namespace) -> dict[Cell, dict]:
     """Every cell, in as many processes as asked for."""
-    cells, results = grid(args.data), {}
+    cells = [cell for cell in grid(args.data) if cell.size in args.sizes]
+    results = {}
     replayed = in_processes(run_cell, cells, args.replays, args.processes)
     for cell, found in zip(cells, replayed, strict=True):
         results[cell] = found
@@ -132,6 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
     parser.add_argument("--replays", type=int, default=4, help="of each cell")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="of rollouts, responses"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

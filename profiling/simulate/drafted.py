@@ -3,8 +3,9 @@
 On average, and of drafts that are copied: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
 divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
 of the burst), as on the devices; what it brings there is the machine's own acceptance, or the sequence's
-where the workload has one for each. All live rows of a group have the same room, whatever their own
-acceptance. How many are live is looked at once in `check_every` steps. Of sequences that begin when
+where the workload has one for each. Then all live rows of a group have the same room, and it goes where the
+machine's acceptance has drafts right: beliefs change with each burst, and what steps come to is too dear to work
+out anew for every acceptance. How many are live is looked at once in `check_every` steps. Of sequences that begin when
 siblings have ended more drafts are right at first, as `planning/planner/stagger.py` has it.
 
 A draft that a model says is as long as the budget in every row, and a run of its own.
@@ -52,6 +53,7 @@ class DraftedRows:
         """
         self.machine, self.tables, self.table = machine, tables, tables.table
         self._kinds = [machine.acceptance] if accepts is None else list(dict.fromkeys(accepts))
+        self._are_alike = accepts is None
         place = {one: i for i, one in enumerate(self._kinds)}
         self._kind = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
@@ -114,10 +116,12 @@ class DraftedRows:
         _, rows, _, budget = burst.shape
         if acceptance.is_said:
             return _Said(acceptance.reach[DRAFTS, SAID, : 1 + budget])
-        if self._believed is not burst.reach:
-            self._believed, self._ways = burst.reach, {}
+        of_all = self.machine.acceptance
+        believed = burst.reach if self._are_alike or of_all is None else of_all.reach
+        if self._believed is not believed:
+            self._believed, self._ways = believed, {}
         if kind not in self._ways:
-            self._ways[kind] = acceptance.ways(self.machine.drafts.longest, burst.reach)
+            self._ways[kind] = acceptance.ways(self.machine.drafts.longest, believed)
         return _Copied(acceptance, self._ways[kind], rows * (1 + budget))
 
     def _lacking(

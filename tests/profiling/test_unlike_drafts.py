@@ -26,13 +26,12 @@ def fixed(split, budget: int) -> FixedLayout:
 
 @given(queued, st.sampled_from(SPLITS), st.sampled_from(DRAFTS.budgets), st.floats(0, 1))
 def test_sequences_that_accept_alike_are_as_the_machine_has_it(workload, split, budget, right):
+    """Of a planner that believes the truth: beliefs of its own would share out the room of steps."""
     truth = acceptance_of(right, 0.9)
+    planner = FixedLayout(split, budget=budget, reach=truth.reach)
     each = replace(workload, accepts=[truth] * workload.size)
-    of_machine = replay(workload, fixed(split, budget), drafting(truth))
-    # What the machine has does not count then.
-    for other in (truth, ALL):
-        done = replay(each, fixed(split, budget), drafting(other))
-        assert done.bursts == of_machine.bursts and done.total_s == of_machine.total_s
+    of_machine, done = (replay(x, planner, drafting(truth)) for x in (workload, each))
+    assert done.bursts == of_machine.bursts and done.total_s == of_machine.total_s
 
 
 @pytest.mark.parametrize("budget", DRAFTS.budgets)
