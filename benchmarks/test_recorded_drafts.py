@@ -59,8 +59,10 @@ def test_draws_keep_the_mean_and_the_spread(recorded):
 
 def test_draws_keep_the_correlation_with_length(recorded):
     def correlated(lengths: np.ndarray, worth: np.ndarray) -> float:
-        ranks = (np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (lengths, worth))
-        return float(np.corrcoef(*ranks)[0, 1])
+        first, second = (
+            np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (lengths, worth)
+        )
+        return float(np.corrcoef(first, second)[0, 1])
 
     known = correlated(recorded.lengths, alone(recorded.accepts))
     work = workload(2_000, 1)
