@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.kernel_tables import add_data_option, measured_kernels
-from benchmarks.speculation_cells import COUNTED, GPU, PLANNED, Cell, drafting, grid, truth_of
+from benchmarks.speculation_cells import GPU, PLANNED, Cell, drafting, grid, truths
 from benchmarks.workloads import read
 from pat_jax.engine.report import RolloutReport
 from pat_jax.profiling.predict.kernel_files import NoData
@@ -25,11 +25,12 @@ from pat_jax.profiling.simulate.simulator import replay
 def reports(cell: Cell, replays: int) -> list[RolloutReport]:
     """Of each truth of acceptance."""
     bare, found = cell.machine(), []
-    for tokens in COUNTED.values():
-        machine = replace(bare, acceptance=truth_of(tokens))
+    for drafts in truths(cell).values():
+        machine = replace(bare, acceptance=drafts.pooled)
         for seed in range(replays):
             planner = dict(drafting(cell, machine))[PLANNED]
-            found.append(replay(cell.known.sample(cell.size, seed), planner, machine))
+            workload = drafts.draw(cell.known.sample(cell.size, seed), seed)
+            found.append(replay(workload, planner, machine))
     return found
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.held_back --data ../shared/data --out benchmarks/results/held_back.json
 
-Priced, not run: by the planner's dynamic program on the 8xH100 of `speculation_replay` (a policy in RL), with all
-lengths known and 16 samples of each prompt, the prompts of the longest responses first. In % of the seconds with all
-rows, below 0 where it saves: with rows for half, the first samples of each prompt one after the other; and with
+Priced, not run: by the planner's dynamic program on the 8xH100 of `speculation_replay`, drafts of all sequences worth
+the mean of a policy in RL, with all lengths known and 16 samples of each prompt, the prompts of the longest
+responses first. In % of the seconds with all rows, below 0 where it saves: with rows for half, the first samples of each prompt one after the other; and with
 rows for half in the order as asked, which gains nothing from siblings but rows that verify more.
 """
 
@@ -17,27 +17,26 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kernel_tables import add_data_option, measured_kernels
+from benchmarks.recorded_drafts import recorded
 from benchmarks.speculation_cells import (
-    COUNTED,
-    COUNTED_DRAFT,
+    DRAFTS,
     GPU,
     INFORMED,
     Cell,
     drafting,
     grid,
-    truth_of,
 )
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.stagger import Queue, Schedule
 from pat_jax.planning.planner.stagger_prices import scheduled_forecast
 from pat_jax.profiling.predict.kernel_files import NoData
 
-SAMPLES, TRUTH = 16, COUNTED["policy in RL"]
+SAMPLES, TRUTH = 16, "policy in RL"
 
 
 def priced(cell: Cell, seed: int) -> tuple[float, float]:
     """Of half the rows, staggered and as asked: % of the seconds with all rows."""
-    acceptance = truth_of(TRUTH)
+    acceptance = recorded(cell.data, TRUTH, DRAFTS.longest).pooled
     machine = replace(cell.machine(), acceptance=acceptance)
     planner = dict(drafting(cell, machine))[INFORMED]
     assert isinstance(planner, CostModelPlanner)
@@ -47,7 +46,7 @@ def priced(cell: Cell, seed: int) -> tuple[float, float]:
     order = np.argsort(-mean[prompt], kind="stable")
     none = np.zeros(cell.size, bool)
     queue = Queue(workload.load(cell.size), order, prompt, none, cell.size)
-    right = float(acceptance.tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1)) - 1
+    right = float(acceptance.tokens(DRAFTS.longest, DRAFTS.longest, 1)) - 1
 
     def seconds(order: np.ndarray, rows: int) -> float:
         schedule = Schedule.of(queue, order, lengths, rows, right)

@@ -41,7 +41,7 @@ import numpy as np
 from benchmarks.kernel_tables import GPUS, SPLITS, add_data_option, measured_kernels
 from benchmarks.regret_cells import Pinned
 from benchmarks.speculation_cells import ADAPTIVE, GPU, LENGTHS, Rollouts, in_processes, static
-from benchmarks.speculation_replay import Seconds, spread
+from benchmarks.speculation_replay import Seconds
 from benchmarks.workloads import read
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.config.run import AlgorithmConfig, RunConfig
@@ -249,6 +249,10 @@ def summary(cells: Sequence[Seconds]) -> dict[str, Any]:
         f"speed_up_over_{other}": {name: spread(ratios(other, name), np.min) for name in names}
         for other in (BEST, ADAPTIVE, COPIED)
     }
+
+
+def spread(values: np.ndarray, worst) -> dict[str, float]:
+    return {"mean": round(float(values.mean()), 3), "worst": round(float(worst(values)), 3)}
 
 
 def of_cell(found: Mapping[str, Any]) -> dict[str, Any]:

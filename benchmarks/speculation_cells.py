@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernel_tables import MODELS, SPLITS, measured_kernels
+from benchmarks.recorded_drafts import SETS, RecordedDrafts, recorded
 from benchmarks.regret_cells import SIZES, Pinned
 from benchmarks.workloads import LengthData, read
 from pat_jax.config.rollout import RolloutConfig
@@ -20,53 +21,19 @@ from pat_jax.engine.draft_choice import ON_ACCELERATORS
 from pat_jax.engine.layout.buckets import Buckets, Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.models.presets import preset
-from pat_jax.planning.drafts import KINDS, Acceptance
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.types import Load, Plan, Split
 from pat_jax.profiling.predict.composer import Composer
-from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
 
 GPU, LENGTHS = "8xH100", ("r1", "math")
 OPTIONS = SpeculationConfig()
 DRAFTS = Drafts(OPTIONS.budgets, OPTIONS.longest, ON_ACCELERATORS, OPTIONS.texts)
-# Tokens a step with drafts of eight tokens from the own text and siblings, as counted on real responses
-# (../shared/data/speculation/README.md).
-COUNTED = {"policy in RL": 2.29, "QwQ-32B": 1.92}
-COUNTED_DRAFT = 8
-MOST_RIGHT = 0.98  # of a token of a draft
-SURE = 1e9  # runs, beside which what is believed before any was seen does not count
-ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, acceptance known"
-CLAIRVOYANT, DYNAMIC = "clairvoyant", "clairvoyant, dynamic program alone"
-
-
-@cache
-def truth_of(tokens: float) -> Acceptance:
-    """What drafts are worth where a row alone says so many tokens a step with drafts of eight tokens.
-
-    As before a run has seen any, but for one factor of how often each token is right.
-    """
-    low, high = 0.1, 4.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        said = of_chains(_scaled(middle)).tokens(COUNTED_DRAFT, COUNTED_DRAFT, 1)
-        low, high = (middle, high) if said < tokens else (low, middle)
-    return _scaled(low)
-
-
-def of_chains(acceptance: Acceptance) -> Acceptance:
-    """With no branch beside any draft, as `COUNTED` has it."""
-    return replace(acceptance, forks=np.eye(1, KINDS) + np.zeros((KINDS, 1)))
-
-
-def _scaled(factor: float) -> Acceptance:
-    unseen = Acceptance.unseen()
-    before, after = unseen.reach[..., :-1], unseen.reach[..., 1:]
-    rate = np.divide(after, before, where=before > 0, out=np.zeros(after.shape))
-    tried = np.full_like(rate, SURE)
-    return replace(unseen, tried=tried, right=tried * np.minimum(factor * rate, MOST_RIGHT))
+ADAPTIVE, PLANNED, INFORMED = "adaptive", "planned with drafts", "planned, mean acceptance known"
+EQUAL = "planned with drafts, of all sequences the same acceptance"
 
 
 @dataclass(frozen=True)
@@ -89,7 +56,7 @@ class Rollouts:
 class Cell(Rollouts):
     """One point of the grid."""
 
-    def machine(self) -> Machine:
+    def machine(self, drafts: Drafts = DRAFTS) -> Machine:
         """Drafts are worth nothing known yet."""
         config = replace(
             RolloutConfig(),
@@ -99,14 +66,14 @@ class Cell(Rollouts):
             min_length=512,
         )
         composer = Composer(measured_kernels(self.data, GPU), preset(self.model))
-        latency = composer.latency_model(Buckets.of(SPLITS, self.size, config), DRAFTS)
+        latency = composer.latency_model(Buckets.of(SPLITS, self.size, config), drafts)
         return Machine.of(
             latency,
             SPLITS,
             config,
             capacity=self.size,
             runs_ahead=True,
-            drafts=DRAFTS,
+            drafts=drafts,
             acceptance=Acceptance.unseen(),
         )
 
@@ -158,17 +125,22 @@ def static(split: Split, budget: int = 0) -> str:
     return f"static tp{split.tp}" + (f", budget {budget}" if budget else "")
 
 
+def one_budget(budget: int) -> str:
+    return f"planned, budget {budget}"
+
+
 STATICS = [static(split) for split in SPLITS]
 BUDGETED = [static(split, budget) for split in SPLITS for budget in DRAFTS.budgets]
+ONE_BUDGET = [one_budget(budget) for budget in DRAFTS.budgets]
 
 
 def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
-    """Those that know what drafts are worth, and one that learns it from the first burst on."""
+    """Those that know what drafts are worth in the mean, and one that learns it from the first burst on."""
     known: dict[str, Any] = {"latency": machine.truth, "lengths": cell.known.fitted()}
     assert machine.acceptance is not None
-    known |= {"acceptance": AcceptanceByAge(machine.acceptance), "drafts": DRAFTS.limits}
+    known |= {"acceptance": AcceptanceByAge(machine.acceptance), "drafts": machine.drafts.limits}
     for split in SPLITS:
-        for budget in DRAFTS.budgets:
+        for budget in machine.drafts.budgets:
             fixed = PinnedBudget((split,), **known, machine=machine, budget=budget)
             yield static(split, budget), fixed
     informed = CostModelPlanner(SPLITS, **known)
@@ -176,27 +148,38 @@ def drafting(cell: Cell, machine: Machine) -> Iterator[tuple[str, Planner]]:
     yield PLANNED, replace(informed, acceptance=AcceptanceByAge.unseen())
 
 
+def truths(cell: Cell) -> dict[str, RecordedDrafts]:
+    """What drafts are worth, by whose responses were recorded."""
+    return {name: recorded(cell.data, name, DRAFTS.longest) for name in SETS}
+
+
 def run_cell(cell: Cell, replays: int) -> dict[str, dict]:
     """Of each truth of acceptance: seconds of every system in every replay, and what the planned one did."""
-    bare = cell.machine()
-    machines = {
-        name: replace(bare, acceptance=truth_of(tokens)) for name, tokens in COUNTED.items()
-    }
-    found: dict[str, dict] = {name: {"seconds": {}, "planned": []} for name in machines}
+    found: dict[str, dict] = {name: {"seconds": {}, "planned": []} for name in SETS}
     for seed in range(replays):
-        workload = cell.known.sample(cell.size, seed)
-        plain = {name: replay(workload, x, bare) for name, x in undrafted(cell, bare)}
-        for truth, machine in machines.items():
-            runs = plain | {
-                name: replay(workload, x, machine) for name, x in drafting(cell, machine)
-            }
-            seconds = {name: run.total_s for name, run in runs.items()}
-            others = min(s for name, s in seconds.items() if name != PLANNED)
-            seconds[DYNAMIC] = clairvoyant(workload, machine).total_s
-            seconds[CLAIRVOYANT] = min(seconds[DYNAMIC], others)
-            for name, value in seconds.items():
-                found[truth]["seconds"].setdefault(name, []).append(value)
+        for truth, (workload, runs) in replayed(cell, seed).items():
+            for name, run in runs.items():
+                found[truth]["seconds"].setdefault(name, []).append(run.total_s)
             found[truth]["planned"].append(_did(workload, runs[PLANNED]))
+    return found
+
+
+def replayed(cell: Cell, seed: int) -> dict[str, tuple[Workload, dict[str, RolloutReport]]]:
+    """One rollout under every system, of each truth of acceptance."""
+    bare, found = cell.machine(), {}
+    alone = {n: cell.machine(replace(DRAFTS, budgets=(n,))) for n in DRAFTS.budgets}
+    alike = cell.known.sample(cell.size, seed)
+    plain = {name: replay(alike, x, bare) for name, x in undrafted(cell, bare)}
+    for truth, drafts in truths(cell).items():
+        machine, workload = replace(bare, acceptance=drafts.pooled), drafts.draw(alike, seed)
+        systems = dict(drafting(cell, machine))
+        runs = plain | {name: replay(workload, x, machine) for name, x in systems.items()}
+        runs[EQUAL] = replay(alike, dict(drafting(cell, machine))[PLANNED], machine)
+        for budget, other in alone.items():
+            one = replace(other, acceptance=drafts.pooled)
+            planner = dict(drafting(cell, one))[PLANNED]
+            runs[one_budget(budget)] = replay(workload, planner, one)
+        found[truth] = workload, runs
     return found
 
 

@@ -9,17 +9,16 @@ on a simulated clock; steps, those that verify drafts too, are composed from ker
 (`profiling/predict/composer.py`, which says what is assumed), lengths are real ones drawn anew for each replay.
 
 What drafts are worth is not simulated token by token: every row says in each step what is expected of the room
-it has (`profiling/simulate/drafted.py`). Two truths: a row alone that drafts eight tokens from its own text and its
-siblings says 2.29 tokens a step (a policy in RL) or 1.92 (QwQ-32B), as counted on real responses of other prompts
-and lengths than those replayed; by kind of match it is as `Acceptance.unseen` has it, but for one factor. The
-planner believes in that from the first burst on and learns; those that it is compared with know the truth.
+it has (`profiling/simulate/drafted.py`), by an acceptance of its own. Each sequence has that of a recorded response
+of the same rank in length (`recorded_drafts.py`); two truths, by whose responses these are: a policy in RL, and
+QwQ-32B. Prompts and lengths are others than those replayed. The planner believes in one acceptance of all sequences:
+from the first burst on in what is built in, and learns; those that it is compared with know the mean of the truth.
 
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
-    regret      time / clairvoyant time - 1
 
-Clairvoyant: the least of a dynamic program over layouts and budgets that knows all lengths and the acceptance
-(`profiling/simulate/hindsight.py`; with drafts near what is possible, no bound), of the planner that knows the
-acceptance, and of every static layout with every budget, chosen afterwards.
+Beside it the same planner where all sequences have the mean acceptance, and where one budget has programs:
+layouts are planned, and where drafts are made they are of that budget. There is no clairvoyant: the dynamic program
+of `profiling/simulate/hindsight.py` has all sequences go on alike.
 """
 
 import argparse
@@ -34,13 +33,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernel_tables import add_data_option, measured_kernels
+from benchmarks.recorded_drafts import SETS
+from benchmarks.regret_cells import SIZES
 from benchmarks.speculation_cells import (
     ADAPTIVE,
     BUDGETED,
-    CLAIRVOYANT,
-    COUNTED,
+    EQUAL,
     GPU,
     INFORMED,
+    ONE_BUDGET,
     PLANNED,
     STATICS,
     Cell,
@@ -51,31 +52,43 @@ from benchmarks.speculation_cells import (
 from benchmarks.workloads import read
 from pat_jax.profiling.predict.kernel_files import NoData
 
-GOAL_SPEED_UP, GOAL_REGRET = 1.5, 2.0
-SYSTEMS = (ADAPTIVE, PLANNED, INFORMED)
+GOAL_SPEED_UP = 1.5
+SYSTEMS = (ADAPTIVE, PLANNED, INFORMED, EQUAL)
 Seconds = Mapping[str, Sequence[float]]
 
 
 def summary(seconds: Seconds) -> dict[str, Any]:
-    """Of some replays, all of one truth: means, and what is worst."""
+    """Of some replays: how the ratios of their seconds are distributed."""
     known = {name: np.array(values) for name, values in seconds.items()}
-    best = np.min([known[name] for name in STATICS], axis=0)
-    fixed = np.min([known[name] for name in BUDGETED], axis=0)
-    regret = 100 * (known[PLANNED] / known[CLAIRVOYANT] - 1)
+
+    def best(names: Sequence[str]) -> np.ndarray:
+        return np.min([known[name] for name in names], axis=0)
+
+    static, planned = best(STATICS), known[PLANNED]
     return {
-        "speed_up": {name: spread(best / known[name], np.min) for name in SYSTEMS},
-        "speed_up_of_the_best_static_with_a_fixed_budget": spread(best / fixed, np.min),
-        "speed_up_of_clairvoyant": spread(best / known[CLAIRVOYANT], np.min),
-        "planned_over_adaptive": spread(known[ADAPTIVE] / known[PLANNED], np.min),
-        "regret_percent": spread(regret, np.max),
-        "regret_percent_acceptance_known": spread(
-            100 * (known[INFORMED] / known[CLAIRVOYANT] - 1), np.max
-        ),
+        "speed_up": {name: distribution(static / known[name]) for name in SYSTEMS},
+        "speed_up_of_the_best_static_with_a_fixed_budget": distribution(static / best(BUDGETED)),
+        "planned_over_adaptive": distribution(known[ADAPTIVE] / planned),
+        "planned_over_the_best_static_with_a_fixed_budget": distribution(best(BUDGETED) / planned),
+        "planned_over_the_best_one_budget": distribution(best(ONE_BUDGET) / planned),
+        "speed_up_over_that_of_equal_acceptance": distribution(known[EQUAL] / planned),
     }
 
 
-def spread(values: np.ndarray, worst) -> dict[str, float]:
-    return {"mean": round(float(values.mean()), 3), "worst": round(float(worst(values)), 3)}
+def distribution(values: np.ndarray) -> dict[str, float]:
+    names = ("min", "lower_quartile", "median", "upper_quartile", "max")
+    marks = np.percentile(values, (0, 25, 50, 75, 100)).round(3).tolist()
+    return {"mean": round(float(values.mean()), 3), **dict(zip(names, marks, strict=True))}
+
+
+def by_size(results: Mapping[Cell, Mapping], truth: str) -> dict[str, Any]:
+    """Of all models together."""
+    found: dict[str, list[Seconds]] = {}
+    for cell, of_truths in results.items():
+        found.setdefault(f"{cell.size} responses, {cell.lengths}", []).append(
+            of_truths[truth]["seconds"]
+        )
+    return {name: summary(pooled(some)) for name, some in found.items()}
 
 
 def of_cell(found: Mapping) -> dict[str, Any]:
@@ -98,26 +111,18 @@ def pooled(cells: Iterable[Seconds]) -> Seconds:
     return together
 
 
-def print_cells(results: Mapping[Cell, Mapping], truth: str) -> None:
-    print(f"\n{truth}: {COUNTED[truth]} tokens a step of a row alone with drafts of eight tokens")
-    print(
-        f"{'':38}{'best static':>12}{'+ budget':>10}{'adaptive':>10}{'planned':>10}{'clairv.':>10}"
-        f"{'speed-up':>10}{'regret':>8}{'tokens/step':>12}"
-    )
-    for cell, found in results.items():
-        one = of_cell(found[truth])
-        s, up, regret = one["seconds"], one["speed_up"], one["regret_percent"]
-        best, fixed = (min(s[name] for name in names) for names in (STATICS, BUDGETED))
-        numbers = (best, fixed, s[ADAPTIVE], s[PLANNED], s[CLAIRVOYANT])
-        print(
-            f"{cell!s:38}{numbers[0]:12.1f}" + "".join(f"{n:10.1f}" for n in numbers[1:]),
-            f"{up[PLANNED]['mean']:9.2f}{regret['mean']:8.1f}{one['planned']['tokens_a_step']:12.2f}",
-        )
+def print_sizes(sizes: Mapping[str, Any], truth: str) -> None:
+    """How many times as fast the planner with drafts is as the best static layout without."""
+    print(f"\n{truth}: {PLANNED}")
+    for name, one in sizes.items():
+        words = ", ".join(f"{x.replace('_', ' ')} {n}" for x, n in one["speed_up"][PLANNED].items())
+        print(f"{name:24} {words}; equal acceptance {one['speed_up'][EQUAL]}")
 
 
 def measure(args: argparse.Namespace) -> dict[Cell, dict]:
     """Every cell, in as many processes as asked for."""
-    cells, results = grid(args.data), {}
+    cells = [cell for cell in grid(args.data) if cell.size in args.sizes]
+    results = {}
     replayed = in_processes(run_cell, cells, args.replays, args.processes)
     for cell, found in zip(cells, replayed, strict=True):
         results[cell] = found
@@ -129,6 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
     parser.add_argument("--replays", type=int, default=4, help="of each cell")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="of rollouts, responses"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -141,21 +149,23 @@ def main() -> None:
     results = measure(args)
     tables = {
         truth: summary(pooled(found[truth]["seconds"] for found in results.values()))
-        for truth in COUNTED
+        for truth in SETS
     }
+    sizes = {truth: by_size(results, truth) for truth in SETS}
     for truth, table in tables.items():
-        print_cells(results, truth)
+        print_sizes(sizes[truth], truth)
         print(json.dumps(table, indent=1))
     if args.out:
         content = {
             "command": "python -m benchmarks.speculation_replay " + " ".join(sys.argv[1:]),
             "what": (__doc__ or "").split("\n\n", 2)[2],
-            "goals": {"speed_up_mean": GOAL_SPEED_UP, "regret_percent_mean": GOAL_REGRET},
+            "goals": {"speed_up_mean": GOAL_SPEED_UP},
             "replays_per_cell": args.replays,
             "seconds": round(time.time() - started),
             "all_cells": tables,
+            "by_size": sizes,
             "cells": {
-                str(cell): {truth: of_cell(found[truth]) for truth in COUNTED}
+                str(cell): {truth: of_cell(found[truth]) for truth in SETS}
                 for cell, found in results.items()
             },
         }

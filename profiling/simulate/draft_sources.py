@@ -21,7 +21,7 @@ from pat_jax.planning.drafts import (
     SAID,
     Acceptance,
 )
-from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, verify
+from pat_jax.profiling.simulate.draft_counting import Group, Record, Rules, Steps, verify
 from pat_jax.profiling.simulate.draft_runs import counts_of
 
 OWN, SIBLINGS, EARLIER = "own text", "own text, siblings", "own text, siblings, earlier responses"
@@ -194,8 +194,13 @@ def said(right: float) -> Acceptance:
 
 
 def _acceptance(record: Record, rules: Rules) -> Acceptance:
-    """As it was counted; of tokens that no run came to, what is believed before any was seen."""
-    counts = counts_of(verify(record, replace(rules, branch=rules.draft)), rules.draft)
+    return acceptance_in(verify(record, replace(rules, branch=rules.draft)), rules.draft)
+
+
+def acceptance_in(steps: Steps, draft: int) -> Acceptance:
+    """As counted in steps whose drafts have at most so many tokens; of tokens that no run came to, what is
+    believed before any was seen."""
+    counts = counts_of(steps, draft)
     forks = np.array(PRIOR_FORKS) + SURE * counts.forks
     return Acceptance(counts.begun.astype(float), SURE * counts.tried, SURE * counts.right, forks)
 

@@ -2,8 +2,10 @@
 
 On average, and of drafts that are copied: a row says in each step what `Acceptance` expects of the room that its group has, a step's room
 divided by the rows that are live. The room goes where the planner believes that drafts are right (`reach`
-of the burst), as on the devices; what it brings there is the machine's own acceptance. No row is luckier
-than another, and how many are live is looked at once in `check_every` steps. Of sequences that begin when
+of the burst), as on the devices; what it brings there is the machine's own acceptance, or the sequence's
+where the workload has one for each. Then all live rows of a group have the same room, and it goes where the
+machine's acceptance has drafts right: beliefs change with each burst, and what steps come to is too dear to work
+out anew for every acceptance. How many are live is looked at once in `check_every` steps. Of sequences that begin when
 siblings have ended more drafts are right at first, as `planning/planner/stagger.py` has it.
 
 A draft that a model says is as long as the budget in every row, and a run of its own.
@@ -13,6 +15,7 @@ begins with another part, so that those of a group do not say their extra tokens
 row's tokens are right to one, whenever they are counted, and so are the counts of runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,11 +44,23 @@ class Went(NamedTuple):
 class DraftedRows:
     """Remembers the parts of tokens and of counts that bursts leave over."""
 
-    def __init__(self, machine: Machine, tables: BlockTables):
+    def __init__(
+        self, machine: Machine, tables: BlockTables, accepts: Sequence[Acceptance] | None = None
+    ):
+        """
+        Args:
+          accepts: of each sequence, see `Workload`.
+        """
         self.machine, self.tables, self.table = machine, tables, tables.table
+        self._kinds = [machine.acceptance] if accepts is None else list(dict.fromkeys(accepts))
+        self._are_alike = accepts is None
+        place = {one: i for i, one in enumerate(self._kinds)}
+        self._kind = np.array([place[x] for x in accepts or self._kinds * len(self.table)], int)
         self._over = np.arange(len(self.table)) * GOLDEN % 1.0  # of a token, of each sequence
-        # What steps come to, by what was believed last: bursts that believe the same share it.
-        self._ways: tuple[np.ndarray, Ways] | None = None
+        # What steps come to, of each acceptance, by what was believed last: bursts that believe the same
+        # share it.
+        self._believed: np.ndarray | None = None
+        self._ways: dict[int, Ways] = {}
         self._uncounted: list[np.ndarray] | None = None  # see `NONE_DRAFTED`
         # How many times as many tokens of drafts are right in the first tokens of those that began later.
         self._times = np.ones(len(self.table))
@@ -68,9 +83,12 @@ class DraftedRows:
         """
         table, pace = self.table, self.machine.pace(burst.shape.budget)
         live, every = table.live, pace.check_every
-        group, expected = table.group(live), self._expected(burst)
+        group = table.group(live)
+        kinds, kind = np.unique(self._kind[live], return_inverse=True)
+        expected = [self._expected(burst, i) for i in kinds.tolist()]
         before = table.length[live] - table.prompt_length[live]
-        said, live_steps, pages, steps, drafted = 0 * left, 0 * left, 0 * left, 0, 0.0
+        said, live_steps, pages, steps = 0 * left, 0 * left, 0 * left, 0
+        drafted = np.zeros(len(kinds))
         while steps < burst.max_steps:
             is_live = said < left
             of_group = np.bincount(group[is_live], minlength=table.num_groups)
@@ -80,23 +98,31 @@ class DraftedRows:
                 break
             pages += more
             times = np.where(before + said < FIRST_TOKENS, self._times[live], 1.0)
-            rate = 1 + times * (expected.tokens(of_group)[group] - 1)
+            tokens = np.stack([one.tokens(of_group) for one in expected])
+            rate = 1 + times * (tokens[kind, group] - 1)
             new, took = self._said(live, rate, np.where(is_live, left - said, 0), every)
             said, live_steps, steps = said + new, live_steps + took, steps + every
-            drafted += float(expected.drafted(of_group)[group] @ took)
-        counts = expected.counted(float(said.sum()), drafted)
+            verified = np.stack([one.drafted(of_group) for one in expected])
+            drafted += np.bincount(kind, verified[kind, group] * took, len(kinds))
+        of_kind = np.bincount(kind, said, len(kinds))
+        each = [one.counted(*x) for one, *x in zip(expected, of_kind, drafted, strict=True)]
+        counts = [np.sum(x, axis=0) for x in zip(*each, strict=True)]
         return Went(steps, said, live_steps, pages, self._whole(counts))
 
-    def _expected(self, burst: Burst) -> "_Copied | _Said":
-        acceptance = self.machine.acceptance
+    def _expected(self, burst: Burst, kind: int) -> "_Copied | _Said":
+        """What rows do whose acceptance has that place in `_kinds`."""
+        acceptance = self._kinds[kind]
         assert acceptance is not None and burst.reach is not None, "a burst with drafts"
         _, rows, _, budget = burst.shape
         if acceptance.is_said:
             return _Said(acceptance.reach[DRAFTS, SAID, : 1 + budget])
-        if self._ways is None or self._ways[0] is not burst.reach:
-            ways = acceptance.ways(self.machine.drafts.longest, burst.reach)
-            self._ways = burst.reach, ways
-        return _Copied(acceptance, self._ways[1], rows * (1 + budget))
+        of_all = self.machine.acceptance
+        believed = burst.reach if self._are_alike or of_all is None else of_all.reach
+        if self._believed is not believed:
+            self._believed, self._ways = believed, {}
+        if kind not in self._ways:
+            self._ways[kind] = acceptance.ways(self.machine.drafts.longest, believed)
+        return _Copied(acceptance, self._ways[kind], rows * (1 + budget))
 
     def _lacking(
         self, said: np.ndarray, pages: np.ndarray, is_live: np.ndarray, ahead: int

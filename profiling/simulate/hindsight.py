@@ -15,7 +15,8 @@ weights have room: where sequences have to wait for pages it is out of reach.
 
 With drafts, moments are tokens of each sequence, and each goes by in the budget that is cheapest there: all
 sequences are taken to go on alike, as fast as a group with the mean of the live rows does. That is exact for
-one group and near for several, whose emptier ones go on faster: no bound.
+one group and near for several, whose emptier ones go on faster: no bound. Nor is it one where sequences accept
+drafts unlike each other (`Workload.accepts`): it knows what the machine's are worth alone.
 """
 
 import math

@@ -25,10 +25,15 @@ class Workload:
     cap: int  # tokens; longer responses are cut
     prompt_id: np.ndarray | None = None  # int[sequences], equal for samples of a prompt, if known
     expected: np.ndarray | None = None  # float[sequences], see Scheduler
+    # What copied drafts of each sequence are really worth; sequences may share one. None: of all the same,
+    # as the machine has it.
+    accepts: Sequence[Acceptance] | None = None
 
     def __post_init__(self):
         if not ((self.responses >= 1).all() and (self.responses <= self.cap).all()):
             raise ValueError(f"response lengths must lie in 1 … {self.cap}, the cap.")
+        if self.accepts is not None and len(self.accepts) != self.size:
+            raise ValueError("every sequence has an acceptance, or none has.")
 
     @property
     def size(self) -> int:

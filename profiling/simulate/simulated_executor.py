@@ -18,7 +18,7 @@ from pat_jax.engine.relocation.rounds import SHIFT_SIZES, Shift
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
-from pat_jax.planning.drafts import NONE_DRAFTED
+from pat_jax.planning.drafts import NONE_DRAFTED, Acceptance
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.balance import rounds_by_distance
 from pat_jax.planning.planner.carry import carried_seconds
@@ -45,10 +45,18 @@ class SimulatedOutput:
 
 
 class SimulatedExecutor(Executor):
-    def __init__(self, responses: np.ndarray, machine: Machine, tables: BlockTables, split: Split):
+    def __init__(
+        self,
+        responses: np.ndarray,
+        machine: Machine,
+        tables: BlockTables,
+        split: Split,
+        accepts: Sequence[Acceptance] | None = None,
+    ):
         """
         Args:
           responses: int[sequences], tokens that each will say.
+          accepts: see `Workload`.
         """
         self.responses, self.machine, self.tables = responses, machine, tables
         self.table, self.split = tables.table, split
@@ -57,7 +65,7 @@ class SimulatedExecutor(Executor):
         self._running: deque[Burst] = deque()
         self._drawn = np.zeros(0, np.int64)  # of each group's reserve
         self._arrive_s = 0.0  # when the pages that were sent last are there
-        self._drafted = DraftedRows(machine, tables)
+        self._drafted = DraftedRows(machine, tables, accepts)
 
     def prefill(self, work: PrefillWork) -> int:
         """Whole pages, in calls that are as full as those of the devices."""

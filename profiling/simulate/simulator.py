@@ -21,7 +21,8 @@ def replay(workload: Workload, planner: Planner, machine: Machine) -> RolloutRep
     """Runs one rollout to its end under `planner`."""
     split = planner.start(workload.load(machine.capacity))
     controller = waiting(workload, machine, split)
-    executor = SimulatedExecutor(workload.responses, machine, controller.scheduler.tables, split)
+    tables = controller.scheduler.tables
+    executor = SimulatedExecutor(workload.responses, machine, tables, split, workload.accepts)
     report = RolloutReport(is_computed=True)
     for _ in rollout(controller, executor, planner, report):
         continue
