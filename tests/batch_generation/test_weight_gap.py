@@ -71,7 +71,9 @@ def logprobs(policy: Policy, params: Params, sequence: np.ndarray, prompt: int) 
     return picked - np.log(np.exp(logits).sum(axis=1))
 
 
-@pytest.mark.parametrize(("weights", "tp"), [("int8", 1), ("fp8", 2)])
+@pytest.mark.parametrize(
+    ("weights", "tp"), [pytest.param("int8", 1, marks=pytest.mark.slow), ("fp8", 2)]
+)
 def test_the_gap_is_that_of_a_model_with_rounded_weights(weights: WeightFormat, tp: int):
     policy = Policy.from_config(CONFIG)
     full = full_params(policy)

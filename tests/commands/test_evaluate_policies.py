@@ -62,9 +62,13 @@ def said(monkeypatch, tmp_path: Path, folder: Path, *options: str, out: str) -> 
     ("options", "export"),
     [
         (["--run_dir", "full"], "full_hf"),
-        (["--run_dir", "full", "--checkpoint", "2"], "earlier_hf"),
+        pytest.param(
+            ["--run_dir", "full", "--checkpoint", "2"], "earlier_hf", marks=pytest.mark.slow
+        ),
         (["--run_dir", "lora"], "merged_hf"),
-        (["--model", "base", "--adapter", "adapter"], "merged_hf"),
+        pytest.param(
+            ["--model", "base", "--adapter", "adapter"], "merged_hf", marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )

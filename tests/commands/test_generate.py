@@ -249,6 +249,7 @@ def test_a_file_cut_anywhere_is_completed_to_the_same(write, run, tmp_path: Path
         assert out.read_bytes() == whole, words
 
 
+@pytest.mark.slow  # two runs
 def test_a_killed_run_goes_on_where_it_was(model: Path, write, tmp_path: Path):
     prompts = write(*({"token_ids": [5 + i % 9], "max_tokens": 100} for i in range(120)))
     names = ["--model", str(model), "--prompts", str(prompts)]

@@ -68,7 +68,7 @@ def test_every_bucket_has_a_bucket_to_switch_to(built):
             assert {n * ratio for n in buckets.rows[narrow]} <= set(buckets.rows[wide])
 
 
-@pytest.mark.parametrize("name", ["kv8", "kv2", "kv1"])
+@pytest.mark.parametrize("name", [pytest.param("kv8", marks=pytest.mark.slow), "kv2", "kv1"])
 def test_everything_a_rollout_may_look_up_is_compiled(name):
     engine = subject(name).engine
     buckets, programs = engine.specs.buckets, engine.programs

@@ -65,6 +65,7 @@ def test_raising_tp_reslices_without_any_communication(name):
             assert collectives(hlo(name, key)) == []
 
 
+@pytest.mark.slow  # an engine of its own
 def test_raising_tp_reslices_quantized_weights_without_any_communication():
     for source, target in UP:
         keys = programs("kv2", "reslice", source, target, "int8")

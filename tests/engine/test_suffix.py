@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pat_jax.engine.device.lines import Counts, left_by, lengths, line_of, met_by
@@ -131,6 +131,7 @@ def drafts(draw):
     return Drawn(one(1), one(2), runs, each(0, 1) > 0, reach, room)
 
 
+@settings(max_examples=20)  # each compiles
 @given(drafts())
 def test_the_room_goes_to_what_is_likeliest_right(drawn):
     """As much is expected to be right as in the best of all ways to give the room away."""
@@ -149,6 +150,7 @@ def test_the_room_goes_to_what_is_likeliest_right(drawn):
     np.testing.assert_allclose(mine, sum(sorted(values, reverse=True)[:left]), rtol=1e-4)
 
 
+@settings(max_examples=20)  # each compiles
 @given(drafts(), st.booleans())
 def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
     live, room, turns = drawn.live, drawn.room, 1 + drawn.draft.tokens.shape[1]
@@ -171,6 +173,7 @@ def test_a_line_has_every_live_row_s_tokens_in_turn(drawn, branches):
         assert is_branch[place] == (turn > count[row]) and slots[place] == start[row] + turn
 
 
+@settings(max_examples=20)  # each compiles
 @given(drafts())
 def test_a_branch_that_is_right_moves_to_the_front(drawn):
     live, turns = jnp.asarray(drawn.live), 1 + drawn.draft.tokens.shape[1]

@@ -50,7 +50,7 @@ def test_kernels_that_are_right_stay():
     [
         (one_key_less, "decode", {"decode"}),
         (one_key_less, "blocks", {"prefill", "verify"}),
-        (nothing, "rows", {"rows forward", "rows backward"}),
+        pytest.param(nothing, "rows", {"rows forward", "rows backward"}, marks=pytest.mark.slow),
         (wrong_gradient, "rows", {"rows backward"}),
     ],
 )

@@ -111,7 +111,13 @@ def gradient(loss: PolicyLoss, micro_batches: Sequence[MicroBatch]) -> tuple[Par
 
 @pytest.mark.parametrize(
     ("ratio", "correction"),
-    [("token", "none"), ("sequence", "sequence_mask"), ("trajectory", "sequence_truncate")],
+    [
+        ("token", "none"),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (("sequence", "sequence_mask"), ("trajectory", "sequence_truncate"))
+        ),
+    ],
 )
 @settings(max_examples=8)
 @given(lengths=GROUPS, seed=st.integers(0, 1000))

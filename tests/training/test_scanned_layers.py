@@ -52,7 +52,11 @@ def gradients(loss: Loss, lora: Lora | None, *, scan_layers: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("loss", "lora"),
-    [(PolicyLoss(is_on_policy=True), None), (CrossEntropy(), None), (CrossEntropy(), LORA)],
+    [
+        (PolicyLoss(is_on_policy=True), None),
+        pytest.param(CrossEntropy(), None, marks=pytest.mark.slow),
+        (CrossEntropy(), LORA),
+    ],
     ids=["policy", "supervised", "adapters"],
 )
 def test_a_loop_gives_the_update_of_layers_one_by_one(loss: Loss, lora: Lora | None):
