@@ -148,7 +148,7 @@ class Subject:
             params = lora.attach(params, _lively_adapters(lora))
             padded = wide.beside(padded)
             self.policy, self._judged = wide.beside(self.policy), lora.beside(self._judged)
-        self._judged_params: Params = jax.device_get(self._judged.store(params, dtype))
+        self.judged_params: Params = jax.device_get(self._judged.store(params, dtype))
         self.params: Params = jax.device_get(self.policy.store(pad(params, padded), dtype))
         devices = jax.devices()[:num_devices]
         layouts, _ = layout_chain(factored_mesh(devices), self.policy.config, kernels)
@@ -169,7 +169,7 @@ class Subject:
     @cached_property
     def judge(self) -> Judge:
         longest = self.settings.max_prompt_length + self.settings.max_completion_length
-        return Judge(self._judged, self._judged_params, self.dtype, longest)
+        return Judge(self._judged, self.judged_params, self.dtype, longest)
 
     def weights(self, layout: Layout) -> Params:
         """A copy of the weights on the shards of `layout`, for the engine to delete."""

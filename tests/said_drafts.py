@@ -60,8 +60,9 @@ def accepted(report: RolloutReport) -> float:
 def with_share_of_the_last(whole: Subject, share: float) -> Subject:
     """The same policy, to which its last layer adds such a share of what it did."""
     one = copy(whole)
-    one.params = jax.tree.map(np.array, one.params)
-    last: Any = one.params["layers"][1]
-    for weight in (last["attention"]["out"], last["mlp"]["down"]):
-        weight[...] = share * weight[...]
+    one.params, one.judged_params = jax.tree.map(np.array, (one.params, one.judged_params))
+    for params in (one.params, one.judged_params):
+        last: Any = params["layers"][1]
+        for weight in (last["attention"]["out"], last["mlp"]["down"]):
+            weight[...] = share * weight[...]
     return one
