@@ -14,6 +14,7 @@ CELLS = (  # before pools were priced these were far behind
 
 
 @needs_data
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_it_is_close_to_the_best_static_layout_with_few_switches(cell):
     done = outcome(cell.trial(DATA, seed=0))

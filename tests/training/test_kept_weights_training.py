@@ -17,6 +17,7 @@ from pat_jax.rl.update import TrainState
 from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow  # a trainer of its own, and many updates
 LAYOUT = CHAIN["dp4tp2"]
 PROGRAMS = ["init_state", "zero_gradients", "zero_sums", "grad", "apply", "transfer", "checksum"]
 RATE = 1e-4  # of a step of AdamW: next to nothing of a weight's last bit
@@ -48,7 +49,6 @@ def trained(trainer: Trainer, state: TrainState, steps: int) -> TrainState:
     return state
 
 
-@pytest.mark.slow  # many updates
 def test_weights_move_in_the_mean_as_float32_ones_do(trainer: Trainer):
     exact = trainer_of(jnp.float32)
     ends = [trained(each, started(each), 8).params for each in (trainer, exact)]
