@@ -41,7 +41,7 @@ LARGEST_GAP = (
     0.1  # nats in the mean, between what the rollout and the trainer say of the same tokens
 )
 # What a person does where a part fails.
-TODO = {
+ADVICE = {
     "devices": "pip install -e '.[cuda12]' or '.[tpu]', and see that the driver is loaded",
     "versions": "reinstall with pip install -e .",
     "links": "look at the links (nvidia-smi topo -m) and at what NCCL_DEBUG=INFO says",
@@ -73,7 +73,7 @@ def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination
     installed(target)
     configure(0)
     asked = target, model, config.page_size, config.compute_dtype
-    examination.look("compiled", lambda: kernels_compiled(*asked), TODO["compiled"])
+    examination.look("compiled", lambda: kernels_compiled(*asked), ADVICE["compiled"])
     return examination.finish(
         f"every kernel of {config.model} compiles for {target}; none has been run. On such a machine run "
         "python -m pat_jax.doctor without --target"
@@ -89,7 +89,7 @@ def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination
         devices.extend(configure(config.devices))
         return devices_found(devices)
 
-    examination.look("devices", devices_here, TODO["devices"])
+    examination.look("devices", devices_here, ADVICE["devices"])
     if not devices:
         return examination.finish("")
     parts: dict[str, Callable[[], Finding]] = {
@@ -100,7 +100,7 @@ def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination
         "iteration": lambda: iteration_found(devices),
     }
     for name, examine in parts.items():
-        examination.look(name, examine, TODO[name])
+        examination.look(name, examine, ADVICE[name])
         gc.collect()  # what it had on the devices, which the next part needs
     kind = f"{len(devices)} x {devices[0].device_kind}"
     return examination.finish(
