@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fakes import SPLITS
-from made_up_machines import FASTER_WITH_TP, machine
+from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, machine
 
 from pat_jax.planning.planner.costs import CostTables
+from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
-from pat_jax.planning.types import Load, Reads
+from pat_jax.planning.types import Load, Plan, Reads, SendLimits
 
 DP8, DP4TP2, *_ = SPLITS
 
@@ -56,3 +57,22 @@ def test_nothing_is_lost_where_a_bucket_is_read_whatever_it_holds():
 
 def _with_rows(rows: np.ndarray) -> CostTables:
     return replace(tables("bucket"), rows=rows)
+
+
+def test_a_move_within_a_bucket_waits_until_as_much_is_lost_as_it_costs():
+    """Fifteen rows or nine: both need the bucket of sixteen, and a step reads what is held."""
+    costs = machine(SLOWER_WITH_TP, per_row=1e-3, shift_per_token=2e-3)
+    steps = {key: s for key, s in costs.decode_table.items() if key[1] in (1, 2, 4, 8, 16, 32)}
+    costs = replace(costs, decode_table=steps, reads="held")
+    planner = CostModelPlanner(SPLITS, costs, lengths_of((CAP, 1)))
+    group = np.repeat(np.arange(4), [15, 3, 3, 3])
+    evened = group.copy()
+    evened[:6] = [1, 1, 2, 2, 3, 3]
+    moved_at = []
+    for step in range(1, 40):
+        alike = np.ones(len(group), int)
+        now = Load(group, step * alike, 20 * alike, (CAP - step) * alike, step=step)
+        planner.plan(now, DP4TP2)
+        if planner.balance(now, Plan(DP4TP2, threshold=0), [evened], SendLimits()):
+            moved_at.append(step)
+    assert moved_at and moved_at == [*range(moved_at[0], 40)] and moved_at[0] > 3
