@@ -53,6 +53,7 @@ def main() -> None:
     tokenizer = HuggingFaceTokenizer(config.model, run.data.chat, skip_special_tokens=skips)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     exam = load_exam(run, tokenizer)
+    run = exam.fitted(run, len(devices))
     engine = build_engine(run, model, devices)
     head, headless = None, ""
     if saved:
@@ -61,7 +62,8 @@ def main() -> None:
         head, headless = saved_head(saved, engine)
     else:
         load = weights_of_model(run, model, config.adapter)
-    profile = find_profile(run, profile_subject(run, model, devices))
+    subject = profile_subject(run, model, devices)
+    profile = find_profile(run, subject)
     progress = Progress(0)
     with open_scorer(run, exam.rewards) as scorer:
         first = exam.sets[0].prompts[0]
@@ -72,7 +74,7 @@ def main() -> None:
             for line in filter(None, (*(saved.notes if saved else ()), headless, *exam.notes)):
                 progress.print(line)
             weights_in = partial(load, engine.dtype, engine.policy)
-            session = open_session(run, engine, profile, weights_in, exit_head=head)
+            session = open_session(run, engine, subject, profile, weights_in, exit_head=head)
             made_of = tokenizer, folder.path, progress.print
             with Completions(*made_of, is_asked=True) as completions:
                 read = response_reader(exam.columns, tokenizer)

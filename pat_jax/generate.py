@@ -15,7 +15,8 @@ import numpy as np
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.batch_generation.job import BatchJob
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides, read_lines
+from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask, read_lines
+from pat_jax.batch_generation.reach import Reach, reach
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
@@ -31,7 +32,7 @@ from pat_jax.engine.memory import memory_limit
 from pat_jax.engine.session import Session
 from pat_jax.models.hf_config import read_json_object
 from pat_jax.models.policy import Policy
-from pat_jax.planning.latency.profile import Profile
+from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.exit_head import saved_head
 from pat_jax.run.saved_policy import find_policy
@@ -55,7 +56,7 @@ def main() -> None:
             f"option --prompts is {config.prompts!r}: the file has no line, expected one JSON object a "
             "line."
         )
-    parts = prepared(config)
+    parts = prepared(config, prompts=Path(config.prompts))
     with ResultFile(Path(config.out), resume=config.resume) as results:
         print(parts.engine.drafting, file=sys.stderr)
         session, tokenizer = parts.open(), parts.tokenizer
@@ -107,6 +108,7 @@ class Prepared:
     config: GenerateConfig
     run: RunConfig
     engine: RolloutEngine
+    subject: Subject
     profile: Profile | None
     load: Load
     tokenizer: Tokenizer | None
@@ -116,14 +118,17 @@ class Prepared:
     def open(self) -> Session:
         weights_in = partial(self.load, self.engine.dtype, self.engine.policy)
         most, nans = self.config.max_length, self.config.debug_nans
-        made_of = self.run, self.engine, self.profile, weights_in
+        made_of = self.run, self.engine, self.subject, self.profile, weights_in
         return open_session(*made_of, exit_head=self.exit_head, max_length=most, debug_nans=nans)
 
 
-def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepared:
+def prepared(
+    config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
+) -> Prepared:
     """
     Args:
       saved_run: whose policy it is; None: it is that of --model.
+      prompts: all that will be asked; None: anything that the options allow may be.
 
     Raises:
       UserError: whatever in the options or their files cannot work.
@@ -141,7 +146,13 @@ def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepa
             f"model {config.model!r} has no tokenizer: expected neither --system_prompt nor "
             "--chat_template_kwargs; leave them out, or give a checkpoint directory."
         )
-    run = replace(config.run_config(model, len(devices)), data=options.data)
+    asked = None
+    if prompts:
+        most = Reach(config.batch, min(config.max_length, model.max_position))
+        assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
+        line = (config.overrides, recommended, tokenizer)
+        asked = reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
+    run = replace(config.run_config(model, len(devices), asked), data=options.data)
     if not saved_run:
         load = weights_of_model(run, model, config.adapter)
     engine, head = build_engine(run, model, devices), None
@@ -153,8 +164,9 @@ def prepared(config: GenerateConfig, saved_run: SavedRun | None = None) -> Prepa
         head, headless = saved_head(saved, engine)
         if headless:
             log.warning("%s", headless)
-    profile = find_profile(run, profile_subject(run, model, devices))
-    return Prepared(config, run, engine, profile, load, tokenizer, recommended, head)
+    subject = profile_subject(run, model, devices)
+    profile = find_profile(run, subject)
+    return Prepared(config, run, engine, subject, profile, load, tokenizer, recommended, head)
 
 
 def recommended_overrides(directory: Path) -> SamplingOverrides:

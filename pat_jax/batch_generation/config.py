@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pat_jax.batch_generation.prompt_lines import SamplingOverrides
+from pat_jax.batch_generation.reach import Reach
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
@@ -149,8 +150,13 @@ class GenerateConfig:
         ours = {name: getattr(self, _OPTIONS.get(name, name), None) for name in names}
         return SamplingOverrides(**(ours | {"seed": None}))  # the command's own is another stream
 
-    def run_config(self, model: ModelConfig, num_devices: int) -> RunConfig:
+    def run_config(
+        self, model: ModelConfig, num_devices: int, reach: Reach | None = None
+    ) -> RunConfig:
         """The options under the names that the engine is built by.
+
+        Args:
+          reach: what is asked for at most; None: as much as the options allow.
 
         Raises:
           UserError: more log-probabilities are asked for than the model has tokens.
@@ -160,8 +166,8 @@ class GenerateConfig:
             f"at most the {model.vocab_size:,} tokens of the model",
         )
         check(self, "top_k logprobs max_logprobs", vocab)
-        length = min(self.max_length, model.max_position)
-        batch, page = math.ceil(self.batch / num_devices) * num_devices, RolloutConfig.page_size
+        rows, length = reach or Reach(self.batch, min(self.max_length, model.max_position))
+        batch, page = math.ceil(rows / num_devices) * num_devices, RolloutConfig.page_size
         rollout = RolloutConfig(
             prompts_per_step=batch,
             num_generations=1,

@@ -59,9 +59,11 @@ class RolloutConfig:
     batch further but compile more programs."""
     min_length: int = 64
     """Smallest KV length bucket in tokens; buckets double from here to the longest sequence."""
-    compile: Literal["all", "lazy"] = "all"
-    """Layouts compiled before the first iteration: all, or lazy: the one it starts in; others
-    follow in the background once the planner finds that they would pay."""
+    compile: Literal["needed", "all", "lazy"] = "needed"
+    """Programs compiled before the first iteration. needed: a few of each layout, which are measured;
+    rollouts compile the others when they need them. lazy: those of the layout it starts in alone; other
+    layouts follow in the background once the planner finds that they would pay. all: every one, as
+    under --deterministic and with several processes."""
     keep_unfinished: bool = True
     """Write the responses of an iteration to the run folder as they end, with their scores: a run that is
     killed and resumed draws none of them again. Not under --deterministic, where what is left of a

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pat_jax.engine.by_need import MOST_WASTE, ByNeed, Shape
 from pat_jax.engine.layout.buckets import Shapes
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
@@ -23,18 +24,9 @@ from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Foreseen, Load, Plan, SendLimits, Split, Stagger
+from pat_jax.planning.types import Balance, Foreseen, Load, Plan, Ran, SendLimits, Split, Stagger
 
 REFILL_PART = 8
-
-
-class Shape(NamedTuple):
-    """Of a burst: what its program is compiled for."""
-
-    split: Split
-    rows: int  # bucket of a group
-    length: int  # tokens that a row's cache may come to hold
-    budget: int = 0  # tokens of drafts that a step has room for, for each row
 
 
 @dataclass(frozen=True)
@@ -89,6 +81,7 @@ class Controller:
         runs_ahead: bool,
         checks: bool = False,
         expected: np.ndarray | None = None,
+        by_need: ByNeed | None = None,
     ):
         """
         Args:
@@ -96,8 +89,10 @@ class Controller:
           runs_ahead: dispatch a burst before the results of the one before it are known.
           checks: `check_integrity` after each burst.
           expected: float[sequences], tokens of the responses; see Scheduler.
+          by_need: chooses among compiled programs; None: all are compiled.
         """
         self.contents, self.table, self.shapes = contents, contents.table, shapes
+        self.by_need = by_need
         self.split, self.runs_ahead, self.checks = split, runs_ahead, checks
         self.scheduler = Scheduler(
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
@@ -109,6 +104,9 @@ class Controller:
         self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
+        self._lacked: Shape | None = (
+            None  # what the newest burst would have run in with the plan's drafts
+        )
 
     @property
     def has_work(self) -> bool:
@@ -225,9 +223,36 @@ class Controller:
     def fit(self) -> None:
         """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
         self._grow()
-        rows = self.shapes.buckets.rows_for(self.split, self.table.fullest)
+        rows = self._bucket(self.table.fullest, self._reached(budget=0, tokens_before=0)).rows
         if rows != self.table.rows_per_group:
             self.table.compact(rows)
+
+    def _bucket(self, fullest: int, length: int, budget: int = 0, most_rows: int = 2**31) -> Shape:
+        """The smallest that holds so many rows of so many tokens; among compiled ones if there are any."""
+        buckets, split = self.shapes.buckets, self.split
+        fitting = Shape(split, buckets.rows_for(split, fullest), buckets.length_for(length), budget)
+        if self.by_need is None or self.by_need.has(fitting):
+            return fitting
+        larger = [
+            shape
+            for rows in buckets.rows[split]
+            for tokens in buckets.lengths
+            if fitting.rows <= rows <= most_rows and fitting.length <= tokens
+            if (shape := Shape(split, rows, tokens, budget)).area <= MOST_WASTE * fitting.area
+            if self.by_need.has(shape)
+        ]
+        return min(larger, key=lambda shape: shape.area, default=fitting)
+
+    def charge(self, ran: Ran) -> None:
+        """Counts what a burst took, if it would have run in a program that is not compiled."""
+        if self.by_need is None or not self.table.has_work:
+            return
+        rows = self.shapes.buckets.rows_for(self.split, self.table.fullest)
+        fitting = Shape(ran.split, rows, ran.length)
+        lacked = [fitting] if ran.split == self.split and rows < ran.rows else []
+        for shape in filter(None, (*lacked, self._lacked)):
+            if not self.by_need.has(shape):
+                self.by_need.charge(shape, ran.seconds)
 
     def burst(self, plan: Plan) -> Burst:
         """The next burst of the live sequences; `fit` comes before.
@@ -258,7 +283,13 @@ class Controller:
             if (np.bincount(table.group(table.live), asked) >= most).any():
                 return 0
         lacking = tables.lacking(shapes.pace(plan.budget).check_tokens)
-        return plan.budget if (lacking <= tables.free).all() else 0
+        if (lacking > tables.free).any():
+            return 0
+        if plan.budget and self.by_need is not None:
+            shape, _ = self._next(plan.budget, tokens_before=0)
+            self._lacked = None if self.by_need.has(shape) else shape
+            return 0 if self._lacked else plan.budget
+        return plan.budget
 
     def burst_behind(self, running: Burst, plan: Plan) -> Burst | None:
         """The burst after `running`, whose results are not known yet.
@@ -294,23 +325,40 @@ class Controller:
 
     def _stop_at(self, threshold: int) -> int:
         rows, fullest = self.table.rows_per_group, self.table.fullest
-        compact_at = self.shapes.buckets.rows_below(self.split, rows)
+        compact_at = self._rows_below(rows)
         # For those that wait a burst ends when an eighth of the fullest group has ended: on real
         # lengths that takes fewer decode steps than bursts of 64, and no more where each burst costs
         # another two (`python -m benchmarks.refill`).
         refill_at = fullest - -(-fullest // REFILL_PART) if len(self.table.waiting) else 0
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 
+    def _rows_below(self, rows: int) -> int:
+        """The largest row bucket below `rows` that has a program, 0 where there is none."""
+        if self.by_need is None:
+            return self.shapes.buckets.rows_below(self.split, rows)
+        length = self._running[-1].length if self._running else self._next(0, 0)[0].length
+        shapes = (Shape(self.split, n, length) for n in self.shapes.buckets.rows[self.split])
+        return max((x.rows for x in shapes if x.rows < rows and self.by_need.has(x)), default=0)
+
+    @property
+    def _last_context(self) -> int:
+        """Tokens of the longest live sequence with its budget used up."""
+        return int(self.table.end[self.table.live].max()) - 1
+
+    def _reached(self, budget: int, tokens_before: int) -> int:
+        """Tokens that a row may hold by the first test of a burst behind one of `tokens_before` tokens."""
+        context = self.table.max_context + tokens_before
+        return min(self._last_context, context + self.shapes.pace(budget).check_tokens)
+
     def _next(self, budget: int, tokens_before: int) -> tuple[Shape, int]:
         """Shape and most steps of a burst, behind one of up to `tokens_before` tokens."""
         table, pace = self.table, self.shapes.pace(budget)
-        context = table.max_context + tokens_before
-        last_context = int(table.end[table.live].max()) - 1  # with all budgets used up
-        length = self.shapes.buckets.length_for(min(last_context, context + pace.check_tokens))
+        context, rows = table.max_context + tokens_before, table.rows_per_group
+        shape = self._bucket(rows, self._reached(budget, tokens_before), budget, most_rows=rows)
         steps = pace.burst_steps
-        if length < last_context:
-            steps = min(steps, (length - context) // pace.check_tokens * pace.check_every)
-        return Shape(self.split, table.rows_per_group, length, budget), steps
+        if shape.length < self._last_context:
+            steps = min(steps, (shape.length - context) // pace.check_tokens * pace.check_every)
+        return shape, steps
 
     def _launched(
         self, shape: Shape, steps: int, threshold: int, plan: Plan, *, is_ahead: bool

@@ -3,13 +3,9 @@
 Knows sizes. Does not know when drafts are made: that is the planner's.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import jax
-import jax.numpy as jnp
 
 from pat_jax.common.rules import require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
@@ -24,7 +20,6 @@ from pat_jax.models.presets import PRESETS, preset
 # A step with so many tokens takes about as long to compute as to read the weights: bfloat16 on an H100,
 # 990 TFLOP/s over 3.35 TB/s, and on a TPU v5e, 197 over 0.82, are some 300 and 240 tokens.
 ON_ACCELERATORS, ON_CPU = 256, 64
-SMALL_ON_CPU = 50_000_000  # parameters: weights that stay in a CPU's caches are read for nothing
 
 
 @dataclass(frozen=True)
@@ -128,12 +123,11 @@ def wanted_drafts(
     """
     if config.source == "none":
         return DraftChoice(NO_DRAFTS, "speculation: none asked for")
-    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(policy.abstract(jnp.float32)))
-    if config.source == "auto" and platform == "cpu" and parameters < SMALL_ON_CPU:
+    if config.source == "auto" and platform == "cpu":
         return DraftChoice(
             NO_DRAFTS,
-            f"speculation: none for {parameters / 1e6:.1f} M parameters on a CPU, where a step takes "
-            "longer the more tokens it verifies (--speculation.source suffix makes drafts)",
+            "speculation: none on a CPU, where a step takes longer the more tokens it verifies "
+            "(--speculation.source suffix makes drafts)",
         )
     drafter = drafter_of(config, policy.config, platform, max_length, folder=folder)
     words = f"speculation: drafts of up to {_source_words(config, drafter, policy.config)}"

@@ -6,6 +6,7 @@ Knows devices and programs. Knows nothing about text, rewards or how a plan is m
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 
@@ -19,6 +20,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
+from pat_jax.engine.by_need import ByNeed
 from pat_jax.engine.controller import Controller
 from pat_jax.engine.device.decode import DecodeFunctions
 from pat_jax.engine.device.draft_model import DraftModel, DraftSource
@@ -64,6 +66,7 @@ class RolloutEngine:
         drafts: Drafts = NO_DRAFTS,
         draft: DraftSource | None = None,
         drafting: str = "",
+        by_need: bool = False,
     ):
         """
         Args:
@@ -77,6 +80,7 @@ class RolloutEngine:
           drafts: those that bursts may verify, to be compiled as well.
           draft: the model that says them, where one does; `compile` loads it.
           drafting: which drafts are made and why, in words.
+          by_need: `compile` compiles a few of the bursts' programs, rollouts the others as they need them.
         """
         self.policy, self.capacity, self.eos_ids = policy, capacity, tuple(eos_ids)
         self.checks, self.drafting = config.check_integrity, drafting
@@ -118,8 +122,10 @@ class RolloutEngine:
             and DraftSpecs(
                 draft.policy, dtype, buckets, drafts, config.page_size, config.prefill_blocks
             ),
+            buckets.first(config.max_prompt_length, drafts) if by_need else None,
         )
         self.programs = ProgramTable()
+        self.by_need = ByNeed(self.programs) if by_need else None
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
         self._draft = draft
@@ -130,14 +136,15 @@ class RolloutEngine:
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
     ) -> None:
-        """Every program, or those of the layouts `within` and of the switches between them; the draft
-        model, where there is one, is loaded first."""
+        """Every program, or those of the layouts `within` and of the switches between them, of bursts as many
+        as come first; the draft model, where there is one, is loaded before."""
         if self.draft_model is None and self._draft and self.specs.draft_specs:
             abstract = self.specs.draft_specs.params(next(iter(self.layouts.values())))
             shardings = jax.tree.map(lambda x: x.sharding, abstract)
             params = self._draft.load(shardings, self.dtype)
             self.draft_model = DraftModel(self.specs.draft_specs, params)
-        self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress, within=within)
+        threads, first = os.cpu_count() or 1, self.specs.is_first
+        self.programs.compile_all(threads=threads, progress=progress, within=within, only=first)
 
     @property
     def text_room(self) -> int:
@@ -217,7 +224,9 @@ class RolloutEngine:
           earlier: what drafts may be copied from as well; not to be changed before the stream has ended.
             On several processes the same on each.
         """
-        clock, report.expected = Stopwatch(), expected
+        # What a rollout waits for a compiler is no time of a burst or a switch.
+        clock = Stopwatch(lambda: time.perf_counter() - self.programs.waited_s)
+        report.expected, waited_s = expected, self.programs.waited_s
         if self.weights.layout.spans_processes:
             planner = AgreedPlanner(planner)
         with clock("schedule"):
@@ -234,6 +243,7 @@ class RolloutEngine:
             for ended in loop:
                 for i in ended.tolist():
                     yield i, responses.completion(i, self.eos_ids)
+        report.compile_s = self.programs.waited_s - waited_s
 
     def _begin(
         self,
@@ -253,5 +263,6 @@ class RolloutEngine:
             runs_ahead=self.runs_ahead,
             checks=self.checks,
             expected=expected,
+            by_need=self.by_need,
         )
         return controller, responses

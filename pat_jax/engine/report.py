@@ -64,6 +64,7 @@ class RolloutReport:
     seconds: dict[str, float] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)
     total_s: float = 0.0
+    compile_s: float = 0.0  # waited for programs that were needed, beside `total_s`
     steps: list[int] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
     done_after: list[int] = field(default_factory=list)  # decode steps of each sequence

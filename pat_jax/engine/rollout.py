@@ -69,6 +69,7 @@ def rollout(
                 shape, seconds = running.shape, clock.elapsed - began
                 ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.budget)
                 report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
+                controller.charge(ran)
                 if running.foreseen is not None:
                     report.add_drafts(ran, running.foreseen, done.tokens / max(1, done.live_steps))
                 # What is sent beside a burst slows it down.

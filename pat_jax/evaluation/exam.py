@@ -3,8 +3,9 @@
 Knows options and files. Does not know models.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pat_jax.config.run import RunConfig
 from pat_jax.rl.data import ProblemSplits
@@ -20,6 +21,18 @@ class Exam:
     columns: Sequence[str]  # that any problem has
     notes: Sequence[str]  # what a person should know, such as how many problems were too long
     left_out: Mapping[str, Mapping[str, int]]  # problems, by set and reason
+
+    def fitted(self, config: RunConfig, num_devices: int) -> RunConfig:
+        """With room for no more rows and no longer prompts than these problems need."""
+        prompts = [prompt for one in self.sets for prompt in one.prompts]
+        rollout, samples = config.rollout, len(prompts) * config.eval.num_generations
+        rows = min(rollout.prompts_per_step, math.ceil(samples / num_devices) * num_devices)
+        longest = min(rollout.max_prompt_length, max(len(prompt.tokens) for prompt in prompts))
+        return replace(
+            config,
+            rollout=replace(rollout, prompts_per_step=rows, max_prompt_length=longest),
+            algorithm=replace(config.algorithm, mini_batch_size=rows),
+        )
 
 
 def load_exam(config: RunConfig, tokenizer: Tokenizer) -> Exam:

@@ -255,6 +255,7 @@ def describe_rollouts(
         "rollout/predicted_saving_s": sum(switch.predicted_saving_s for switch in report.switches),
         "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
         **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
+        "timing/rollout/compile": report.compile_s,
     }
 
 

@@ -70,7 +70,7 @@ class LazyLayouts:
         self.engine, self.planner, self.warmup = setup.engine, planner, warmup
         self.ready = list(ready)
         self.profiled = setup.profile.compile_s if setup.profile else {}
-        self.compiler = BackgroundCompiler(self.engine.programs)
+        self.compiler = BackgroundCompiler(self.engine.programs, self.engine.specs.is_first)
         self.requested: list[Split] = []
         self.uncompiled = Uncompiled(self._missing_s(), iterations_left)
         planner.uncompiled = self.uncompiled
@@ -144,7 +144,7 @@ def _compile_s(
     missing = {}
     for split in engine.layouts:
         if split not in ready:
-            keys = engine.programs.missing({split, *ready})
+            keys = filter(engine.specs.is_first, engine.programs.missing({split, *ready}))
             kinds = Counter((key.name, key.split) for key in keys if split in key.splits)
             missing[split] = times.estimate(kinds)
     return missing

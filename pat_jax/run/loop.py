@@ -217,7 +217,7 @@ class Run:
         config, setup = self.config, self.setup
         self.progress.stage("warming up")
         start = time.perf_counter()
-        warmup = warm_up(setup, self.first_layouts, self.weights_in)
+        warmup = warm_up(config, setup, self.first_layouts, self.weights_in)
         say = self.progress.print
         latency = company().agree(
             "profile", lambda: frozen(config, setup, self.folder, warmup.measured, say)

@@ -1,31 +1,54 @@
 """From a run's parts to the planner of its rollouts: warmed up, measured, believed."""
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from pat_jax.common.devices import PROFILE_DIR
+from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.planning.latency.profile import Profile, load_profile
+from pat_jax.planning.latency.profile import Profile, Subject, load_profile
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.types import Split
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.run.setup import Setup
 
+log = logging.getLogger(__name__)
+
 
 def warm_up(
-    setup: Setup, splits: Sequence[Split], load_weights: Callable[[Layout], Params]
+    config: RunConfig,
+    setup: Setup,
+    splits: Sequence[Split],
+    load_weights: Callable[[Layout], Params],
 ) -> Warmup:
     """Runs every program of these layouts; what the profile lacks is measured on the way, and what
     it says is checked: a machine changes, and a wrong profile costs more than these few runs.
     """
     known = setup.profile and setup.profile.latency
     warmup = Warmup(setup.engine, known=known, recheck=True)
-    warmup.measure(load_weights, splits)
+    measured = warmup.measure(load_weights, splits)
+    keep_profile(config, setup.subject, setup.profile, measured)
     return warmup
+
+
+def keep_profile(
+    config: RunConfig, subject: Subject, known: Profile | None, measured: LatencyModel
+) -> None:
+    """For the next start on this machine, beside the compiled programs; a profile that was named stays as it is."""
+    if config.profile != "auto" or not company().is_first:
+        return
+    profile = replace(known or Profile(subject, measured), latency=measured)
+    try:
+        profile.save(PROFILE_DIR / subject.file_name)
+    except OSError as error:
+        log.warning("the profile could not be kept: %s", error)
 
 
 def cost_planner(

@@ -16,11 +16,12 @@ from pat_jax.engine.memory import engine_memory
 from pat_jax.engine.session import Session
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
-from pat_jax.planning.latency.profile import Profile
+from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.run.prepare import keep_profile
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ LoadWeights = Callable[[Layout], Params]
 def open_session(
     config: RunConfig,
     engine: RolloutEngine,
+    subject: Subject,
     profile: Profile | None,
     weights_in: LoadWeights,
     *,
@@ -40,6 +42,8 @@ def open_session(
     """Everything compiled, the weights in place.
 
     Args:
+      subject: of the profile that is kept.
+      profile: what is known of it.
       weights_in: gives the weights in a layout.
       exit_head: see `RolloutEngine.set_weights`.
       max_length, debug_nans: see `Session`.
@@ -51,22 +55,32 @@ def open_session(
             bar.total = total
             bar.update(done - bar.n)
 
-        engine.compile(show)
-    planner = _planner(config, engine, profile, weights_in)
+        engine.compile(show, within=() if engine.by_need and _is_alone(engine) else None)
+    planner = _planner(config, engine, subject, profile, weights_in)
     first = next(iter(engine.layouts.values()))
     engine.set_weights(weights_in(first), first, exit_head)
     return Session(engine, planner, max_length=max_length, debug_nans=debug_nans)
 
 
-def _planner(
-    config: RunConfig, engine: RolloutEngine, profile: Profile | None, weights_in: LoadWeights
-) -> Planner:
+def _is_alone(engine: RolloutEngine) -> bool:
+    """Whether nothing is to be planned: one layout, no groups to keep even, no drafts."""
     first, *others = engine.layouts
-    if first.dp == 1 and not others and not engine.specs.drafts.budgets:
-        return FixedLayout(first)  # nothing to choose, no groups to keep even
+    return first.dp == 1 and not others and not engine.specs.drafts.budgets
+
+
+def _planner(
+    config: RunConfig,
+    engine: RolloutEngine,
+    subject: Subject,
+    profile: Profile | None,
+    weights_in: LoadWeights,
+) -> Planner:
+    if _is_alone(engine):
+        return FixedLayout(next(iter(engine.layouts)))
     memory = engine_memory(engine, config.rollout)
     warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
     latency, buckets = warmup.measure(weights_in), engine.specs.buckets
+    keep_profile(config, subject, profile, latency)
     return CostModelPlanner(
         tuple(engine.layouts),
         latency.on(buckets.rows, buckets.lengths),

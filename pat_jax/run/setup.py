@@ -243,6 +243,10 @@ def _engine(
         drafts=drafts.drafts,
         draft=draft,
         drafting=drafts.reason,
+        # Which programs there are would depend on the clock, or differ from one process to another.
+        by_need=config.rollout.compile != "all"
+        and not config.deterministic
+        and company().count == 1,
     )
 
 

@@ -17,7 +17,9 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.engine.sequences.types import NO_TOKEN
 
-BURST_CHECKS = 4  # of a timed burst: what a burst does once counts for little, as in a rollout
+# Of a timed burst: what a burst does once counts for little, as in a rollout. Where few programs are measured
+# one has to do, and what rollouts take corrects it.
+BURST_CHECKS = 4
 
 
 class DummyBursts:
@@ -37,7 +39,8 @@ class DummyBursts:
     ) -> tuple[int, RowState, ReservedPages]:
         """The steps of a burst that is timed, its rows, and their pages: it never runs out of them."""
         pace = self.specs.functions.pace(budget)
-        steps = min(pace.burst_steps, BURST_CHECKS * pace.check_every)
+        checks = 1 if self.specs.first else BURST_CHECKS
+        steps = min(pace.burst_steps, checks * pace.check_every)
         state = RowState.empty(rows * layout.split.dp)
         state.live[:], state.ignore_eos[:] = True, True
         state.position[:], state.end[:] = max(0, length - steps), length + steps

@@ -67,7 +67,8 @@ class Warmup:
         """
         Args:
           known: times measured before; what they are of runs untimed.
-          recheck: known times are measured once again, and put right where they have changed.
+          recheck: known times are measured once again, and put right where they have changed; where few
+            programs are measured, those of each layout's bursts of fewest rows alone.
           runs: of one program behind its first, fewer once these have taken a second.
           progress: told how many programs of how many have run.
         """
@@ -81,6 +82,12 @@ class Warmup:
         if known:
             self.known |= self._usable(known.of_drafts_from(self.drafts_from))
         self.done = 0
+        # Runs that are not like the others. A CPU has no communicators to create: what its first run does
+        # once is little beside a second.
+        platform = next(iter(engine.layouts.values())).platform
+        self.unlike = int(platform != "cpu")
+        # Elsewhere what is not timed runs all the same: first runs create what later ones use.
+        self.runs_all = platform != "cpu" or self.specs.first is None
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
         """The known tables whose entries mean here what they meant there."""
@@ -166,7 +173,7 @@ class Warmup:
         seconds: list[list[float]] = [[] for _ in programs]
         for nth in range(1 + max(wanted)):
             for program, runs, took in zip(programs, wanted, seconds, strict=True):
-                if nth > runs or sum(took[1:]) >= ENOUGH_S:
+                if nth > runs or sum(took[self.unlike :]) >= ENOUGH_S:
                     continue
                 here_s = program.once()
                 took.append(company().agree("seconds of a program", lambda here_s=here_s: here_s))
@@ -175,6 +182,10 @@ class Warmup:
                 noted = self.again if known else self.new
                 noted[program.table][program.key] = min(took) / program.per
             self._count()
+
+    def _is_taken(self, table: str, *keys: tuple) -> bool:
+        """Whether times are taken as they are known, and their programs need not run."""
+        return self.specs.first is not None and all(key in self.known[table] for key in keys)
 
     def _warm(self, once: Callable[[], object]) -> None:
         """Runs a program that is not timed."""
@@ -190,16 +201,20 @@ class Warmup:
     def decode_and_prefill(self, layout: Layout) -> Pool:
         """Times them in a pool of their own, which is returned."""
         pool = self.programs[Key("allocate", layout.split)]()
-        for length in self.specs.buckets.lengths:
+        for length in self.specs.measured.lengths:
             for blocks in sorted(set(self.specs.prefill_sizes), reverse=True):
                 pool = self._prefill(layout, blocks, length, pool)
-            for rows in self.specs.buckets.rows[layout.split]:
+            for rows in self.specs.measured.rows[layout.split]:
                 pool = self._decode(layout, rows, length, pool)
         return pool
 
     def _prefill(self, layout: Layout, blocks: int, length: int, pool: Pool) -> Pool:
         """Runs a call that ends sequences of `length` tokens; a large one is timed."""
         split, size = layout.split, self.specs.page_size
+        is_timed = blocks == self.specs.prefill_blocks
+        if self._is_taken("prefill_table", (split, length)) or not (is_timed or self.runs_all):
+            self._count()
+            return pool
         tokens = np.zeros((blocks * split.dp, size), np.int32)
         start = np.full(blocks * split.dp, length - size, np.int32)
         tables = self.dummy.tables(layout, blocks, length)
@@ -211,7 +226,7 @@ class Warmup:
             pool = jax.block_until_ready(program(self.engine.params, pool, tokens, start, tables))
             return time.perf_counter() - start_s
 
-        if blocks == self.specs.prefill_blocks:
+        if is_timed:
             self._note(Timed("prefill_table", (split, length), once))
         else:
             self._warm(once)
@@ -219,6 +234,13 @@ class Warmup:
 
     def _decode(self, layout: Layout, rows: int, length: int, pool: Pool) -> Pool:
         """Times steps with each budget of drafts, every row live and near the end of its pages."""
+        budgets = self.specs.drafts.of(rows)
+        at = layout.split, rows, length
+        is_known = self._is_taken("decode_table", at)
+        is_known &= self._is_taken("verify_table", *((*at, budget) for budget in budgets))
+        if is_known and rows > self.specs.measured.rows[layout.split][0]:
+            self._count()
+            return pool
         drafter, asking = self.dummy.drafter(layout, rows, length)
         texts = self.dummy.texts(layout, rows, length)
         tables, none_drawn = (
@@ -253,12 +275,11 @@ class Warmup:
                     asking = carried.asking
                 return time.perf_counter() - start
 
-            at = layout.split, rows, length
             if budget:
                 return Timed("verify_table", (*at, budget), once, per=steps)
             return Timed("decode_table", at, once, per=steps)
 
-        self._note(*map(timed, (0, *self.specs.drafts.of(rows))))
+        self._note(*map(timed, (0, *budgets)))
         return pool
 
     def _pages(self, layout: Layout, pool: Pool) -> Pool:
@@ -272,6 +293,9 @@ class Warmup:
     def _migrate(self, source: Layout, target: Layout) -> None:
         """Times rounds of pages; what the pool holds does not matter."""
         num_groups = Exchange.between(source, target).narrow.split.dp
+        pair = source.split, target.split
+        if self._is_taken("migrate_table", *((*pair, kind) for kind in ROUNDS)):
+            return
         for _ in range(2):
             pool = self.programs[Key("allocate", source.split)]()
             pool = self.programs[Key("view", source.split, target=target.split)](pool)
@@ -368,6 +392,9 @@ class Warmup:
     def _reslice(
         self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]
     ) -> None:
+        if self._is_taken("reslice_table", (source.split, target.split)):
+            return
+
         def once() -> float:
             self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
             start = time.perf_counter()

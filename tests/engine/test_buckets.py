@@ -89,6 +89,6 @@ def test_everything_a_rollout_may_look_up_is_compiled(name):
         assert merged <= max(buckets.rows[target.split])
 
 
-def test_an_uncompiled_program_is_named():
-    with pytest.raises(KeyError, match=r"decode.*was not compiled before it was needed"):
+def test_a_program_that_was_never_declared_is_named():
+    with pytest.raises(KeyError, match=r"decode.*was never declared"):
         subject("kv8").engine.programs[Key("decode", SPLITS[0], rows=3, length=5)]

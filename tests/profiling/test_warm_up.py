@@ -29,9 +29,12 @@ class Machine:
         ]
 
 
-def warm_up(runs: int = 2, *, recheck: bool = False, known: tuple = ()) -> Warmup:
-    specs: Any = SimpleNamespace(drafts_from="suffix")
-    engine: Any = SimpleNamespace(specs=specs, programs=None)
+def warm_up(
+    runs: int = 2, *, recheck: bool = False, known: tuple = (), platform: str = "gpu"
+) -> Warmup:
+    specs: Any = SimpleNamespace(drafts_from="suffix", first=None)
+    layouts = {TP2: SimpleNamespace(platform=platform)}
+    engine: Any = SimpleNamespace(specs=specs, programs=None, layouts=layouts)
     warmup = Warmup(engine, runs=runs, recheck=recheck)
     warmup.known = {name: {} for name in TABLES} | {"decode_table": dict.fromkeys(known, 1.0)}
     return warmup
@@ -52,6 +55,12 @@ def test_the_fastest_of_a_few_runs_counts(runs, seconds, ran):
     warmup._note(*machine.programs(steps=4))
     assert warmup.new["decode_table"] == {(TP2, 0): min(seconds) / 4}
     assert len(machine.ran) == ran
+
+
+def test_the_first_run_counts_on_a_cpu_that_took_a_second_for_it():
+    machine, warmup = Machine([1.2, 0.1]), warm_up(platform="cpu")
+    warmup._note(*machine.programs())
+    assert warmup.new["decode_table"] == {(TP2, 0): 1.2} and len(machine.ran) == 1
 
 
 def test_several_run_by_turns():

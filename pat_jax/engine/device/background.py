@@ -5,10 +5,10 @@ Knows programs. Does not know why a layout is wanted or what happens to it after
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pat_jax.engine.device.programs import ProgramTable
+from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.planning.types import Split
 
 THREAD_NAME = "background-compile"
@@ -17,8 +17,12 @@ THREAD_NAME = "background-compile"
 class BackgroundCompiler:
     """One thread: most of compiling runs without Python's lock, and the cores have other work."""
 
-    def __init__(self, programs: ProgramTable):
-        self.programs = programs
+    def __init__(self, programs: ProgramTable, only: Callable[[Key], bool] = lambda key: True):
+        """
+        Args:
+          only: the programs to compile; others come when they are needed.
+        """
+        self.programs, self.only = programs, only
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)
         self._stopped = threading.Event()
         self._jobs: dict[Split, Future[float]] = {}
@@ -47,7 +51,7 @@ class BackgroundCompiler:
 
     def _compile(self, within: Collection[Split]) -> float:
         start = time.perf_counter()
-        for key in self.programs.missing(within):
+        for key in filter(self.only, self.programs.missing(within)):
             if self._stopped.is_set():
                 break
             self.programs.compile(key)

@@ -63,6 +63,9 @@ class ProgramSpecs:
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
     draft_specs: DraftSpecs | None = None  # of a draft model
+    first: Buckets | None = (
+        None  # of the bursts that are compiled and measured first; None: all are
+    )
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -75,6 +78,18 @@ class ProgramSpecs:
     def drafts_from(self) -> str:
         draft = self.functions.draft_policy
         return self.drafts.come_from(draft and draft.config)
+
+    @property
+    def measured(self) -> Buckets:
+        """Those that a warm-up measures."""
+        return self.first or self.buckets
+
+    def is_first(self, key: Key) -> bool:
+        """Whether a program is compiled before the first rollout; others are when they are needed."""
+        if self.first is None or not key.length:
+            return True
+        has_rows = key.name != "decode" or key.rows in self.first.rows[key.split]
+        return has_rows and key.length in self.first.lengths
 
     @property
     def shapes(self) -> Shapes:

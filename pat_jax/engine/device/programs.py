@@ -1,4 +1,4 @@
-"""Every compiled program, by name. Compiled ahead of time and in parallel; looked up while running."""
+"""Every compiled program, by name. Compiled ahead of time and in parallel, or when it is first looked up."""
 
 import hashlib
 import time
@@ -43,9 +43,11 @@ class ProgramTable:
         self._declared: dict[Key, Callable[[], jax.stages.Lowered]] = {}
         self._compiled: dict[Key, Program] = {}
         self.compile_seconds: dict[Key, float] = {}
+        self.waited_s = 0.0  # for programs that were compiled when they were looked up
         # Of equal programs the first is compiled and the others are read from JAX's cache on disk,
         # where an entry that is just being written must not be read.
         self._of_text: defaultdict[str, Lock] = defaultdict(Lock)
+        self._of_key: defaultdict[Key, Lock] = defaultdict(Lock)
 
     def declare(self, key: Key, fun: Callable, *args: Any, **jit_options: Any) -> None:
         """`fun`, jitted with `jit_options`, for abstract `args`; traced when it is compiled."""
@@ -58,14 +60,16 @@ class ProgramTable:
         threads: int,
         progress: Callable[[int, int], None] | None = None,
         within: Collection[Split] | None = None,
+        only: Callable[[Key], bool] = lambda key: True,
     ) -> None:
-        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts.
+        """Compiles what is declared and not compiled yet, or as much of it as is `within` layouts and `only`
+        says.
 
         Returns when every process has: one that first communicates waits half a minute for the others.
         """
         pool = ThreadPoolExecutor(threads)
         try:
-            futures = [pool.submit(self.compile, key) for key in self.missing(within)]
+            futures = [pool.submit(self.compile, key) for key in self.missing(within) if only(key)]
             for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 company().come_to("compiled programs")  # one host may have them all on its disk
@@ -85,21 +89,36 @@ class ProgramTable:
         return self._declared[key]()
 
     def compile(self, key: Key) -> None:
-        """Compiles one declared program; notes the seconds that it took."""
-        start = time.perf_counter()
-        lowered = self.lower(key)
-        with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
-            program = lowered.compile()
-        self.compile_seconds[key] = time.perf_counter() - start
-        self._compiled[key] = program
-        del self._declared[key]
+        """Compiles one declared program, unless another thread has; notes the seconds that it took.
+
+        Raises:
+          KeyError: nothing of that key was declared.
+        """
+        with self._of_key[key]:
+            if key in self._compiled:
+                return
+            if key not in self._declared:
+                raise KeyError(f"program {key} was never declared.")
+            start = time.perf_counter()
+            lowered = self.lower(key)
+            with self._of_text[hashlib.sha256(lowered.as_text().encode()).hexdigest()]:
+                program = lowered.compile()
+            self.compile_seconds[key] = time.perf_counter() - start
+            self._compiled[key] = program
+            del self._declared[key]
 
     def __getitem__(self, key: Key) -> Program:
+        """The program, compiled now where it was not before.
+
+        Raises:
+          KeyError: nothing of that key was declared.
+        """
         company().come_to(key.name)  # who starts a program does not hang
-        try:
-            return self._compiled[key]
-        except KeyError:
-            raise KeyError(f"program {key} was not compiled before it was needed.") from None
+        if key not in self._compiled:
+            start = time.perf_counter()
+            self.compile(key)
+            self.waited_s += time.perf_counter() - start
+        return self._compiled[key]
 
     def __contains__(self, key: Key) -> bool:
         return key in self._compiled

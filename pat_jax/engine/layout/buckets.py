@@ -154,6 +154,17 @@ class Buckets:
         rows = {split: ladder(min(min_rows, n), n) for split, n in per_group.items()}
         return cls(rows, ladder(min_length, largest_length(max_length, min_length)))
 
+    def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
+        """The few that tell what the others take: fewest and most rows, most rows for each budget of drafts, with the
+        first tokens behind prompts of that length."""
+        length = self.length_for(min(prompt_length + 1, self.lengths[-1]))
+
+        def few(rows: Sequence[int]) -> tuple[int, ...]:
+            of_budget = {budget: n for n in rows for budget in drafts.of(n)}
+            return tuple(sorted({rows[0], rows[-1], *of_budget.values()}))
+
+        return Buckets({split: few(rows) for split, rows in self.rows.items()}, (length,))
+
     def rows_for(self, split: Split, needed: int) -> int:
         return smallest_at_least(self.rows[split], max(needed, 1))
 
