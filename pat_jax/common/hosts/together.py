@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
-
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.link import Link, Message, Peer
 from pat_jax.common.hosts.waiting import START_AGAIN, At, Stall, Wait
@@ -138,6 +136,8 @@ class Company:
             self.gather("end", None)
             self._link.close()
             self._link = None
+            import jax  # options are read before it is there
+
             jax.distributed.shutdown()
 
     def fail(self, sentence: str, code: int) -> None:
