@@ -23,3 +23,10 @@ def bar(*iterable: Any, **options: Any) -> "tqdm":
     if is_cell(sys.stdout):
         shown["disable"] = False
     return tqdm(*iterable, **shown)
+
+
+def note(text: str) -> None:
+    """A line about what goes on, above any bar."""
+    from tqdm.auto import tqdm
+
+    tqdm.write(text, file=sys.stdout if is_cell(sys.stdout) else sys.stderr)

@@ -146,6 +146,10 @@ class RolloutEngine:
         threads, first = os.cpu_count() or 1, self.specs.is_first
         self.programs.compile_all(threads=threads, progress=progress, within=within, only=first)
 
+    def to_compile(self, within: Collection[Split] | None = None) -> int:
+        """How many programs `compile` would compile."""
+        return sum(map(self.specs.is_first, self.programs.missing(within)))
+
     @property
     def text_room(self) -> int:
         """Tokens of others' texts that a row drafts from, at most; 0 where drafts are not copied."""

@@ -56,6 +56,8 @@ def compile_run(
       UserError: the update does not fit a device.
     """
     start = time.perf_counter()
+    count = len(setup.trainer.programs.missing()) + setup.engine.to_compile(layouts)
+    progress.print(f"compiling {count} programs")
     # First: what does not fit is known before the rest.
     update = compile_update(setup.trainer, setup.memory.limit, config, progress)
     setup.engine.compile(_show("rollout", progress), layouts)

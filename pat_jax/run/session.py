@@ -4,11 +4,13 @@ Knows options and engines. Does not know where weights come from, nor what is as
 """
 
 import logging
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from pat_jax.common.bars import bar as progress_bar
+from pat_jax.common.bars import note
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
@@ -49,13 +51,19 @@ def open_session(
       max_length, debug_nans: see `Session`.
     """
     log.info("%s", engine.drafting)
+    within = () if engine.by_need and _is_alone(engine) else None
+    started = time.perf_counter()
+    if count := engine.to_compile(within):
+        note(f"compiling {count} programs")
     with progress_bar(total=0, unit="program", desc="compiling") as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        engine.compile(show, within=() if engine.by_need and _is_alone(engine) else None)
+        engine.compile(show, within)
+    if count:
+        note(f"compiled in {time.perf_counter() - started:.1f} s")
     planner = _planner(config, engine, subject, profile, weights_in)
     first = next(iter(engine.layouts.values()))
     engine.set_weights(weights_in(first), first, exit_head)
@@ -79,7 +87,10 @@ def _planner(
         return FixedLayout(next(iter(engine.layouts)))
     memory = engine_memory(engine, config.rollout)
     warmup = Warmup(engine, known=profile and profile.latency, recheck=True)
+    started = time.perf_counter()
     latency, buckets = warmup.measure(weights_in), engine.specs.buckets
+    names = ", ".join(map(str, engine.layouts))
+    note(f"measured {names} in {time.perf_counter() - started:.1f} s")
     keep_profile(config, subject, profile, latency)
     return CostModelPlanner(
         tuple(engine.layouts),
