@@ -38,16 +38,16 @@ def train(config: RunConfig) -> list[float]:
     setup = build(config, configure(config.devices))
     task, engine, trainer = setup.task, setup.engine, setup.trainer
 
-    # Every program is compiled once, and nothing after this.
+    # Every program of the update, and a few of the rollout, which compiles the others when it needs them.
     trainer.compile()
     engine.compile()
     state = trainer["init_state"](setup.initial_params(config))
     reference = trainer["copy"](state.params) if trainer.has_reference else None
     shapes = micro_shapes(config, trainer.layout.split.dp, trainer.layout.platform)
 
-    # The warm-up runs each program of the rollout. Its times are what the planner decides by.
+    # The warm-up runs these few. Their times are what the planner decides by.
     warmup = warm_up(
-        setup, tuple(setup.layouts), lambda layout: trainer.transfer(state.params, layout)
+        config, setup, tuple(setup.layouts), lambda layout: trainer.transfer(state.params, layout)
     )
     lengths = LengthModel.empty(config.rollout.max_completion_length)
     planner = setup.scripted or cost_planner(config, setup, warmup.measured, lengths)

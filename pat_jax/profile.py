@@ -94,7 +94,8 @@ def _measured(config: ProfileConfig) -> Measured:
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     us = company()
     known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
-    engine = build_engine(config, model, devices)
+    rollout = replace(config.rollout, compile="all")  # all of it is to be measured
+    engine = build_engine(replace(config, rollout=rollout), model, devices)
     log.info("%s", engine.drafting)
     us.agree("profile's folder", lambda: check_writable(path))
     own = us.folder(path.parent) / path.name

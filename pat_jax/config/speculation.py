@@ -23,8 +23,8 @@ class SpeculationConfig:
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
     others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
     vocabulary says, a Hugging Face checkpoint. early_exit:LAYER: what the policy would say if it ended
-    behind its first LAYER layers. auto: suffix on accelerators, none on a CPU, where a step takes longer the more tokens
-    it verifies. none: no drafts."""
+    behind its first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes longer
+    the more tokens it verifies. none: no drafts."""
     longest: int = 7
     """Most tokens of a draft."""
     budgets: tuple[int, ...] = (1, 3, 7)

@@ -57,7 +57,8 @@ class ByNeed:
         """Counts a burst that would have run in `shape`, and took so long in a larger bucket."""
         key = shape.key
         self._rent[key] += seconds
-        if key not in self._jobs and self._rent[key] >= self._price_s:
+        is_free = all(job.done() for job in self._jobs.values())  # who ends waits for one at most
+        if is_free and key not in self._jobs and self._rent[key] >= self._price_s:
             self._jobs[key] = self._pool.submit(self.programs.compile, key)
 
     @property

@@ -105,7 +105,7 @@ class Controller:
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
         self._lacked: Shape | None = (
-            None  # what the newest burst would have run in with the plan's drafts
+            None  # that the newest burst, with the plan's drafts, had to do without
         )
 
     @property
@@ -274,6 +274,7 @@ class Controller:
     def _budget(self, plan: Plan) -> int:
         """That of the plan, if each row can have the pages of what it may say up to the next test, and a
         draft model's of what it is to know."""
+        self._lacked = None
         shapes, table, tables = self.shapes, self.table, self.scheduler.tables
         if plan.budget not in shapes.drafts.of(table.rows_per_group):
             return 0
@@ -285,11 +286,10 @@ class Controller:
         lacking = tables.lacking(shapes.pace(plan.budget).check_tokens)
         if (lacking > tables.free).any():
             return 0
-        if plan.budget and self.by_need is not None:
+        if self.by_need is not None:
             shape, _ = self._next(plan.budget, tokens_before=0)
             self._lacked = None if self.by_need.has(shape) else shape
-            return 0 if self._lacked else plan.budget
-        return plan.budget
+        return 0 if self._lacked else plan.budget
 
     def burst_behind(self, running: Burst, plan: Plan) -> Burst | None:
         """The burst after `running`, whose results are not known yet.

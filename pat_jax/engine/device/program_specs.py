@@ -63,9 +63,7 @@ class ProgramSpecs:
     prefill_blocks: int  # pages of a group that a large prefill call computes
     reslice_chunk_bytes: int = RESLICE_CHUNK_BYTES
     draft_specs: DraftSpecs | None = None  # of a draft model
-    first: Buckets | None = (
-        None  # of the bursts that are compiled and measured first; None: all are
-    )
+    first: Buckets | None = None  # whose bursts are compiled and measured first; None: all are
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

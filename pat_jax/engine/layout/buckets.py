@@ -155,8 +155,8 @@ class Buckets:
         return cls(rows, ladder(min_length, largest_length(max_length, min_length)))
 
     def first(self, prompt_length: int, drafts: Drafts) -> "Buckets":
-        """The few that tell what the others take: fewest and most rows, most rows for each budget of drafts, with the
-        first tokens behind prompts of that length."""
+        """The few that tell what the others take: the fewest and the most rows, and the most for each budget of
+        drafts, at the length of the first tokens behind a prompt."""
         length = self.length_for(min(prompt_length + 1, self.lengths[-1]))
 
         def few(rows: Sequence[int]) -> tuple[int, ...]:
