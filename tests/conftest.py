@@ -61,6 +61,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndEngi
     return FilesAndEngines(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.fixture(autouse=True, scope="session")
+def profiles_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test plans by what another has measured, on a made-up clock perhaps."""
+    from pat_jax.run import prepare
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "PROFILE_DIR", tmp_path_factory.mktemp("profiles"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """A command that ran in this process keeps its log from nobody else."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from pat_jax.common.devices import PROFILE_DIR
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
+from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
@@ -54,17 +55,22 @@ def keep_profile(
 def cost_planner(
     config: RunConfig, setup: Setup, latency: LatencyModel, lengths: LengthModel
 ) -> CostModelPlanner:
-    buckets = setup.engine.specs.buckets
+    specs = setup.engine.specs
     return CostModelPlanner(
         tuple(setup.layouts),
-        latency.on(buckets.rows, buckets.lengths),
+        latency.on(specs.buckets.rows, specs.buckets.lengths),
         lengths,
         carry=config.rollout.kv_carry,
         is_frozen=config.deterministic,
         memory=setup.memory,
-        acceptance=AcceptanceByAge.unseen(is_said=setup.engine.specs.drafts.is_said),
-        drafts=setup.engine.specs.drafts.limits,
+        acceptance=unseen_acceptance(specs.drafts),
+        drafts=specs.drafts.limits,
     )
+
+
+def unseen_acceptance(drafts: Drafts) -> AcceptanceByAge | None:
+    """Before any draft was verified; None where there are none, though a profile may know of some."""
+    return AcceptanceByAge.unseen(is_said=drafts.is_said) if drafts.budgets else None
 
 
 def frozen(

@@ -17,13 +17,12 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory import engine_memory
 from pat_jax.engine.session import Session
 from pat_jax.models.policy import Params
-from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.profiling.measure.warm_up import Warmup
-from pat_jax.run.prepare import keep_profile
+from pat_jax.run.prepare import keep_profile, unseen_acceptance
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +96,6 @@ def _planner(
         latency.on(buckets.rows, buckets.lengths),
         LengthModel.empty(buckets.lengths[-1]),
         memory=memory,
-        acceptance=AcceptanceByAge.unseen(is_said=engine.specs.drafts.is_said),
+        acceptance=unseen_acceptance(engine.specs.drafts),
         drafts=engine.specs.drafts.limits,
     )

@@ -311,6 +311,8 @@ class Warmup:
     def _shift(self, layout: Layout, pool: Pool) -> Pool:
         """Times a round between the groups of a layout; what the pool holds does not matter."""
         split, shifting = layout.split, Shifting(self.programs, layout)
+        if self._is_taken("migrate_table", (split, split, ROUNDS[0])):
+            return pool
         for size in SHIFT_SIZES if split.dp > 1 else ():
             groups, pages = np.zeros(size, int), np.full(size, NULL_PAGE)
             # DP axes count outermost first, innermost mesh axis first: neighbours are farthest apart.

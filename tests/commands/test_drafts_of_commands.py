@@ -17,7 +17,8 @@ from runs import write_checkpoint
 from pat_jax import generate
 from pat_jax.config.command_line import run_command
 from pat_jax.planning.latency.model import LatencyModel
-from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.profiling.measure.warm_up import Timed, Warmup
+from pat_jax.run import prepare, setup
 
 SMALL = ("--batch", "4", "--max_length", "128", "--layout", "dp2tp1", "--devices", "2")
 SUFFIX = ("--speculation.source", "suffix")
@@ -75,7 +76,7 @@ def test_generate_says_what_is_drafted_and_what_came(generated, drafts_pay, caps
 
 def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
     generated()
-    assert "speculation: none for 0.0 M parameters on a CPU" in capsys.readouterr().err
+    assert "speculation: none on a CPU" in capsys.readouterr().err
     measure = Warmup.measure
 
     def dear(self: Warmup, load) -> LatencyModel:
@@ -85,6 +86,29 @@ def test_generate_says_why_nothing_is_drafted(generated, capsys, monkeypatch):
     monkeypatch.setattr(Warmup, "measure", dear)
     generated(*SUFFIX)
     assert "no drafts were made: none was predicted to pay" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
+    generated, tmp_path, capsys, monkeypatch
+):
+    """The second run measures a sample, and has no drafts though the profile knows of some."""
+    for module in (prepare, setup):
+        monkeypatch.setattr(module, "PROFILE_DIR", tmp_path / "profiles")
+    ran, note = [], Warmup._note
+
+    def counted(self: Warmup, *programs: Timed) -> None:
+        ran.extend(program.table for program in programs)
+        note(self, *programs)
+
+    monkeypatch.setattr(Warmup, "_note", counted)
+    said = generated(*SUFFIX)
+    (kept,) = (tmp_path / "profiles").iterdir()
+    latency = json.loads(kept.read_text())["latency"]
+    assert latency["verify_table"] and ran.count("prefill_table") == 1
+    ran.clear()
+    assert generated("--speculation.source", "auto") == said
+    assert ran == ["decode_table"]
+    assert "drafts in" not in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow  # programs of its own
