@@ -37,7 +37,7 @@ def first_layouts(config: RunConfig, setup: Setup) -> tuple[Split, ...]:
     """
     engine, profile, rollout = setup.engine, setup.profile, config.rollout
     splits = tuple(engine.layouts)
-    if rollout.compile == "all" or setup.scripted or len(splits) == 1:
+    if rollout.compile != "lazy" or setup.scripted or len(splits) == 1:
         return splits
     if profile is None:
         return splits[:1]
