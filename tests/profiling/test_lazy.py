@@ -159,9 +159,13 @@ class TestTheFirstLayouts:
         latency = story.lazy.warmup.measured
         return replace(story.setup, profile=Profile(story.setup.subject, latency, {}, compile_s))
 
-    def test_all_of_them_where_all_are_asked_for_or_a_path_is(self, story, profiled):
-        everything = parse([*OPTIONS, "--rollout.compile", "all"])
-        assert first_layouts(everything, profiled) == (DP2, TP2)
+    @pytest.mark.parametrize("which", ["all", "needed"])
+    def test_all_of_them_but_where_others_come_later(self, profiled, which):
+        unknown = replace(profiled, profile=None)
+        config = parse([*OPTIONS, "--rollout.compile", which])
+        assert first_layouts(config, unknown) == (DP2, TP2)
+
+    def test_all_of_them_where_a_path_is_asked_for(self, story, profiled):
         scripted = replace(profiled, scripted=FixedLayout(TP2))
         assert first_layouts(story.config, scripted) == (DP2, TP2)
 
