@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import counted_compilations
-from test_controller import DP2, SHAPES, at, end, make_controller
+from controllers import DP2, SHAPES, at, end, make_controller
 from two_devices import CONFIG, POLICY, TP2, engine, generate
 
 from pat_jax.engine.by_need import ByNeed, Shape

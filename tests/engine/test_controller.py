@@ -5,26 +5,17 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from controllers import CAP, DP2, PROMPT, SHAPES, at, end, make_controller
 
 from pat_jax.engine.controller import Burst, Collected, Controller
-from pat_jax.engine.layout.buckets import Buckets, Drafts, Shapes
+from pat_jax.engine.layout.buckets import Drafts, Shapes
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.drafts import NONE_DRAFTED
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Plan, Sending, Split, Stagger
-
-DP2 = Split(2, 1)
-PROMPT, CAP = 5, 59
-SHAPES = Shapes(
-    Buckets({DP2: (2, 4, 8)}, (32, 64)),
-    pages={DP2: 200},
-    page_size=4,
-    burst_steps=16,
-    check_every=4,
-)
+from pat_jax.planning.types import Balance, Sending, Split, Stagger
 
 
 @dataclass(frozen=True)
@@ -44,34 +35,8 @@ class Said:
     by_source: np.ndarray
 
 
-def make_controller(
-    count: int, shapes: Shapes = SHAPES, rows: int = 8, prompt: int = PROMPT
-) -> Controller:
-    """Sequences have been admitted to `rows` of each of two groups, the largest row bucket."""
-    table = SequenceTable(
-        np.full(count, prompt), np.full(count, CAP), num_groups=2, rows_per_group=rows
-    )
-    fewer = tuple(n for n in shapes.buckets.rows[DP2] if n < rows)
-    shapes = replace(shapes, buckets=replace(shapes.buckets, rows={DP2: (*fewer, rows)}))
-    controller = Controller(Contents(table), shapes, DP2, runs_ahead=True)
-    controller.admit()
-    return controller
-
-
-def end(controller: Controller, kept: int) -> None:
-    """All but so many in each group have said enough."""
-    table = controller.table
-    live, group = table.live, table.group(table.live)
-    ended = {i for g in range(2) for i in live[group == g][kept:].tolist()}
-    controller.end(lambda i: i in ended)
-
-
 def one_size(rows: int) -> Shapes:
     return replace(SHAPES, buckets=replace(SHAPES.buckets, rows={DP2: (rows,)}))
-
-
-def at(threshold: int) -> Plan:
-    return Plan(DP2, threshold)
 
 
 def collect(controller: Controller, burst: Burst, steps: int) -> Collected:
