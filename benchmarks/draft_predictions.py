@@ -13,7 +13,7 @@ import numpy as np
 
 from pat_jax.planning.drafts import BRANCHES, DRAFTS, KINDS, Acceptance, Drafted
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
-from pat_jax.planning.types import Foreseen, Verified
+from pat_jax.planning.types import DraftPrediction, Verified
 from pat_jax.profiling.simulate.draft_counting import Steps, right_of
 from pat_jax.profiling.simulate.draft_runs import InRuns
 
@@ -121,7 +121,7 @@ def told(known: AcceptanceByAge, counted: Counted, draft: int) -> Told:
         right = known.times * of_age
         expected += burst.row_steps * right
         off += abs(burst.row_steps * (1 + right) - burst.tokens)
-        foreseen = Foreseen(1 + right, of_age, step_s=1.0, plain_s=1.0)
+        foreseen = DraftPrediction(1 + right, of_age, step_s=1.0, plain_s=1.0)
         known = known.observed(replace(burst, foreseen=foreseen))
     steps = counted.steps[draft].sum()
     return Told(known, expected / steps, off / steps)

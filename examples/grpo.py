@@ -38,7 +38,7 @@ def train(config: RunConfig) -> list[float]:
     setup = build(config, configure(config.devices))
     task, engine, trainer = setup.task, setup.engine, setup.trainer
 
-    # Every program of the update, and a few of the rollout, which compiles the others when it needs them.
+    # Every program of the update, and a few of the rollout, which compiles others when it needs them.
     trainer.compile()
     engine.compile()
     state = trainer["init_state"](setup.initial_params(config))

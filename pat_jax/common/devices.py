@@ -20,6 +20,7 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxl
 HOST_MEMORY = "pinned_host"  # which devices read and write by themselves
 CACHE_DIR = Path(os.environ.get("PAT_JAX_CACHE", Path.home() / ".cache" / "pat_jax" / "xla"))
 PROFILE_DIR = CACHE_DIR.parent / "profiles"  # what was measured of this machine
+KEPT_DIR = PROFILE_DIR / "kept"  # what runs have measured of it on their way
 PLAN_DIR = CACHE_DIR.parent / "plans"  # what was compiled for others
 
 # The modules of a plug-in, and the device files of which a machine has one if it is for it.

@@ -7,12 +7,11 @@ in the scheduler, or in the planner, once.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pat_jax.engine.by_need import MOST_WASTE, ByNeed, Shape
-from pat_jax.engine.layout.buckets import Shapes
+from pat_jax.engine.layout.buckets import Shape, Shapes
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.block_tables import pages_with
 from pat_jax.engine.sequences.contents import Contents, RowsOutput
@@ -24,7 +23,19 @@ from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Foreseen, Load, Plan, Ran, SendLimits, Split, Stagger
+from pat_jax.planning.types import (
+    Balance,
+    DraftPrediction,
+    Load,
+    Plan,
+    Ran,
+    SendLimits,
+    Split,
+    Stagger,
+)
+
+if TYPE_CHECKING:
+    from pat_jax.engine.by_need import ByNeed  # knows programs: simulated rollouts have none
 
 REFILL_PART = 8
 
@@ -38,7 +49,7 @@ class Burst:
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another
     reach: np.ndarray | None  # of drafts, see Plan
-    foreseen: Foreseen | None  # of them
+    foreseen: DraftPrediction | None  # of them
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
@@ -81,7 +92,7 @@ class Controller:
         runs_ahead: bool,
         checks: bool = False,
         expected: np.ndarray | None = None,
-        by_need: ByNeed | None = None,
+        by_need: "ByNeed | None" = None,
     ):
         """
         Args:
@@ -104,9 +115,9 @@ class Controller:
         self._running: deque[Shape] = deque()  # of the bursts dispatched and not collected
         self._reserve: PageReserve | None = None
         self._version = -1  # of the rows that the bursts on their way have
-        self._lacked: Shape | None = (
-            None  # that the newest burst, with the plan's drafts, had to do without
-        )
+        # What the newest burst would have run in with the plan's drafts, had it been compiled, and the seconds
+        # that these were predicted to save.
+        self._lacked: tuple[Shape, float] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -227,32 +238,22 @@ class Controller:
         if rows != self.table.rows_per_group:
             self.table.compact(rows)
 
-    def _bucket(self, fullest: int, length: int, budget: int = 0, most_rows: int = 2**31) -> Shape:
+    def _bucket(self, rows: int, length: int, budget: int = 0, most_rows: int = 2**31) -> Shape:
         """The smallest that holds so many rows of so many tokens; among compiled ones if there are any."""
         buckets, split = self.shapes.buckets, self.split
-        fitting = Shape(split, buckets.rows_for(split, fullest), buckets.length_for(length), budget)
-        if self.by_need is None or self.by_need.has(fitting):
-            return fitting
-        larger = [
-            shape
-            for rows in buckets.rows[split]
-            for tokens in buckets.lengths
-            if fitting.rows <= rows <= most_rows and fitting.length <= tokens
-            if (shape := Shape(split, rows, tokens, budget)).area <= MOST_WASTE * fitting.area
-            if self.by_need.has(shape)
-        ]
-        return min(larger, key=lambda shape: shape.area, default=fitting)
+        fitting = Shape(split, buckets.rows_for(split, rows), buckets.length_for(length), budget)
+        return fitting if self.by_need is None else self.by_need.instead_of(fitting, most_rows)
 
     def charge(self, ran: Ran) -> None:
-        """Counts what a burst took, if it would have run in a program that is not compiled."""
-        if self.by_need is None or not self.table.has_work:
+        """Counts what a burst has lost to programs that are not compiled, if its time goes with its rows."""
+        if self.by_need is None:
             return
         rows = self.shapes.buckets.rows_for(self.split, self.table.fullest)
-        fitting = Shape(ran.split, rows, ran.length)
-        lacked = [fitting] if ran.split == self.split and rows < ran.rows else []
-        for shape in filter(None, (*lacked, self._lacked)):
-            if not self.by_need.has(shape):
-                self.by_need.charge(shape, ran.seconds)
+        if self.table.has_work and ran.split == self.split and rows < ran.rows:
+            fitting = Shape(ran.split, rows, ran.length)
+            self.by_need.charge(fitting, ran.seconds * (1 - rows / ran.rows))
+        if self._lacked is not None:
+            self.by_need.charge(*self._lacked)
 
     def burst(self, plan: Plan) -> Burst:
         """The next burst of the live sequences; `fit` comes before.
@@ -286,10 +287,12 @@ class Controller:
         lacking = tables.lacking(shapes.pace(plan.budget).check_tokens)
         if (lacking > tables.free).any():
             return 0
-        if self.by_need is not None:
-            shape, _ = self._next(plan.budget, tokens_before=0)
-            self._lacked = None if self.by_need.has(shape) else shape
-        return 0 if self._lacked else plan.budget
+        if self.by_need is not None and plan.foreseen is not None:
+            shape, steps = self._next(plan.budget, tokens_before=0)
+            if not self.by_need.has(shape):
+                self._lacked = shape, max(0.0, plan.foreseen.saved_s(steps))
+                return 0
+        return plan.budget
 
     def burst_behind(self, running: Burst, plan: Plan) -> Burst | None:
         """The burst after `running`, whose results are not known yet.
@@ -333,12 +336,11 @@ class Controller:
         return min(max(compact_at, threshold, refill_at), fullest - 1)
 
     def _rows_below(self, rows: int) -> int:
-        """The largest row bucket below `rows` that has a program, 0 where there is none."""
+        """The row bucket to which those that are left are compacted next, 0 where there is none."""
         if self.by_need is None:
             return self.shapes.buckets.rows_below(self.split, rows)
         length = self._running[-1].length if self._running else self._next(0, 0)[0].length
-        shapes = (Shape(self.split, n, length) for n in self.shapes.buckets.rows[self.split])
-        return max((x.rows for x in shapes if x.rows < rows and self.by_need.has(x)), default=0)
+        return self.by_need.rows_below(self.split, rows, length)
 
     @property
     def _last_context(self) -> int:

@@ -125,7 +125,7 @@ class RolloutEngine:
             buckets.first(config.max_prompt_length, drafts) if by_need else None,
         )
         self.programs = ProgramTable()
-        self.by_need = ByNeed(self.programs) if by_need else None
+        self.by_need = ByNeed(self.programs, buckets) if by_need else None
         self.specs.declare(self.programs)
         self._weights: Weights | None = None
         self._draft = draft

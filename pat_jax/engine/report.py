@@ -13,7 +13,7 @@ from pat_jax.engine.controller import Controller
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.drafts import NO_SOURCES, Drafted
-from pat_jax.planning.types import Foreseen, Ran, Stagger
+from pat_jax.planning.types import DraftPrediction, Ran, Stagger
 
 MIB = 2**20
 
@@ -101,7 +101,7 @@ class RolloutReport:
         self.by_source_in.append(drafted.by_source.tolist())
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 
-    def add_drafts(self, burst: Ran, foreseen: Foreseen, tokens: float) -> None:
+    def add_drafts(self, burst: Ran, foreseen: DraftPrediction, tokens: float) -> None:
         """What was expected of a burst's drafts, and what came.
 
         Args:

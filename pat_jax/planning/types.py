@@ -123,7 +123,7 @@ UNLIMITED = DraftLimits()
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class DraftPrediction:
     """What a step with drafts is expected to say and to take."""
 
     tokens: float  # that a row says
@@ -151,7 +151,7 @@ class Plan:
     # each is right, by which the room is given to them: see `Acceptance.reach`.
     budget: int = 0
     reach: np.ndarray | None = field(default=None, compare=False)
-    foreseen: Foreseen | None = None  # of these drafts
+    foreseen: DraftPrediction | None = None  # of these drafts
 
 
 class SendLimits(NamedTuple):
@@ -199,7 +199,7 @@ class Verified:
 
     drafted: Drafted
     age: float  # tokens that its rows had said, on average over its steps
-    foreseen: Foreseen | None
+    foreseen: DraftPrediction | None
     tokens: int  # that were said
     row_steps: int  # in so many steps of single rows
 

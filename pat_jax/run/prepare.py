@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pat_jax.common.devices import PROFILE_DIR
+from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.buckets import Drafts
@@ -42,12 +42,15 @@ def warm_up(
 def keep_profile(
     config: RunConfig, subject: Subject, known: Profile | None, measured: LatencyModel
 ) -> None:
-    """For the next start on this machine, beside the compiled programs; a profile that was named stays as it is."""
-    if config.profile != "auto" or not company().is_first:
+    """For the next start on this machine, where `python -m pat_jax.profile` has measured none: few bursts of few
+    programs, which it would take for its own."""
+    measured_in_full = PROFILE_DIR / subject.file_name
+    if config.profile != "auto" or measured_in_full.exists() or not company().is_first:
         return
-    profile = replace(known or Profile(subject, measured), latency=measured)
     try:
-        profile.save(PROFILE_DIR / subject.file_name)
+        replace(known or Profile(subject, measured), latency=measured).save(
+            KEPT_DIR / subject.file_name
+        )
     except OSError as error:
         log.warning("the profile could not be kept: %s", error)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from pat_jax.common.devices import PROFILE_DIR, Device
+from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.common.rules import require
@@ -315,8 +315,9 @@ def find_profile(config: RunConfig, subject: Subject) -> Profile | None:
 
 def _profile_of(subject: Subject) -> Profile | None:
     """That of this machine, if it was measured."""
-    path = PROFILE_DIR / subject.file_name
-    if not path.exists():
+    paths = [folder / subject.file_name for folder in (PROFILE_DIR, KEPT_DIR)]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
         return None
     try:
         return load_profile(path, subject)

@@ -67,8 +67,8 @@ class Warmup:
         """
         Args:
           known: times measured before; what they are of runs untimed.
-          recheck: known times are measured once again, and put right where they have changed; where few
-            programs are measured, those of each layout's bursts of fewest rows alone.
+          recheck: known times are measured once again, and put right where they have changed; on a CPU where
+            few programs are measured, those of each layout's bursts of fewest rows alone.
           runs: of one program behind its first, fewer once these have taken a second.
           progress: told how many programs of how many have run.
         """
@@ -82,12 +82,10 @@ class Warmup:
         if known:
             self.known |= self._usable(known.of_drafts_from(self.drafts_from))
         self.done = 0
-        # Runs that are not like the others. A CPU has no communicators to create: what its first run does
-        # once is little beside a second.
+        # A CPU has no communicators to create: where few programs are measured there, none has to run before
+        # it is needed, and a first run of a second is as good as others.
         platform = next(iter(engine.layouts.values())).platform
-        self.unlike = int(platform != "cpu")
-        # Elsewhere what is not timed runs all the same: first runs create what later ones use.
-        self.runs_all = platform != "cpu" or self.specs.first is None
+        self.is_brief = platform == "cpu" and self.specs.first is not None
 
     def _usable(self, known: LatencyModel) -> dict[str, dict]:
         """The known tables whose entries mean here what they meant there."""
@@ -173,7 +171,7 @@ class Warmup:
         seconds: list[list[float]] = [[] for _ in programs]
         for nth in range(1 + max(wanted)):
             for program, runs, took in zip(programs, wanted, seconds, strict=True):
-                if nth > runs or sum(took[self.unlike :]) >= ENOUGH_S:
+                if nth > runs or sum(took[0 if self.is_brief else 1 :]) >= ENOUGH_S:
                     continue
                 here_s = program.once()
                 took.append(company().agree("seconds of a program", lambda here_s=here_s: here_s))
@@ -185,7 +183,7 @@ class Warmup:
 
     def _is_taken(self, table: str, *keys: tuple) -> bool:
         """Whether times are taken as they are known, and their programs need not run."""
-        return self.specs.first is not None and all(key in self.known[table] for key in keys)
+        return self.is_brief and all(key in self.known[table] for key in keys)
 
     def _warm(self, once: Callable[[], object]) -> None:
         """Runs a program that is not timed."""
@@ -212,7 +210,7 @@ class Warmup:
         """Runs a call that ends sequences of `length` tokens; a large one is timed."""
         split, size = layout.split, self.specs.page_size
         is_timed = blocks == self.specs.prefill_blocks
-        if self._is_taken("prefill_table", (split, length)) or not (is_timed or self.runs_all):
+        if self._is_taken("prefill_table", (split, length)) or (self.is_brief and not is_timed):
             self._count()
             return pool
         tokens = np.zeros((blocks * split.dp, size), np.int32)

@@ -93,7 +93,7 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
 ):
     """The second run measures a sample, and has no drafts though the profile knows of some."""
     for module in (prepare, setup):
-        monkeypatch.setattr(module, "PROFILE_DIR", tmp_path / "profiles")
+        monkeypatch.setattr(module, "KEPT_DIR", tmp_path / "kept")
     ran, note = [], Warmup._note
 
     def counted(self: Warmup, *programs: Timed) -> None:
@@ -102,7 +102,7 @@ def test_what_was_measured_is_kept_and_of_its_drafts_none_are_made(
 
     monkeypatch.setattr(Warmup, "_note", counted)
     said = generated(*SUFFIX)
-    (kept,) = (tmp_path / "profiles").iterdir()
+    (kept,) = (tmp_path / "kept").iterdir()
     latency = json.loads(kept.read_text())["latency"]
     assert latency["verify_table"] and ran.count("prefill_table") == 1
     ran.clear()

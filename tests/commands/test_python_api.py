@@ -139,6 +139,14 @@ def test_importing_takes_no_time_and_starts_nothing():
     assert second == "True True False"
 
 
+def test_options_are_read_before_jax_is_imported():
+    code = (
+        "import sys, pat_jax.config.command_line, pat_jax.config.run; print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize("name", pat_jax.__all__)
 def test_every_name_is_there_and_says_what_it_does(name: str):
     found = getattr(pat_jax, name)

@@ -12,7 +12,7 @@ from pat_jax.planning.drafts import KINDS, NONE_DRAFTED, Acceptance, Drafted
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
-from pat_jax.planning.types import Foreseen, Ran, Verified
+from pat_jax.planning.types import DraftPrediction, Ran, Verified
 
 DRAFTS = Drafts(budgets=(1, 3, 7), longest=7, most_tokens=256)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -73,7 +73,9 @@ def test_what_a_rollout_has_counted_is_known_when_the_next_begins():
     # What was foreseen and did not come is foreseen no more of an age of which something is known.
     foreseen = one.plan(load, TP8).foreseen
     assert foreseen is None or foreseen.tokens < 1.1
-    one.observe(Verified(counts, 40.0, Foreseen(2.0, 1.0, 1.0, 1.0), tokens=3200, row_steps=3200))
+    one.observe(
+        Verified(counts, 40.0, DraftPrediction(2.0, 1.0, 1.0, 1.0), tokens=3200, row_steps=3200)
+    )
     assert one.acceptance.times < 0.1
 
 

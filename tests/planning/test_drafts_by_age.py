@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pat_jax.planning.drafts import DRAFTS, KINDS, MOST, NO_SOURCES, Acceptance, Drafted
 from pat_jax.planning.drafts_by_age import AGES, AcceptanceByAge
-from pat_jax.planning.types import Foreseen, Verified
+from pat_jax.planning.types import DraftPrediction, Verified
 
 DRAFT = 7
 MATCHED = 3  # the kind of match that is there
@@ -26,7 +26,7 @@ def came(rate: float, age: float, known: AcceptanceByAge | None = None) -> Verif
     foreseen = None
     if known is not None:
         of_age = float(known.at(age).tokens(DRAFT, DRAFT, 1)) - 1
-        foreseen = Foreseen(1 + known.times * of_age, of_age, 1.0, 1.0)
+        foreseen = DraftPrediction(1 + known.times * of_age, of_age, 1.0, 1.0)
     return Verified(drafted, age, foreseen, round(said * RUNS), RUNS)
 
 
@@ -81,7 +81,7 @@ def test_a_rollout_that_is_worse_than_the_last_is_expected_to_be_so_at_every_age
 def test_where_nothing_was_ever_right_nothing_is_expected():
     """After so many steps that no float holds what a rollout began with."""
     known = AcceptanceByAge.unseen().observed(came(0.0, 10.0)).of_new_rollout()
-    foreseen, steps = Foreseen(1.0, 0.0, 1.0, 1.0), 10**7
+    foreseen, steps = DraftPrediction(1.0, 0.0, 1.0, 1.0), 10**7
     none_right = Verified(came(0.0, 10.0).drafted, 10.0, foreseen, steps, steps)
     assert known.observed(none_right).times == 0
 

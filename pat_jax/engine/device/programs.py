@@ -1,6 +1,7 @@
 """Every compiled program, by name. Compiled ahead of time and in parallel, or when it is first looked up."""
 
 import hashlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -12,6 +13,8 @@ import jax
 
 from pat_jax.common.hosts.together import company
 from pat_jax.planning.types import Split
+
+log = logging.getLogger(__name__)
 
 Program = Callable[..., Any]
 
@@ -26,6 +29,13 @@ class Key(NamedTuple):
     target: Split | None = None  # of a switch
     part: int = 0  # of a re-slice in chunks
     budget: int = 0  # tokens of drafts that a decode step has room for, for each row
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        sizes = f", {self.rows} rows of {self.length} tokens" if self.length else ""
+        to = "" if self.target in (None, self.split) else f" to {self.target}"
+        return f"{self.name} {self.split}{to}{sizes}"
 
     @property
     def splits(self) -> set[Split]:
@@ -117,7 +127,9 @@ class ProgramTable:
         if key not in self._compiled:
             start = time.perf_counter()
             self.compile(key)
-            self.waited_s += time.perf_counter() - start
+            waited_s = time.perf_counter() - start
+            self.waited_s += waited_s
+            log.info("compiled %s, which was needed now, in %.1f s", key.words, waited_s)
         return self._compiled[key]
 
     def __contains__(self, key: Key) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import TEXTS, DraftLimits, Split
@@ -117,6 +117,19 @@ class Limits(Protocol):
 
     @property
     def max_length(self) -> int: ...
+
+
+class Shape(NamedTuple):
+    """Of a burst: what its program is compiled for."""
+
+    split: Split
+    rows: int  # bucket of a group
+    length: int  # tokens that a row's cache may come to hold
+    budget: int = 0  # tokens of drafts that a step has room for, for each row
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.length
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
 from pat_jax.planning.planner.turns import Turns
-from pat_jax.planning.types import DraftLimits, Foreseen
+from pat_jax.planning.types import DraftLimits, DraftPrediction
 
 LEAST_GAIN = 0.02  # of a token's time: less is noise, not a reason
 # Bursts that try drafts which are not expected to pay, to learn whether that is so still, may lose this
@@ -31,13 +31,13 @@ class Drafting:
     # is right by what is known of its age alone.
     steps: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
-    def foreseen(self, split: int, budget: int, times: float) -> Foreseen:
+    def foreseen(self, split: int, budget: int, times: float) -> DraftPrediction:
         """
         Args:
           times: as long as priced that steps take in the split.
         """
         step_s, tokens, known = (float(x[split]) for x in self.steps[budget])
-        return Foreseen(tokens, known, times * step_s, times * float(self.plain_s[split]))
+        return DraftPrediction(tokens, known, times * step_s, times * float(self.plain_s[split]))
 
     def budget(self, split: int, undrafted_s: float) -> int:
         """

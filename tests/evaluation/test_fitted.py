@@ -1,0 +1,39 @@
+"""An evaluation's engine has no more room than its problems need."""
+
+import pytest
+
+from pat_jax.config.evaluation import EvalConfig
+from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
+from pat_jax.evaluation.exam import Exam
+from pat_jax.rl.types import Prompt
+from pat_jax.run.heldout import HeldoutSet
+
+
+def exam(*lengths: int) -> Exam:
+    prompts = [Prompt(i, (5,) * n, "", {}) for i, n in enumerate(lengths)]
+    return Exam(["math"], [HeldoutSet("sums", prompts)], [], [], {})
+
+
+def config(num_generations: int) -> RunConfig:
+    rollout = RolloutConfig(prompts_per_step=64, num_generations=1, max_prompt_length=512)
+    return RunConfig(
+        train=False,
+        rollout=rollout,
+        algorithm=AlgorithmConfig(mini_batch_size=64),
+        eval=EvalConfig(num_generations=num_generations, temperature=1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "samples", "rows", "longest"),
+    [
+        ((20, 90, 40), 2, 8, 90),  # six samples, a row of each of four devices alike
+        ((20,), 1, 4, 20),
+        ((20, 90, 40), 100, 64, 90),  # no more than the options say
+        ((700, 30), 1, 4, 512),
+    ],
+)
+def test_rows_and_prompts_of_an_evaluation(lengths, samples, rows, longest):
+    fitted = exam(*lengths).fitted(config(samples), num_devices=4)
+    assert fitted.rollout.prompts_per_step == fitted.algorithm.mini_batch_size == rows
+    assert fitted.rollout.max_prompt_length == longest
