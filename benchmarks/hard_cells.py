@@ -27,9 +27,10 @@ from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.composer import SWITCH_S, Composer
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.length_files import read_lengths
 from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 GPU = "8xH100"

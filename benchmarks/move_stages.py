@@ -23,8 +23,9 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine
-from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 TARGETS = ("h100:8", "a40:8", "v5e:2x4")

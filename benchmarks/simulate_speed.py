@@ -31,8 +31,9 @@ from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic
 from pat_jax.profiling.cross_compile.plant import Order
 from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine
-from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 TARGET, MODEL = "h100:8", "llama-3.1-8b"

@@ -5,157 +5,20 @@ iteration of training. One part that fails keeps no other from being looked at. 
 well, and 1 where it is not.
 """
 
-import gc
-import io
-import math
 import shlex
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-from pat_jax.common.devices import Device, configure
 from pat_jax.config.command_line import parse, run_command
-from pat_jax.models.config import ModelConfig
-from pat_jax.plan import model_of
-from pat_jax.profile import check_writable
-from pat_jax.profiling.cross_compile.compile import installed
-from pat_jax.profiling.doctor.checks import (
-    MODEL,
-    kernels_compiled,
-    kernels_found,
-    links_found,
-    switch_found,
-)
 from pat_jax.profiling.doctor.config import DoctorConfig
-from pat_jax.profiling.doctor.machine import devices_found, versions_found
-from pat_jax.profiling.doctor.report import Examination, Finding
-from pat_jax.profiling.predict.targets import Target
-from pat_jax.train import train
-from pat_jax.training.build import DTYPES
-
-LARGEST_GAP = (
-    0.1  # nats in the mean, between what the rollout and the trainer say of the same tokens
-)
-# What a person does where a part fails.
-ADVICE = {
-    "devices": "pip install -e '.[cuda12]' or '.[tpu]', and see that the driver is loaded",
-    "versions": "reinstall with pip install -e .",
-    "links": "look at the links (nvidia-smi topo -m) and at what NCCL_DEBUG=INFO says",
-    "kernels": "train and generate replace such a kernel by plain operations by themselves, which is "
-    "slower: report it with the file of --out",
-    "switch": "pin one layout with --layout until this is found",
-    "iteration": "run python -m pat_jax.train --model tiny --steps 1 and read the whole message",
-    "compiled": "plain operations replace such a kernel there, which is slower: report it with the file "
-    "of --out",
-}
 
 
 def main() -> None:
     config = parse(sys.argv[1:], DoctorConfig, prog="python -m pat_jax.doctor", presets=None)
-    out = Path(config.out) if config.out else None
-    if out is not None:
-        check_writable(out, "report")
-    command = f"python -m pat_jax.doctor {shlex.join(sys.argv[1:])}".strip()
-    tell = partial(print, flush=True)
-    examination = Examination(command, tell, out, config.step_seconds)
-    model = model_of(config.model)
-    examine = _compiled if config.target else _examined
-    raise SystemExit(examine(config, model, examination))
+    from pat_jax.commands.doctor import examine  # and JAX, once the options are known to be right
 
-
-def _compiled(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
-    """For a machine that is not here; returns the exit code."""
-    target = Target.parse(config.target)
-    installed(target)
-    configure(0)
-    asked = target, model, config.page_size, config.compute_dtype
-    examination.look("compiled", lambda: kernels_compiled(*asked), ADVICE["compiled"])
-    return examination.finish(
-        f"every kernel of {config.model} compiles for {target}; none has been run. On such a machine run "
-        "python -m pat_jax.doctor without --target"
+    raise SystemExit(
+        examine(config, f"python -m pat_jax.doctor {shlex.join(sys.argv[1:])}".strip())
     )
-
-
-def _examined(config: DoctorConfig, model: ModelConfig, examination: Examination) -> int:
-    """For this machine; returns the exit code."""
-    devices: list[Device] = []
-    dtype = DTYPES[config.compute_dtype]
-
-    def devices_here() -> Finding:
-        devices.extend(configure(config.devices))
-        return devices_found(devices)
-
-    examination.look("devices", devices_here, ADVICE["devices"])
-    if not devices:
-        return examination.finish("")
-    parts: dict[str, Callable[[], Finding]] = {
-        "versions": lambda: versions_found(devices),
-        "links": lambda: links_found(devices, dtype),
-        "kernels": lambda: kernels_found(devices, model, config.page_size, dtype),
-        "switch": lambda: switch_found(devices),
-        "iteration": lambda: iteration_found(devices),
-    }
-    for name, examine in parts.items():
-        examination.look(name, examine, ADVICE[name])
-        gc.collect()  # what it had on the devices, which the next part needs
-    kind = f"{len(devices)} x {devices[0].device_kind}"
-    return examination.finish(
-        f"all is well on {kind}. Measure it for your model with python -m pat_jax.profile, or train"
-    )
-
-
-def iteration_found(devices: Sequence[Device]) -> Finding:
-    """A rollout, rewards and an update of a tiny model by the command that trains."""
-    said = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stderr(said), redirect_stdout(said):
-        row = _iteration(len(devices), Path(folder) / "run")
-    names = ("train/grad_norm", "train/behavior_gap", "rollout/tokens_per_s")
-    figures = {name: value for name, value in row.items() if name.startswith("timing/")}
-    figures |= {name: row[name] for name in names}
-    stages = [f"{name} {row[f'timing/{name}']:.2f}" for name in ("rollout", "update", "transfer")]
-    gap, norm = row["train/behavior_gap"], row["train/grad_norm"]
-    trouble = ""
-    if gap is None or not gap <= LARGEST_GAP:
-        trouble = f"rollout and trainer differ by {gap} nats a token"
-    elif norm is None or not 0 < norm < math.inf:
-        trouble = f"the gradient has the norm {norm}"
-    return Finding(trouble or f"{', '.join(stages)} s, gap {gap:.1g} nats", figures, trouble)
-
-
-def _iteration(num_devices: int, folder: Path) -> Mapping[str, Any]:
-    """Its metrics."""
-    prompts = num_devices * -(-4 // num_devices)  # a multiple of the devices, at least four
-    run = train(
-        "demo",
-        reward=_lengths,
-        model=MODEL,
-        devices=num_devices,
-        steps=1,
-        run_dir=str(folder),
-        profile="none",
-        rollout={
-            "prompts_per_step": prompts,
-            "num_generations": 2,
-            "max_completion_length": 56,
-            "min_length": 128,
-            "prefill_blocks": 1,
-        },
-        algorithm={"mini_batch_size": prompts, "tokens_per_micro_batch": 128 * num_devices},
-        warm_start={"steps": 0},
-        eval={"every": 0},
-    )
-    (row,) = (row for row in run.metrics if "train/grad_norm" in row)
-    return row
-
-
-def _lengths(completions: Sequence[str], **columns: object) -> list[float]:
-    """A reward that differs between responses."""
-    del columns
-    return [float(len(text)) for text in completions]
 
 
 if __name__ == "__main__":

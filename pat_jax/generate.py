@@ -4,76 +4,36 @@ Reads and writes line by line. A line that is wrong gets its error as its result
 a killed run goes on with --resume where it was. From Python it is `pat_jax.session(...)`.
 """
 
-import logging
 import sys
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from pat_jax.batch_generation.config import GenerateConfig
-from pat_jax.batch_generation.job import BatchJob
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask, read_lines
-from pat_jax.batch_generation.reach import Reach, reach
-from pat_jax.batch_generation.result_file import ResultFile
-from pat_jax.batch_generation.text_session import TextSession
-from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
-from pat_jax.common.devices import configure
-from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.join import join
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
-from pat_jax.config.run import RunConfig
-from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.memory import memory_limit
-from pat_jax.engine.session import Session
-from pat_jax.models.hf_config import read_json_object
-from pat_jax.models.policy import Policy
-from pat_jax.planning.latency.profile import Profile, Subject
-from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
-from pat_jax.run.exit_head import saved_head
-from pat_jax.run.saved_policy import find_policy
-from pat_jax.run.saved_run import SavedRun
-from pat_jax.run.session import open_session
-from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
-from pat_jax.run.task import load_tokenizer
-from pat_jax.run.weights import Load, weights_of_model, weights_of_run
 
-log = logging.getLogger(__name__)
-GENERATION_CONFIG = "generation_config.json"
+if TYPE_CHECKING:
+    from pat_jax.batch_generation.text_session import TextSession
+    from pat_jax.run.saved_run import SavedRun
+
 _OF_FILES = ("prompts", "out", "resume", "gap_tokens")
 _NO_FILES = "none here: it belongs to files of prompts; give prompts to `generate`"
 
 
 def main() -> None:
     config = parse(sys.argv[1:], GenerateConfig, prog="python -m pat_jax.generate", presets=None)
-    join(config.distributed)
-    if next(read_lines(Path(config.prompts)), None) is None:
-        raise UserError(
-            f"option --prompts is {config.prompts!r}: the file has no line, expected one JSON object a "
-            "line."
-        )
-    parts = prepared(config, prompts=Path(config.prompts))
-    with ResultFile(Path(config.out), resume=config.resume) as results:
-        print(parts.engine.drafting, file=sys.stderr)
-        session, tokenizer = parts.open(), parts.tokenizer
-        assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
-        prompts, sample = Path(config.prompts), Sample(config.gap_tokens)
-        sampling = config.overrides, parts.recommended
-        job = BatchJob(prompts, config.seed, session, tokenizer, *sampling, results)
-        job.run(sample.add)
-        if parts.engine.specs.drafts.budgets and session.report.bursts:
-            print(session.drafts.words, file=sys.stderr)
-    if config.weights != "auto" and sample.sequences:
-        print(gap_words(config, parts.run, parts.engine, sample, parts.load), file=sys.stderr)
+    from pat_jax.commands.generate import (
+        generate,  # and JAX, once the options are known to be right
+    )
+
+    generate(config)
 
 
 def session(
-    config: Config = None, *, run: SavedRun | str | Path | None = None, **options: Any
-) -> TextSession:
+    config: Config = None, *, run: "SavedRun | str | Path | None" = None, **options: Any
+) -> "TextSession":
     """An engine to generate with, any number of times: `session(model=DIR).generate(["Once"], n=4)`.
 
     Args:
@@ -85,6 +45,10 @@ def session(
     Raises:
       UserError: one sentence about what is wrong.
     """
+    from pat_jax.batch_generation.text_session import TextSession
+    from pat_jax.commands.generate import prepared
+    from pat_jax.run.saved_run import SavedRun
+
     with in_one_sentence():
         if run is not None and not isinstance(run, SavedRun):
             run = SavedRun(run)
@@ -99,112 +63,6 @@ def session(
         parts = prepared(asked, run)
         sampling = asked.overrides, parts.recommended
         return TextSession(parts.open(), parts.tokenizer, *sampling, asked.seed)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The parts of a session, nothing compiled yet."""
-
-    config: GenerateConfig
-    run: RunConfig
-    engine: RolloutEngine
-    subject: Subject
-    profile: Profile | None
-    load: Load
-    tokenizer: Tokenizer | None
-    recommended: SamplingOverrides
-    exit_head: np.ndarray | None = None  # that a run has learned; see `RolloutEngine.set_weights`
-
-    def open(self) -> Session:
-        weights_in = partial(self.load, self.engine.dtype, self.engine.policy)
-        most, nans = self.config.max_length, self.config.debug_nans
-        made_of = self.run, self.engine, self.subject, self.profile, weights_in
-        return open_session(*made_of, exit_head=self.exit_head, max_length=most, debug_nans=nans)
-
-
-def prepared(
-    config: GenerateConfig, saved_run: SavedRun | None = None, prompts: Path | None = None
-) -> Prepared:
-    """
-    Args:
-      saved_run: whose policy it is; None: it is that of --model.
-      prompts: all that will be asked; None: anything that the options allow may be.
-
-    Raises:
-      UserError: whatever in the options or their files cannot work.
-    """
-    recommended, options = recommended_overrides(Path(config.model)), config.model_options
-    if saved_run:
-        options = replace(options, data=saved_run.config.data)
-    devices = configure(config.devices)
-    model = model_config(options, devices)
-    tokenizer = None
-    if Path(config.model).is_dir() or saved_run:
-        tokenizer = load_tokenizer(options)
-    elif config.chat != Chat():
-        raise UserError(
-            f"model {config.model!r} has no tokenizer: expected neither --system_prompt nor "
-            "--chat_template_kwargs; leave them out, or give a checkpoint directory."
-        )
-    asked = None
-    if prompts:
-        most = Reach(config.batch, min(config.max_length, model.max_position))
-        assert tokenizer is None or isinstance(tokenizer, HuggingFaceTokenizer)
-        line = (config.overrides, recommended, tokenizer)
-        asked = reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
-    run = replace(config.run_config(model, len(devices), asked), data=options.data)
-    if not saved_run:
-        load = weights_of_model(run, model, config.adapter)
-    engine, head = build_engine(run, model, devices), None
-    if saved_run:
-        saved = find_policy(str(saved_run.folder), None)
-        saved.check(model)
-        layout = next(iter(engine.layouts.values()))
-        load = weights_of_run(run, saved, Policy.from_config(model), layout)
-        head, headless = saved_head(saved, engine)
-        if headless:
-            log.warning("%s", headless)
-    subject = profile_subject(run, model, devices)
-    profile = find_profile(run, subject)
-    return Prepared(config, run, engine, subject, profile, load, tokenizer, recommended, head)
-
-
-def recommended_overrides(directory: Path) -> SamplingOverrides:
-    """The sampling that a checkpoint's authors recommend, if any. `do_sample: false` is greedy.
-
-    Raises:
-      UserError: the file is no JSON object, or has a value that cannot be.
-    """
-    path = directory / GENERATION_CONFIG
-    if not path.is_file():
-        return SamplingOverrides()
-    found = read_json_object(path)
-    same = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    values = {name: found.get(name) for name in same}
-    if found.get("do_sample") is False:
-        values["temperature"] = 0.0
-    limits = {"max_tokens": found.get("max_new_tokens"), "min_tokens": found.get("min_new_tokens")}
-    overrides = SamplingOverrides(**values, **limits)
-    try:
-        overrides.check()
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
-    return overrides
-
-
-def gap_words(
-    config: GenerateConfig, run: RunConfig, engine: RolloutEngine, sample: Sample, load: Load
-) -> str:
-    """How far the results are from those of the full weights; the engine's weights are freed for them."""
-    limit = memory_limit(run.rollout, list(engine.mesh.devices.flat))
-    gap = measure_gap(engine, sample, partial(load, engine.dtype), limit=limit)
-    against = f"{config.weights} weights against {config.compute_dtype}"
-    if isinstance(gap, NoRoom):
-        return f"{against}: not compared, because {gap}"
-    return (
-        f"{against}: log-probabilities of {sample.num_tokens:,} tokens of {len(sample.sequences)} "
-        f"responses differ by {gap.mean:.3g} nats in the mean, {gap.largest:.3g} at most"
-    )
 
 
 if __name__ == "__main__":

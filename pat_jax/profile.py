@@ -4,71 +4,29 @@ Takes the options of `train`, so that a run's --preset and --config fit as they 
 holds already is not measured again: an interrupted measurement goes on where it was.
 """
 
-import errno
-import logging
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from pat_jax.common.bars import bar as progress_bar
 from pat_jax.common.callable_module import make_callable
-from pat_jax.common.devices import PROFILE_DIR, Device, configure
-from pat_jax.common.errors import UserError
-from pat_jax.common.hosts.join import join
-from pat_jax.common.hosts.together import company
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
-from pat_jax.engine.device.programs import Key, ProgramTable
-from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout_choice import check_lengths
-from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
-from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig
-from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
-from pat_jax.profiling.measure.warm_up import Warmup
-from pat_jax.profiling.predict.shard_profile import ShardProfiler
-from pat_jax.profiling.predict.targets import Target, paper_devices
 from pat_jax.run.in_program import in_program
-from pat_jax.run.setup import build_engine, model_config, profile_subject
-from pat_jax.training.build import DTYPES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from tqdm import tqdm
-
-log = logging.getLogger(__name__)
-
-SAVE_EVERY_S = 10.0
+    from pat_jax.commands.profile import Measured
 
 
 def main() -> None:
     config = parse(sys.argv[1:], ProfileConfig, prog="python -m pat_jax.profile")
-    found = _measured(config)
+    from pat_jax.commands.profile import measured  # and JAX, once the options are known to be right
+
+    found = measured(config)
     print(found)
     print(f"profile {found.path}, picture {found.path.with_suffix('.png')}")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A profile, and its file."""
-
-    profile: Profile
-    path: Path
-
-    def plot(self) -> "Figure":
-        """The decode step by live sequences, a panel for each cache length."""
-        return draw_profile(self.profile)
-
-    def __repr__(self) -> str:
-        return tables(self.profile)
-
-
-def profile(config: Config = None, **options: Any) -> Measured:
+def profile(config: Config = None, **options: Any) -> "Measured":
     """Measures this machine for one model, as `python -m pat_jax.profile` does.
 
     Args:
@@ -79,184 +37,11 @@ def profile(config: Config = None, **options: Any) -> Measured:
     Raises:
       UserError: one sentence about what is wrong.
     """
+    from pat_jax.commands.profile import measured
+
     with in_one_sentence(), in_program():
         argv = words(config, options, ProfileConfig)
-        return _measured(parse(argv, ProfileConfig, prog="python -m pat_jax.profile"))
-
-
-def _measured(config: ProfileConfig) -> Measured:
-    join(config.distributed)
-    devices = configure(config.devices)
-    if config.shards:
-        return measure_shards(config, devices[0])
-    model = model_config(config, devices)
-    subject = profile_subject(config, model, devices)
-    path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
-    us = company()
-    known = us.agree("known profile", lambda: known_profile(config, subject, path, shards_of=""))
-    rollout = replace(config.rollout, compile="all")  # all of it is to be measured
-    engine = build_engine(replace(config, rollout=rollout), model, devices)
-    log.info("%s", engine.drafting)
-    us.agree("profile's folder", lambda: check_writable(path))
-    own = us.folder(path.parent) / path.name
-    return kept(measure(config, engine, subject, known, own), own)
-
-
-def measure_shards(config: ProfileConfig, device: Device) -> Measured:
-    """A profile of the machine that `config.shards` names, from one of its devices."""
-    target = Target.parse(config.shards)
-    model = model_config(config, paper_devices(target))
-    check_lengths(config, model)
-    subject = profile_subject(config, model, [device])
-    subject = replace(subject, num_devices=target.num_devices)
-    path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
-    known = known_profile(config, subject, path, shards_of=str(target))
-    rollout = config.rollout
-    profiler = ShardProfiler(
-        model,
-        target,
-        rollout,
-        device,
-        DTYPES[config.compute_dtype],
-        capacity=rollout.prompts_per_step * rollout.num_generations,
-        seed=config.seed,
-        runs=config.runs,
-        known=known and known.latency,
-    )
-    log.info("measuring the shards of %s", ", ".join(map(str, profiler.engines)))
-    check_writable(path)
-
-    def so_far() -> Profile:
-        collectives = profiler.collectives()
-        return Profile(subject, profiler.latency, collectives, shards_of=str(target))
-
-    with progress_bar(total=0, unit="program", desc="measuring", disable=False) as bar:
-        profiler.measure(saving(bar, lambda: so_far().save(path)))
-    return kept(so_far(), path)
-
-
-def known_profile(
-    config: ProfileConfig, subject: Subject, path: Path, *, shards_of: str
-) -> Profile | None:
-    """What the file holds already, unless all is to be measured anew.
-
-    Args:
-      shards_of: the target of whose shards it has to be; empty: it has to be of whole devices.
-
-    Raises:
-      ProfileError: it is of something else.
-    """
-    if not path.is_file() or config.remeasure:
-        return None
-    known = load_profile(path, subject)
-    if known.shards_of != shards_of:
-        there, here = (
-            f"the shards of {target}" if target else "whole devices"
-            for target in (known.shards_of, shards_of)
-        )
-        raise ProfileError(path, f"of something else: {there} measured there, {here} here")
-    return known
-
-
-def saving(bar: "tqdm", save: Callable[[], None]) -> Callable[[int, int], None]:
-    """Told of every program that has run, it shows them and now and then saves what is measured."""
-    saved = time.monotonic()
-
-    def tick(done: int, total: int) -> None:
-        nonlocal saved
-        _show(bar, done, total)
-        if time.monotonic() - saved > SAVE_EVERY_S:
-            save()
-            saved = time.monotonic()
-
-    return tick
-
-
-def kept(profile: Profile, path: Path) -> Measured:
-    profile.save(path)
-    plot_profile(profile, path.with_suffix(".png"))
-    return Measured(profile, path)
-
-
-def check_writable(path: Path, what: str = "profile") -> None:
-    """Before minutes are spent on what cannot be kept; makes the folder.
-
-    Raises:
-      UserError: no file can be written there.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no file", str(path))
-        partial = path.with_name(f".{path.name}.partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
-    except OSError as error:
-        raise UserError(
-            f"{what} {path} cannot be written ({error.strerror}: {error.filename}): expected a file "
-            "in a folder that you may write to; name another one with --out."
-        ) from None
-
-
-def measure(
-    config: ProfileConfig,
-    engine: RolloutEngine,
-    subject: Subject,
-    known: Profile | None,
-    path: Path,
-) -> Profile:
-    """Everything that `known` lacks, saved to `path` on the way."""
-    layouts, dtype = list(engine.layouts.values()), DTYPES[config.compute_dtype]
-    compiled = dict(known.compile_s) if known else {}
-    if missing := [layout for layout in layouts if f"decode {layout}" not in compiled]:
-        compiled |= compile_seconds(engine, [str(layout) for layout in missing])
-    with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
-        engine.compile(lambda done, total: _show(bar, done, total))
-    collectives = dict(known.collectives) if known else {}
-    if not collectives:
-        measured = all_reduce_seconds(layouts, dtype)
-        collectives = company().agree("seconds of sums", lambda: measured)
-    with progress_bar(total=0, unit="program", desc="measuring", disable=False) as bar:
-        warmup = Warmup(
-            engine,
-            known=known and known.latency,
-            runs=config.runs,
-            progress=saving(bar, lambda: so_far().save(path)),
-        )
-
-        def so_far() -> Profile:
-            return Profile(subject, warmup.measured, collectives, compiled)
-
-        warmup.measure(
-            lambda layout: engine.policy.init(
-                config.seed, layout.param_shardings(engine.policy), dtype
-            )
-        )
-    return so_far()
-
-
-def compile_seconds(engine: RolloutEngine, names: Sequence[str]) -> dict[str, float]:
-    """Seconds to compile a program of each kind and layout, without the cache of compiled ones."""
-    table, seconds = ProgramTable(), {}
-    engine.specs.declare(table)
-    jax.config.update("jax_enable_compilation_cache", False)
-    for layout in engine.layouts.values():
-        buckets = engine.specs.buckets
-        rows, length = buckets.rows[layout.split][0], buckets.lengths[0]
-        for key in (
-            Key("decode", layout.split, rows, length),
-            Key("prefill", layout.split, engine.specs.prefill_blocks, length),
-        ):
-            if str(layout) in names:
-                table.compile(key)
-                seconds[f"{key.name} {layout}"] = table.compile_seconds[key]
-    jax.config.update("jax_enable_compilation_cache", True)
-    return seconds
-
-
-def _show(bar: "tqdm", done: int, total: int) -> None:
-    bar.total = total
-    bar.update(done - bar.n)
+        return measured(parse(argv, ProfileConfig, prog="python -m pat_jax.profile"))
 
 
 make_callable(__name__, profile)

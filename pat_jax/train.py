@@ -5,23 +5,17 @@ What happens is in `run/loop.py`. From Python it is `pat_jax.train(...)`.
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.callable_module import make_callable
-from pat_jax.common.devices import configure
-from pat_jax.common.errors import UserError, shown
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
-from pat_jax.config.run import RunConfig
 from pat_jax.run.folder import options_of_run
 from pat_jax.run.in_program import in_program
-from pat_jax.run.loop import Run
-from pat_jax.run.meeting import check_places, meet
-from pat_jax.run.saved_run import SavedRun
-from pat_jax.run.scoring import open_scorer
-from pat_jax.run.setup import build
-from pat_jax.run.shipped_rewards import REWARDS, ship
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
+
+if TYPE_CHECKING:
+    from pat_jax.run.saved_run import SavedRun
 
 Reward = str | Callable[..., Any]
 
@@ -29,14 +23,19 @@ Reward = str | Callable[..., Any]
 def main() -> None:
     try:
         with StopSignals() as signals:
-            _run(options_of_run(sys.argv[1:], parse), signals)
+            config = options_of_run(sys.argv[1:], parse)
+            from pat_jax.commands.train import (
+                run,  # and JAX, once the options are known to be right
+            )
+
+            run(config, signals)
     except Stopped as stop:
         leave(stop.exit_code)
 
 
 def train(
     config: Config = None, *, reward: Reward | Sequence[Reward] | None = None, **options: Any
-) -> SavedRun:
+) -> "SavedRun":
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
         run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in completions])
@@ -56,40 +55,15 @@ def train(
       UserError: one sentence about what is wrong.
       KeyboardInterrupt: the run was interrupted, and saved: `resume=True, run_dir=…` goes on.
     """
+    from pat_jax.commands.train import rewards_of, run
+    from pat_jax.run.saved_run import SavedRun
+
     with in_one_sentence(), in_program() as signals:
         asked = dict(options)
         if reward is not None:
-            several = _several(reward)
-            asked["reward"] = [ship(x, REWARDS) if callable(x) else x for x in several]
-        config_of_run = options_of_run(words(config, asked), parse)
-        run = _run(config_of_run, signals)
-    return SavedRun(run)
-
-
-def _several(reward: object) -> list[Any]:
-    found = list(reward) if isinstance(reward, list | tuple) else [reward]
-    if not found or not all(isinstance(each, str) or callable(each) for each in found):
-        raise UserError(
-            f"reward is {shown(reward)}: expected a function, what --reward names, or a list of them; give one."
-        )
-    return found
-
-
-def _run(config: RunConfig, signals: StopSignals) -> str:
-    """
-    Returns:
-      Its folder.
-    """
-    config = meet(config, signals)
-    check_places(config)
-    setup = build(config, configure(config.devices))
-    with open_scorer(config, setup.task.rewards) as scorer:
-        run = Run(config, setup, scorer, signals)
-        try:
-            run.run()
-        finally:
-            run.open.release()
-    return config.run_dir
+            asked["reward"] = rewards_of(reward)
+        folder = run(options_of_run(words(config, asked), parse), signals)
+    return SavedRun(folder)
 
 
 make_callable(__name__, train)

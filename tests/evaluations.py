@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from pat_jax import evaluate
+from pat_jax.commands import evaluate as body
 from pat_jax.config.command_line import run_command
 
 SMALL = "--batch 8 --max_prompt_length 160 --max_completion_length 24 --layout dp2tp1 --devices 2"
@@ -39,7 +40,7 @@ def evaluate_here(
     (folder / "mine.py").write_text(REWARD)
     argv = ["evaluate", "--out", str(folder / out), *(SMALL.split() if small else ()), *options]
     monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(evaluate, "configure", lambda count: jax.devices()[:count])
+    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
     monkeypatch.chdir(folder)
     run_command(evaluate.main)
     return json.loads((folder / out / "results.json").read_text())

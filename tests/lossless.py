@@ -21,7 +21,7 @@ from pat_jax.engine.layout.layout import Layout, factored_mesh, layout_chain
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.lora import Adapters, Lora

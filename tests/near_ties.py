@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.policy import Params, Policy
 
 NEAR_TIE = 1e-4  # a decision with a smaller margin may fall otherwise in another layout

@@ -12,7 +12,7 @@ from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.policy import Params, Policy
 from tests.lossless import MODELS, Subject, lively_params
 

@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides
-from pat_jax.batch_generation.reach import Reach
+from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.common.hosts.options import DistributedConfig
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
@@ -35,6 +34,13 @@ _OPTIONS = {
     "n": "num_generations",
 }
 SHORTEST_CACHE = 256  # tokens; fewer and longer buckets compile sooner
+
+
+class Reach(NamedTuple):
+    """How large an engine has to be."""
+
+    rows: int  # samples that can run at once
+    length: int  # tokens of the longest prompt and response
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from pat_jax.batch_generation.config import Reach
 from pat_jax.batch_generation.prompt_lines import LineRequest, parse_object, read_lines
-
-
-class Reach(NamedTuple):
-    rows: int  # samples that can run at once
-    length: int  # tokens of the longest prompt and response
 
 
 def reach(path: Path, parse: Callable[[Mapping[str, Any]], LineRequest], most: Reach) -> Reach:

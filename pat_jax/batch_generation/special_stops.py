@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pat_jax.common.errors import shown
-from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
+from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from pat_jax.batch_generation.answers import StopFinder, describe
-from pat_jax.batch_generation.prompt_lines import LineRequest, SamplingOverrides, parse_ask
+from pat_jax.batch_generation.overrides import SamplingOverrides
+from pat_jax.batch_generation.prompt_lines import LineRequest, parse_ask
 from pat_jax.common.bars import bar
 from pat_jax.common.errors import UserError, shown
 from pat_jax.engine.sequences.responses import Request

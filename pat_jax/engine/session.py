@@ -16,7 +16,7 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.report import DraftSums, RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import PLAIN, Sampling
+from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.lengths.streamed import StreamedLengths
 from pat_jax.planning.planner.planner import Planner

@@ -15,7 +15,7 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.session import WINDOW
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel

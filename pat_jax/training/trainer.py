@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -146,17 +146,17 @@ class Trainer:
     def abstract_params(self) -> Params:
         return self.trained.abstract
 
-    @property
+    @cached_property
     def abstract_gradients(self) -> Params:
         return with_sharding(jax.eval_shape(zero_gradients, self.abstract_params), self.shardings)
 
-    @property
+    @cached_property
     def abstract_state(self) -> TrainState:
         """Between two optimizer steps."""
         shapes = jax.eval_shape(self.updates[REINFORCED].init, self.abstract_params)
         return with_sharding(shapes, self._placement.at_rest(shapes))
 
-    @property
+    @cached_property
     def state_in_a_step(self) -> TrainState:
         """The same during one, on the devices."""
         state = self.abstract_state

@@ -20,7 +20,7 @@ from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.responses import Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.policy import Params, Policy
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split

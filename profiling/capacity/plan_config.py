@@ -5,6 +5,7 @@ from typing import Literal
 
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
+    FRACTION,
     GIVEN,
     MEMORY_GIB,
     MOST_REPLAYED,
@@ -24,8 +25,7 @@ from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_SAID
 from pat_jax.profiling.predict.targets import Target
-from pat_jax.profiling.simulate.draft_sources import check_draft_acceptance
-from pat_jax.profiling.simulate.response_lengths import CORRELATION
+from pat_jax.profiling.simulate.draw import CORRELATION
 
 
 @dataclass(frozen=True)
@@ -244,3 +244,19 @@ class PlanConfig:
                 tokens_per_micro_batch=self.tokens_per_micro_batch or whole * target.num_devices,
             ),
         )
+
+
+def check_draft_acceptance(asked: float, speculation: SpeculationConfig) -> None:
+    """
+    Raises:
+      OptionError: it is no probability, or there are no drafts that it is of.
+    """
+    is_fraction, expected = FRACTION
+    require(is_fraction(asked), "draft_acceptance", asked, expected)
+    require(
+        speculation.is_said or asked == PRIOR_SAID,
+        "draft_acceptance",
+        asked,
+        f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
+        "early_exit:LAYER, or leave it out",
+    )

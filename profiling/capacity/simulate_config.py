@@ -21,8 +21,8 @@ from pat_jax.common.rules import (
 )
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.planning.drafts import PRIOR_SAID
-from pat_jax.profiling.simulate.draft_sources import check_draft_acceptance
-from pat_jax.profiling.simulate.response_lengths import CORRELATION
+from pat_jax.profiling.capacity.plan_config import check_draft_acceptance
+from pat_jax.profiling.simulate.draw import CORRELATION
 
 MOST_GROWTH = 20  # of a logarithm, over all rollouts
 WHOLE, NUMBER = r"[1-9]\d{0,9}", r"\d{1,9}(\.\d{1,20})?"

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import yaml
 
-from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from pat_jax.common.devices import Device
 
 MOST_DEVICES = 1024
 EXAMPLES = "h100:8 (eight of one host), h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2"
@@ -93,10 +95,10 @@ class PaperDevice:
     device_kind: str = "on paper"
 
 
-def paper_devices(target: Target) -> list[Device]:
+def paper_devices(target: Target) -> "list[Device]":
     """As many as a target has, and on as many hosts."""
     every = range(target.num_devices)
-    return [cast(Device, PaperDevice(i, i // target.devices_per_host)) for i in every]
+    return [cast("Device", PaperDevice(i, i // target.devices_per_host)) for i in every]
 
 
 @lru_cache(maxsize=1)

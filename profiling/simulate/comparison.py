@@ -19,8 +19,9 @@ from pat_jax.planning.planner.planner import CostModelPlanner, Planner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Ran, Split
 from pat_jax.profiling.simulate.draft_sources import DraftSource
+from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Machine, Workload
-from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 from pat_jax.profiling.simulate.simulator import replay
 
 ADAPTIVE, DRAFTING = "adaptive", "adaptive, drafts"

@@ -9,15 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pat_jax.common.rules import FRACTION, require
-from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.suffix import CONTEXT
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.planning.drafts import (
     KINDS,
     MOST,
     PRIOR_FORKS,
-    PRIOR_SAID,
     SAID,
     Acceptance,
 )
@@ -169,22 +166,6 @@ class DraftSources:
             *self.told,
             *[MET_AGAIN] * (self.known[-1].name == EARLIER),
         )
-
-
-def check_draft_acceptance(asked: float, speculation: SpeculationConfig) -> None:
-    """
-    Raises:
-      OptionError: it is no probability, or there are no drafts that it is of.
-    """
-    is_fraction, expected = FRACTION
-    require(is_fraction(asked), "draft_acceptance", asked, expected)
-    require(
-        speculation.is_said or asked == PRIOR_SAID,
-        "draft_acceptance",
-        asked,
-        f"{PRIOR_SAID} where no model says drafts; take --speculation.source model:DIR or "
-        "early_exit:LAYER, or leave it out",
-    )
 
 
 def said(right: float) -> Acceptance:

@@ -5,14 +5,14 @@ sets (no response of theirs is kept here); between two of them the logarithm of 
 straight line over the normal score, as in a lognormal distribution.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from pat_jax.profiling.simulate.draw import Draw
 from pat_jax.profiling.simulate.machine import Workload
 
 PROBABILITIES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999)
@@ -20,7 +20,6 @@ POINTS = 8192  # equally likely lengths that stand for a built-in distribution
 # Responses pile up at their longest length if at least so many are, such a share of all, and so many
 # times those of the tenth of lengths below.
 FEWEST_CUT, LEAST_CUT, PILE, NEAR = 3, 0.005, 3, 0.9
-CORRELATION = 0.3  # of two samples of a prompt, where nothing is known of it
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class ResponseLengths:
         """Tokens, of responses `scale` times as long and cut at `cap`."""
         return float(np.average(np.minimum(scale * self.tokens, cap), weights=self.counts))
 
-    def draw(self, draw: "Draw") -> Workload:
+    def draw(self, draw: Draw) -> Workload:
         """One rollout; the same for an equal `draw`, with other prompts for another seed.
 
         Samples of a prompt are alike: their normal scores are √ρ·θ + √(1 - ρ)·ε with one θ a prompt,
@@ -135,22 +134,3 @@ class ResponseLengths:
             first = np.arange(draw.sequences) // draw.samples_per_prompt * draw.samples_per_prompt
             prompts = self.prompts[at][first]
         return Workload(prompts, responses, draw.cap, prompt + draw.seed * num_prompts)
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What one rollout is drawn by."""
-
-    sequences: int
-    cap: int  # tokens; longer responses are cut
-    samples_per_prompt: int = 8
-    correlation: float = CORRELATION  # of the normal scores of two samples of a prompt, ρ
-    scale: float = 1.0  # lengths are this many times what the distribution says, before the cut
-    prompt_tokens: int = 256  # of every prompt, where the distribution knows none
-    seed: int = 0
-
-    def later(self, number: int, growth: float) -> "Draw":
-        """So many rollouts on; the logarithm of lengths grows by `growth` in each."""
-        return replace(
-            self, seed=self.seed + 1 + number, scale=self.scale * math.exp(growth * number)
-        )

@@ -11,7 +11,7 @@ from runs import write_checkpoint
 
 from pat_jax.batch_generation.answers import StopFinder
 from pat_jax.batch_generation.job import BatchJob
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides
+from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.batch_generation.text_session import TextSession
 from pat_jax.common.errors import UserError

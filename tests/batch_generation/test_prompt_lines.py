@@ -11,9 +11,10 @@ from runs import CHAT_TEMPLATE, write_checkpoint
 from tokenizer_files import BOS, write_tokenizer
 
 from pat_jax.batch_generation.answers import StopFinder, TextStream, describe
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask, parse_object
+from pat_jax.batch_generation.overrides import SamplingOverrides
+from pat_jax.batch_generation.prompt_lines import parse_ask, parse_object
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.engine.sequences.types import MAX_STOP_IDS, Sampling
+from pat_jax.engine.sequences.sampling import MAX_STOP_IDS, Sampling
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 
 VOCAB = 263
@@ -259,8 +260,8 @@ def test_what_fails_behind_a_stop_string_is_no_error(tokenizer):
 
 
 def test_the_file_of_a_checkpoint_is_the_last_to_be_asked(tmp_path: Path):
+    from pat_jax.commands.generate import recommended_overrides
     from pat_jax.common.errors import UserError
-    from pat_jax.generate import recommended_overrides
 
     assert recommended_overrides(tmp_path) == SamplingOverrides()
     file = tmp_path / "generation_config.json"

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides, parse_ask
-from pat_jax.batch_generation.reach import Reach, reach
+from pat_jax.batch_generation.config import Reach
+from pat_jax.batch_generation.overrides import SamplingOverrides
+from pat_jax.batch_generation.prompt_lines import parse_ask
+from pat_jax.batch_generation.reach import reach
 
 MOST = Reach(rows=8, length=64)
 

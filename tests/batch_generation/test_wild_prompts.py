@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from runs import write_checkpoint
 
 from pat_jax.batch_generation.job import BatchJob
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides, read_lines
+from pat_jax.batch_generation.overrides import SamplingOverrides
+from pat_jax.batch_generation.prompt_lines import read_lines
 from pat_jax.batch_generation.result_file import ResultFile
 from pat_jax.engine.sequences.responses import Completion
 from pat_jax.rl.chat_template import ChatTemplate

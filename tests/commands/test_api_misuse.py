@@ -1,6 +1,7 @@
 """What Python's callers may give by mistake: one sentence, before any device is asked for."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,8 @@ import pytest
 
 import pat_jax
 from pat_jax import SavedRun, UserError
-from pat_jax.batch_generation.prompt_lines import SamplingOverrides
+from pat_jax.batch_generation.overrides import SamplingOverrides
 from pat_jax.batch_generation.text_session import TextSession
-from pat_jax.common.devices import configure
 from pat_jax.run.shipped_rewards import REWARDS, check_shipped
 
 
@@ -57,9 +57,8 @@ def refused(call: Any) -> str:
 @pytest.fixture(autouse=True)
 def nothing_begins(monkeypatch):
     for name in ("train", "plan", "generate", "profile"):
-        module = __import__(f"pat_jax.{name}", fromlist=["configure"])
+        module = import_module(f"pat_jax.commands.{name}")
         monkeypatch.setattr(module, "configure", lambda *_: pytest.fail("it went on"))
-    assert configure
 
 
 @pytest.mark.parametrize("value", WRONG, ids=named)

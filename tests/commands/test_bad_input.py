@@ -14,6 +14,7 @@ from compilations import counted_compilations
 from runs import QWEN3, SMALL_ROLLOUT, TINY, run, write_checkpoint, write_problems
 
 from pat_jax import train
+from pat_jax.commands import train as body
 from pat_jax.config.command_line import dump, parse, run_command
 from pat_jax.rl.data import HELDOUT_SHARE
 from pat_jax.rl.subset import Subset, subset_of
@@ -71,8 +72,8 @@ def command(monkeypatch, capsys, tmp_path) -> Callable[..., str]:
     def refuse(*options: str) -> str:
         before = snapshot(tmp_path)
         monkeypatch.setattr(sys, "argv", ["train", *options])
-        monkeypatch.setattr(train, "configure", lambda count: jax.devices()[: count or 8])
-        monkeypatch.setattr(train.Run, "run", lambda self: pytest.fail("the run began"))
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
+        monkeypatch.setattr(body.Run, "run", lambda self: pytest.fail("the run began"))
         with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
             run_command(train.main)
         assert caught.value.code == 2

@@ -15,6 +15,7 @@ from broken_kernels import break_kernels, one_key_less
 from runs import QWEN3, finish, start, write_checkpoint
 
 from pat_jax import doctor as command
+from pat_jax.commands import doctor as body
 from pat_jax.common import devices as common_devices
 from pat_jax.config.command_line import run_command
 from pat_jax.models.kernel_choice import Kernels
@@ -41,8 +42,8 @@ def doctor(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, list[str],
 
     def run(*options: str, **parts: Callable[..., Finding]) -> tuple[int, list[str], dict]:
         for name in ("links", "switch", "iteration"):
-            monkeypatch.setattr(command, f"{name}_found", parts.get(name, fine))
-        monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:2])
+            monkeypatch.setattr(body, f"{name}_found", parts.get(name, fine))
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:2])
         out = tmp_path / "reports" / "doctor.json"
         monkeypatch.setattr(sys, "argv", ["doctor", "--out", str(out), *options])
         with pytest.raises(SystemExit) as caught:
@@ -96,9 +97,9 @@ def test_a_kernel_that_is_wrong_is_in_the_verdict(doctor, monkeypatch, tmp_path)
 
 def test_no_devices_end_it_with_what_to_install(monkeypatch):
     lines = []
-    monkeypatch.setattr(command, "configure", raises)
+    monkeypatch.setattr(body, "configure", raises)
     examination = Examination("doctor", lines.append)
-    assert command._examined(command.DoctorConfig(), QWEN3, examination) == 1
+    assert body._examined(body.DoctorConfig(), QWEN3, examination) == 1
     assert [part.name for part in examination.parts] == ["devices"]
     assert lines[-1].startswith("verdict: not well: devices: RuntimeError")
     assert "pip install" in lines[-1]

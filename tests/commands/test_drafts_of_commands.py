@@ -15,6 +15,7 @@ from row_writing import write_rows
 from runs import write_checkpoint
 
 from pat_jax import generate
+from pat_jax.commands import generate as body
 from pat_jax.config.command_line import run_command
 from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.profiling.measure.warm_up import Timed, Warmup
@@ -55,7 +56,7 @@ def generated(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[di
         out = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         names = ["--model", str(model), "--prompts", str(prompts), "--out", str(out)]
         monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *GREEDY, *options])
-        monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
         run_command(generate.main)
         return [json.loads(line) for line in out.read_bytes().splitlines()]
 
@@ -134,7 +135,7 @@ def test_evaluate_writes_to_its_log_what_is_drafted_and_what_came(
 def test_a_session_tells_the_logger_and_has_the_counts(
     model: Path, drafts_pay, monkeypatch, caplog
 ):
-    monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
+    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
     options = {"batch": 4, "max_length": 128, "layout": "dp2tp1", "devices": 2, "temperature": 0.0}
     speculation = {"speculation": {"source": "suffix"}}
     with caplog.at_level(logging.INFO, logger="pat_jax"):

@@ -12,7 +12,9 @@ from evaluations import completions, evaluate_here
 from runs import QWEN3, write_checkpoint, write_problems
 from saved_runs import learned, policy_of, save_run
 
-from pat_jax import evaluate, generate
+from pat_jax import generate
+from pat_jax.commands import evaluate as evaluate_command
+from pat_jax.commands import generate as generate_command
 from pat_jax.config.command_line import dump, parse
 from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import load_params
@@ -93,19 +95,19 @@ def drafting(monkeypatch, tmp_path: Path, folder: Path, who: str, layer: int) ->
     """The head that the first layers draft with, where a run's checkpoint is evaluated or generates."""
     source = f"early_exit:{layer}"
     if who == "session":
-        monkeypatch.setattr(generate, "configure", lambda _: jax.devices()[:2])
+        monkeypatch.setattr(generate_command, "configure", lambda _: jax.devices()[:2])
         options = {"max_length": 64, "batch": 2, "layout": "dp2tp1"}
         opened = generate.session(
             options, run=folder / "full", **{"speculation.source": source}
         ).session
     else:
-        seen, real = [], evaluate.open_session
+        seen, real = [], evaluate_command.open_session
 
         def remembered(*args, **options):
             seen.append(real(*args, **options))
             return seen[-1]
 
-        monkeypatch.setattr(evaluate, "open_session", remembered)
+        monkeypatch.setattr(evaluate_command, "open_session", remembered)
         run = ["--run_dir", str(folder / "full"), "--speculation.source", source]
         said(monkeypatch, tmp_path, folder, *run, out="out")
         (opened,) = seen

@@ -21,6 +21,7 @@ from saved_runs import learned, policy_of
 
 from pat_jax import generate
 from pat_jax.batch_generation.config import SHORTEST_CACHE, GenerateConfig
+from pat_jax.commands import generate as body
 from pat_jax.config.command_line import run_command
 from pat_jax.models.hf_export import export
 from pat_jax.models.hf_load import load_params
@@ -57,7 +58,7 @@ def run(model: Path, tmp_path: Path, monkeypatch) -> Callable[..., list[dict[str
     def run(prompts: Path, *options: str, out: str = "out.jsonl") -> list[dict[str, Any]]:
         names = ["--model", str(model), "--prompts", str(prompts), "--out", str(tmp_path / out)]
         monkeypatch.setattr(sys, "argv", ["generate", *names, *SMALL, *options])
-        monkeypatch.setattr(generate, "configure", lambda count: jax.devices()[:count])
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
         run_command(generate.main)
         return [json.loads(line) for line in (tmp_path / out).read_bytes().splitlines()]
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pat_jax import plan
+from pat_jax.commands import plan as body
 from pat_jax.common.picture_style import tp_colour
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.planning.types import Split
@@ -44,7 +45,7 @@ NAMES = ("dp8tp1", "dp4tp2", "dp2tp4", "dp1tp8")
 @pytest.fixture(autouse=True)
 def of_these_devices(monkeypatch):
     """The tests have their devices already."""
-    monkeypatch.setattr(plan, "configure", lambda count: None)
+    monkeypatch.setattr(body, "configure", lambda count: None)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def report(tmp_path_factory) -> PlanReport:
 
 def made(compiled: Compilation | None, *options: str) -> PlanReport:
     config = parse([*ASKED, *options], PlanConfig, prog="plan", presets=None)
-    return planned(plan.question_of(config, "the command"), compiled)
+    return planned(body.question_of(config, "the command"), compiled)
 
 
 def test_it_plans_without_a_compiler(command, tmp_path: Path):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pat_jax import plan
+from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.models.presets import preset
@@ -21,7 +21,8 @@ from pat_jax.profiling.capacity.update_tables import stage_table, update_memory_
 from pat_jax.profiling.cross_compile.compile import Compilation
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram, Sent
 from pat_jax.profiling.predict.update_work import Rows
-from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 GIB = 2**30
 ASKED = "--model tiny --target h100:8 --responses 64 --max_completion_length 3072 --rollouts 2 --data nowhere"

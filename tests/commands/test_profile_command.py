@@ -9,6 +9,7 @@ import pytest
 from runs import TINY, finish, run, start
 
 from pat_jax import profile as command
+from pat_jax.commands import profile as body
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.profiling.measure.config import ProfileConfig
@@ -85,20 +86,20 @@ def test_shards_go_on_where_they_were_stopped(monkeypatch, tmp_path: Path):
     options = ["profile", *TINY, "--out", str(path), "--runs", "6"]
     shards = [*options, "--shards", "h100:2"]
     monkeypatch.setattr(sys, "argv", shards)
-    monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:2])
-    monkeypatch.setattr(command, "SAVE_EVERY_S", 0.0)
-    show = command._show
+    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:2])
+    monkeypatch.setattr(body, "SAVE_EVERY_S", 0.0)
+    show = body._show
 
     def stopped(bar, done: int, total: int) -> None:
         show(bar, done, total)
         if done > total // 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_show", stopped)
+    monkeypatch.setattr(body, "_show", stopped)
     with pytest.raises(KeyboardInterrupt):
         command.main()
     before = json.loads(path.read_text())
-    monkeypatch.setattr(command, "_show", show)
+    monkeypatch.setattr(body, "_show", show)
     command.main()
     after = json.loads(path.read_text())
     kept, whole = (content["latency"]["decode_table"] for content in (before, after))
@@ -132,7 +133,7 @@ def test_lengths_that_the_model_is_not_for_are_not_measured(monkeypatch, capsys,
     lengths = ["--rollout.max_prompt_length", "96", "--rollout.max_completion_length", "4001"]
     options = [*TINY, *shards, *lengths]
     monkeypatch.setattr(sys, "argv", ["profile", *options])
-    monkeypatch.setattr(command, "configure", lambda count: jax.devices()[:count])
+    monkeypatch.setattr(body, "configure", lambda count: jax.devices()[:count])
     with pytest.raises(SystemExit):
         run_command(command.main)
     message = capsys.readouterr().err

@@ -12,6 +12,7 @@ from runs import TINY, finish, start
 
 import pat_jax
 from pat_jax import UserError
+from pat_jax.__main__ import commands
 from pat_jax.run.metrics import read_metrics
 
 OPTIONS = [*TINY, "--layout", "dp2tp1", "--log_samples_every", "1"]
@@ -139,12 +140,19 @@ def test_importing_takes_no_time_and_starts_nothing():
     assert second == "True True False"
 
 
-def test_options_are_read_before_jax_is_imported():
+@pytest.mark.parametrize("command", sorted(commands()))
+def test_options_are_read_before_jax_is_imported(command: str):
     code = (
-        "import sys, pat_jax.config.command_line, pat_jax.config.run; print('jax' in sys.modules)"
+        "import sys\n"
+        f"from pat_jax.{command} import main\n"
+        "sys.argv = ['it', '--no_such_option', '1']\n"
+        "try:\n    main()\n"
+        "except Exception as error:\n    print(error)\n"
+        "print({'jax', 'scipy', 'flax', 'orbax'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    said, imported = done.stdout.strip().splitlines()
+    assert "no_such_option" in said and imported == "set()"
 
 
 @pytest.mark.parametrize("name", pat_jax.__all__)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from fakes import SPLITS, made_up_latency
 
-from pat_jax import plan, simulate
+from pat_jax import simulate
+from pat_jax.commands import plan
+from pat_jax.commands import simulate as body
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse, run_command
 from pat_jax.models.presets import preset
@@ -27,7 +29,7 @@ ASKED += ["--prompt_tokens", "16"]
 @pytest.fixture(autouse=True)
 def of_these_devices(monkeypatch):
     """The tests have their devices already."""
-    monkeypatch.setattr(simulate, "configure", lambda count: None)
+    monkeypatch.setattr(body, "configure", lambda count: None)
 
 
 def report_of(*options: str) -> PlanReport:

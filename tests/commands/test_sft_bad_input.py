@@ -12,6 +12,7 @@ from compilations import counted_compilations
 from runs import write_checkpoint, write_problems
 
 from pat_jax import sft
+from pat_jax.commands import sft as body
 from pat_jax.config.command_line import dump, run_command
 from pat_jax.config.run import RunConfig
 from pat_jax.run.checkpoint import Checkpointer
@@ -38,8 +39,8 @@ def refused(folder: Path, monkeypatch, capsys, tmp_path) -> Callable[..., str]:
         sound = ["--model", str(folder / "model"), "--data", str(folder / "examples.jsonl")]
         sound += ["--max_length", "64", "--run_dir", str(tmp_path / "run"), "--devices", "2"]
         monkeypatch.setattr(sys, "argv", ["sft", *sound, *options])
-        monkeypatch.setattr(sft, "configure", lambda count: jax.devices()[: count or 8])
-        monkeypatch.setattr(sft.SftRun, "run", lambda self: pytest.fail("the run began"))
+        monkeypatch.setattr(body, "configure", lambda count: jax.devices()[: count or 8])
+        monkeypatch.setattr(body.SftRun, "run", lambda self: pytest.fail("the run began"))
         before = sorted(tmp_path.rglob("*"))
         with counted_compilations() as compiled, pytest.raises(SystemExit) as caught:
             run_command(sft.main)
@@ -109,7 +110,7 @@ def test_options_and_files(refused, folder: Path, options: str, words: list[str]
 def test_data_has_to_be_given(monkeypatch, capsys, folder: Path, tmp_path: Path):
     options = ["--model", str(folder / "model"), "--run_dir", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["sft", *options])
-    monkeypatch.setattr(sft, "configure", lambda count: jax.devices())
+    monkeypatch.setattr(body, "configure", lambda count: jax.devices())
     with pytest.raises(SystemExit, match="2"):
         run_command(sft.main)
     assert "option --data is not given: expected .json, .jsonl or" in capsys.readouterr().err

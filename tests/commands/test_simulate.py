@@ -10,6 +10,7 @@ import pytest
 from fakes import SPLITS, made_up_latency
 
 from pat_jax import simulate
+from pat_jax.commands import simulate as body
 from pat_jax.config.command_line import run_command
 from pat_jax.models.presets import preset
 from pat_jax.planning.latency.profile import Profile, Subject, read_profile
@@ -46,7 +47,7 @@ def profile(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def of_these_devices(monkeypatch):
     """The tests have their devices already."""
-    monkeypatch.setattr(simulate, "configure", lambda count: None)
+    monkeypatch.setattr(body, "configure", lambda count: None)
 
 
 @pytest.fixture

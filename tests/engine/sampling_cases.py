@@ -9,7 +9,8 @@ from scipy import stats
 
 from pat_jax.engine.device.gumbel import position_keys
 from pat_jax.engine.device.sampling import sample
-from pat_jax.engine.sequences.types import RowSampling, Sampling, token_set
+from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.types import RowSampling, token_set
 from tests.near_ties import Noise, noise_of
 
 VOCAB, PADDED, ROWS = 61, 64, 4096

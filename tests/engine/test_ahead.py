@@ -18,7 +18,7 @@ from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
 from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Plan
 from tests.near_ties import Tally, compare

@@ -21,7 +21,7 @@ from pat_jax.engine.draft_choice import wanted_drafts
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.policy import Policy
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.planner.scripts import FixedLayout

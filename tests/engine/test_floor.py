@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pat_jax.engine.device.sampling import NEVER, _floor
-from pat_jax.engine.sequences.types import RowSampling, Sampling
+from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.types import RowSampling
 
 VOCAB, ROWS = 61, 3
 NEAR = 2e-6  # how far float32 may take the sum of a few thousand probabilities

@@ -11,7 +11,8 @@ from sampling_cases import SEQUENCES, chi_square, keys_of, own_noise, rows_of
 
 from pat_jax.engine.device.gumbel import BLOCK, exponentials, position_keys
 from pat_jax.engine.device.sampling import NEVER, sample
-from pat_jax.engine.sequences.types import NO_TOKEN, Sampling
+from pat_jax.engine.sequences.sampling import Sampling
+from pat_jax.engine.sequences.types import NO_TOKEN
 from tests.near_ties import NEAR_TIE, perturbed
 
 ROWS = len(SEQUENCES)

@@ -11,7 +11,7 @@ from fakes import SETTINGS, AtStep, longest_requests, static_run, subject
 from runs import finish, start
 
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from tests.lossless import CARRIES, MODELS, PATHS, make_requests, tally
 from tests.near_ties import (
     NEAR_TIE,

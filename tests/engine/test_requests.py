@@ -9,7 +9,7 @@ from compilations import counted_compilations
 from fakes import SETTINGS, subject
 
 from pat_jax.engine.sequences.responses import Completion
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from tests.lossless import EOS_IDS, make_requests
 
 SUBJECT, LENGTH = "kv2", 40

@@ -22,7 +22,7 @@ from sampling_cases import (
 )
 
 from pat_jax.engine.device.sampling import likeliest, sample, sequence_key
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from tests.near_ties import NEAR_TIE, perturbed
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sampling_cases import PADDED, SEQUENCES, VOCAB, draw, keys_of, own_noise, rows_of, seen_in
 
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from tests.near_ties import NEAR_TIE, perturbed
 
 torch = pytest.importorskip("torch", reason="needs the `parity` extra")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pat_jax.engine.sequences.responses import Request, Responses
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.engine.sequences.sequence_table import NO_ROW, NO_SEQUENCE, SequenceTable
-from pat_jax.engine.sequences.types import Sampling
 
 BURST = 4
 

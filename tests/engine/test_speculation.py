@@ -18,7 +18,7 @@ from pat_jax.engine.layout.buckets import Drafts
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.earlier import EarlierResponses
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.planning.drafts import BRANCHES, Acceptance
 from pat_jax.planning.drafts import DRAFTS as DRAFTS_OF_RUNS
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step

@@ -19,7 +19,7 @@ from sampling_cases import (
 
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Request, Responses
-from pat_jax.engine.sequences.types import PLAIN, Sampling
+from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 0.0}], ids=str)

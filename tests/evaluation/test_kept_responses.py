@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pat_jax.common.errors import UserError
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.evaluation.kept_responses import KeptResponses
 
 REQUESTS = [Request((5, 6, i), sequence_key(0, i), 9, Sampling(0.5)) for i in range(6)]

@@ -10,7 +10,8 @@ from fakes import SPLITS, made_up_machine
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.profiling.capacity.limits import limits, shares
 from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
-from pat_jax.profiling.simulate.response_lengths import Draw, ResponseLengths
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
 
 CAP, PROMPT, CAPACITY = 150, 10, 64
 CONFIG = replace(

@@ -8,12 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, spearmanr
 
-from pat_jax.profiling.simulate.response_lengths import (
-    BUILT_IN,
-    PROBABILITIES,
-    Draw,
-    ResponseLengths,
-)
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.profiling.simulate.response_lengths import BUILT_IN, PROBABILITIES, ResponseLengths
 
 CAP = 32_768
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.sequences.responses import Completion, Request
-from pat_jax.engine.sequences.types import Sampling
+from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.rl.responses import Response
 from pat_jax.rl.reward_outcome import Cause, Failure
 from pat_jax.rl.reward_scorer import RewardScorer

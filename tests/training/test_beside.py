@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from runs import QWEN3, SMALL_ROLLOUT, TINY, write_checkpoint, write_problems
 
-from pat_jax import plan
+from pat_jax.commands import plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.device.programs import Key

@@ -10,9 +10,10 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from pat_jax.engine.sequences.contents import Contents
+from pat_jax.engine.sequences.sampling import PLAIN, Sampling
 from pat_jax.engine.sequences.sequence_table import NO_SEQUENCE, SequenceTable
 from pat_jax.engine.sequences.state import BurstOutput, RowState, Runs
-from pat_jax.engine.sequences.types import PLAIN, Sampling, token_set
+from pat_jax.engine.sequences.types import token_set
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""An evaluation, once its options are read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError
+from pat_jax.common.hosts.join import join
+from pat_jax.engine.sequences.responses import Completion, Request
+from pat_jax.engine.session import Session
+from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.evaluation.exam import load_exam
+from pat_jax.evaluation.folder import EvaluationFolder
+from pat_jax.evaluation.results import content, words
+from pat_jax.models.policy import Policy
+from pat_jax.rl.responses import response_reader
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer, check_vocabulary
+from pat_jax.run.completions import Completions
+from pat_jax.run.evaluation import Evaluator
+from pat_jax.run.exit_head import saved_head
+from pat_jax.run.generation import sampled
+from pat_jax.run.progress import Progress
+from pat_jax.run.saved_policy import SavedPolicy, find_policy
+from pat_jax.run.scoring import open_scorer, try_out
+from pat_jax.run.session import open_session
+from pat_jax.run.setup import build_engine, find_profile, model_config, profile_subject
+from pat_jax.run.weights import weights_of_model, weights_of_run
+
+
+def evaluate(config: EvaluateConfig) -> None:
+    config, saved = _saved(config)
+    join(config.distributed)
+    devices = configure(config.devices)
+    model = model_config(config.model_options, devices)
+    if saved:
+        saved.check(model)
+    run = config.run_config(model, len(devices))
+    skips = run.reward_skip_special_tokens
+    tokenizer = HuggingFaceTokenizer(config.model, run.data.chat, skip_special_tokens=skips)
+    check_vocabulary(tokenizer, model.vocab_size, source=config.model)
+    exam = load_exam(run, tokenizer)
+    run = exam.fitted(run, len(devices))
+    engine = build_engine(run, model, devices)
+    head, headless = None, ""
+    if saved:
+        layout = next(iter(engine.layouts.values()))
+        load = weights_of_run(run, saved, Policy.from_config(model), layout)
+        head, headless = saved_head(saved, engine)
+    else:
+        load = weights_of_model(run, model, config.adapter)
+    subject = profile_subject(run, model, devices)
+    profile = find_profile(run, subject)
+    progress = Progress(0)
+    with open_scorer(run, exam.rewards) as scorer:
+        first = exam.sets[0].prompts[0]
+        try_out(scorer, first, exam.columns, config.num_generations, progress)
+        with EvaluationFolder(config) as folder:
+            if known := len(folder.responses):
+                progress.print(f"{known:,} responses are there already")
+            for line in filter(None, (*(saved.notes if saved else ()), headless, *exam.notes)):
+                progress.print(line)
+            weights_in = partial(load, engine.dtype, engine.policy)
+            session = open_session(run, engine, subject, profile, weights_in, exit_head=head)
+            made_of = tokenizer, folder.path, progress.print
+            with Completions(*made_of, is_asked=True) as completions:
+                read = response_reader(exam.columns, tokenizer)
+                evaluator = Evaluator(run, exam.sets, read, scorer, completions, progress)
+                ask = partial(folder.responses.ask, partial(_answers, session))
+                found = evaluator.evaluate(None, ask)
+            folder.finish(content(config, found, exam.left_out, folder.responses.num_tokens))
+    progress.close()
+    for line in found.samples:
+        print(line)
+    print(words(config, found, folder.responses.num_tokens))
+
+
+def _saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
+    """With --run_dir, the checkpoint that is evaluated, and the options, which then name it."""
+    saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
+    if saved:
+        config = replace(config, model=config.model or saved.model, checkpoint=saved.step)
+    if not Path(config.model).is_dir():
+        begun = f", with which the run in {config.run_dir!r} began" if saved else ""
+        raise UserError(
+            f"option --model is {config.model!r}{begun}: expected a Hugging Face checkpoint directory."
+        )
+    return config, saved
+
+
+def _answers(session: Session, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
+    """As the responses end."""
+    advice = "is the checkpoint intact? --compute_dtype float32 helps where numbers overflow"
+    stream = session.stream(requests)
+    bar = tqdm(stream, total=len(requests), unit="response", disable=None, dynamic_ncols=True)
+    return sampled(bar, len(requests), advice)

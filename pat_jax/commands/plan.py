@@ -1,0 +1,182 @@
+"""A plan, once its options are read."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pat_jax.common.bars import bar as progress_bar
+from pat_jax.common.devices import configure
+from pat_jax.common.files import replace_text
+from pat_jax.common.rules import check_context
+from pat_jax.config.command_line import dump
+from pat_jax.engine.draft_choice import drafter_of, shape_of
+from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_load import check_checkpoint
+from pat_jax.models.presets import preset
+from pat_jax.profiling.capacity.costs import costs_of
+from pat_jax.profiling.capacity.page import write_page
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import Question, planned
+from pat_jax.profiling.capacity.recorded_responses import (
+    Encode,
+    find_responses,
+    lengths_of,
+    sources_of,
+)
+from pat_jax.profiling.capacity.report import PlanReport
+from pat_jax.profiling.capacity.text import plan_text
+from pat_jax.profiling.cross_compile.by_arithmetic import by_arithmetic, check_room
+from pat_jax.profiling.cross_compile.compile import DEPTHS, Compilation, compile_for, installed
+from pat_jax.profiling.cross_compile.plant import Order
+from pat_jax.profiling.predict.targets import Target
+from pat_jax.profiling.simulate.comparison import Series
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.folder import CONFIG_FILE, check_run_dir, log_to, make_run_dir
+from pat_jax.run.plot import draw_rollout, plot_rollout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT_FILE, PAGE_FILE, PICTURE_FILE = "plan.json", "plan.html", "rollout.png"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the folder that has its page, its figures and its picture."""
+
+    report: PlanReport
+    folder: Path
+
+    @property
+    def page(self) -> Path:
+        return self.folder / PAGE_FILE
+
+    @property
+    def figures(self) -> Path:
+        return self.folder / REPORT_FILE
+
+    def plot(self) -> "Figure":
+        """The first of the replayed rollouts: live sequences over time, the layout in force."""
+        return draw_rollout(self.report.comparison.traces[0])
+
+    def __repr__(self) -> str:
+        return plan_text(self.report)
+
+
+def made_plan(config: PlanConfig, command: str) -> Planned:
+    if not config.run_dir:
+        config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
+    configure(0)
+    question = question_of(config, command)
+    target = question.plant.order.target
+    run = config.run(target)
+    folder = check_run_dir(run)
+    if config.compile:
+        installed(target)
+    lock = make_run_dir(run, folder)
+    try:
+        replace_text(folder / CONFIG_FILE, dump(config))
+        log_to(folder / "run.log")
+        report = planned(question, compiled(config, question) if config.compile else None)
+        keep(report, folder)
+    finally:
+        lock.release()
+    return Planned(report, folder)
+
+
+def question_of(config: PlanConfig, command: str) -> Question:
+    """
+    Raises:
+      UserError: whatever is wrong with what was asked; nothing has been written or compiled.
+    """
+    target, model = Target.parse(config.target), model_of(config.model)
+    lengths_asked = {
+        "max_prompt_length": config.max_prompt_length,
+        "max_completion_length": config.max_completion_length,
+    }
+    check_context(lengths_asked, model.max_position, config.model)
+    recorded = find_responses(config, model.vocab_size, encode_of(config.model))
+    lengths = lengths_of(config, recorded)
+    longest = config.max_prompt_length + config.max_completion_length
+    drafter = drafter_of(
+        config.speculation, model, target.chip.platform, longest, shape_of, folder=config.model
+    )
+    draft_model = drafter.policy and drafter.policy.config
+    order = Order.of(target, config.run(target), model, DEPTHS, draft_model)
+    check_room(order, config.model)
+    plant = by_arithmetic(order)
+    profile = Path(config.profile) if config.profile else None
+    costs = costs_of(plant, profile, Path(config.data), config.sums)
+    return Question(
+        command,
+        config.model,
+        plant,
+        Series(draw(config), config.rollouts),
+        lengths,
+        costs,
+        Path(config.data),
+        config,
+        sources_of(config, recorded, costs.drafts, config.min_length),
+    )
+
+
+def draw(config: PlanConfig) -> Draw:
+    return Draw(
+        config.responses,
+        config.max_completion_length,
+        config.num_generations,
+        config.correlation,
+        config.length_scale,
+        config.prompt_tokens,
+        config.seed,
+    )
+
+
+def model_of(name: str) -> ModelConfig:
+    """
+    Raises:
+      UserError: it is no usable checkpoint directory and no built-in shape.
+    """
+    return check_checkpoint(name) if Path(name).is_dir() else preset(name)
+
+
+def encode_of(name: str) -> Encode | None:
+    """The tokenizer of a checkpoint, which is loaded where there is a text for it."""
+    if not Path(name).is_dir():
+        return None
+    loaded = cache(lambda: HuggingFaceTokenizer(name))
+    return lambda text: loaded().encode(text)
+
+
+def folder_name(config: PlanConfig, now: datetime) -> str:
+    model, target = Path(config.model).name, config.target.replace(":", "-")
+    return f"plan-{model}-{target}-{now:%Y%m%d-%H%M%S}"
+
+
+def compiled(config: PlanConfig, question: Question) -> Compilation:
+    order = question.plant.order
+    with progress_bar(total=0, unit="program", desc="compiling", disable=False) as bar:
+
+        def show(done: int, total: int, last: str) -> None:
+            bar.total = total
+            bar.set_postfix_str(last)
+            bar.update(done - bar.n)
+
+        return compile_for(
+            order.target,
+            question.run,
+            order.model,
+            draft_model=order.draft_model,
+            layers=config.layers,
+            progress=show,
+        )
+
+
+def keep(report: PlanReport, folder: Path) -> None:
+    """Everything that a plan leaves behind."""
+    replace_text(folder / REPORT_FILE, report.to_json())
+    plot_rollout(report.comparison.traces[0], folder / PICTURE_FILE)
+    write_page(report, folder / PAGE_FILE)

@@ -1,0 +1,15 @@
+"""Supervised fine-tuning, once its options are read."""
+
+from pat_jax.common.devices import configure
+from pat_jax.config.sft import SftConfig
+from pat_jax.run.meeting import check_places, meet
+from pat_jax.run.sft.loop import SftRun
+from pat_jax.run.sft.setup import build
+from pat_jax.run.stop_signals import StopSignals
+
+
+def run(config: SftConfig, signals: StopSignals) -> None:
+    config = meet(config, signals)
+    check_places(config)
+    setup = build(config, configure(config.devices))
+    SftRun(config, setup, signals).run()

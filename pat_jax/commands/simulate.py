@@ -1,0 +1,277 @@
+"""Replays on a measured machine, once the options are read."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError, shown
+from pat_jax.common.files import replace_text
+from pat_jax.common.rules import check_context
+from pat_jax.common.text_table import Cell, percent, text_table
+from pat_jax.engine.draft_choice import drafter_of, shape_of
+from pat_jax.engine.draft_memory import Drafter
+from pat_jax.planning.latency.profile import Profile, read_profile
+from pat_jax.profiling.capacity.costs import measured_drafts
+from pat_jax.profiling.capacity.recorded_responses import (
+    RecordedResponses,
+    find_responses,
+    lengths_of,
+    sources_of,
+)
+from pat_jax.profiling.capacity.simulate_config import SimulateConfig
+from pat_jax.profiling.capacity.tables import SOURCE_HEADER, source_rows
+from pat_jax.profiling.capacity.what_if import (
+    NO_SPECULATION,
+    WhatIf,
+    machine_of,
+    model_of,
+    profile_words,
+    unmeasured,
+)
+from pat_jax.profiling.simulate.comparison import Comparison, Series, compare
+from pat_jax.profiling.simulate.draft_sources import DraftSources
+from pat_jax.profiling.simulate.draw import Draw
+from pat_jax.profiling.simulate.response_lengths import ResponseLengths
+from pat_jax.run.plot import draw_rollout
+
+# Beside every layout: without drafts.
+DRAFT_HEADER = ("with drafts s", "tokens a step", "the best static takes")
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one question."""
+
+    what_if: WhatIf
+    comparison: Comparison
+    unmeasured: str  # loads that no run was measured at
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "what_if": asdict(self.what_if),
+            "unmeasured": self.unmeasured,
+            **self.comparison.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came of all questions, which share a machine and response lengths."""
+
+    config: SimulateConfig
+    profile: Profile
+    lengths: ResponseLengths
+    answers: Sequence[Answer]
+    told: Sequence[str] = ()  # of drafts, in sentences
+
+    def plot(self, number: int = 0) -> "Figure":
+        """The first adaptive rollout of an answer: live sequences over time, the layout in force."""
+        if number not in range(len(self.answers)):
+            raise UserError(
+                f"number is {shown(number)}: expected that of an answer, from 0 to {len(self.answers) - 1}."
+            )
+        return draw_rollout(self.answers[number].comparison.traces[0])
+
+    def __repr__(self) -> str:
+        told = [
+            tables(self.config, self.profile, self.lengths, self.answers),
+            *self.told,
+        ]
+        return "\n\n".join(told)
+
+
+def simulated(config: SimulateConfig) -> Simulated:
+    profile = read_profile(Path(config.profile))
+    model = model_of(profile)
+    recorded = find_responses(config, model.vocab_size)
+    lengths = lengths_of(config, recorded)
+    for _, cap, *_ in config.cases():
+        asked = {
+            "prompt_tokens": longest_prompt(config, lengths),
+            "max_completion_length": cap,
+        }
+        check_context(asked, model.max_position, config.profile)
+    configure(0)
+    longest = longest_prompt(config, lengths) + max(cap for _, cap, *_ in config.cases())
+    drafter, sources, told = _drafts(config, profile, recorded, longest)
+    answers = [answer(config, profile, lengths, drafter, sources, *case) for case in config.cases()]
+    if config.out:
+        write(Path(config.out), content(config, profile, lengths, answers) | {"drafts": told})
+    return Simulated(config, profile, lengths, answers, told)
+
+
+def _drafts(
+    config: SimulateConfig, profile: Profile, recorded: RecordedResponses | None, longest: int
+) -> tuple[Drafter, DraftSources | None, tuple[str, ...]]:
+    """Those that were measured of the ones asked for, their sources, and what is to be said of it.
+
+    Args:
+      longest: tokens of the longest prompt and response.
+
+    Raises:
+      UserError: none of those that are insisted on were measured, or nobody can say them.
+    """
+    asked, backend = config.speculation, profile.subject.backend
+    wanted = drafter_of(asked, model_of(profile), backend, longest, shape_of)
+    drafts, told = measured_drafts(wanted, profile.latency)
+    if asked.source not in ("auto", "none") and not drafts.budgets:
+        raise UserError(
+            f"option --speculation.source is {asked.source!r}: the profile {config.profile} has no steps that "
+            f"verify drafts of --speculation.budgets ({' '.join(map(str, asked.budgets))}) from {wanted.come_from}; "
+            f"measure them with python -m pat_jax.profile --speculation.source {asked.source}, or leave the "
+            "option out."
+        )
+    least = min(length for _, _, length in profile.latency.decode_table)
+    sources = sources_of(config, recorded, drafts, least)
+    told = (*told, *(sources.words(drafts.most) if sources else ()))
+    return Drafter(drafts, wanted.policy), sources, told
+
+
+def answer(
+    config: SimulateConfig,
+    profile: Profile,
+    lengths: ResponseLengths,
+    drafter: Drafter,
+    sources: DraftSources | None,
+    responses: int,
+    cap: int,
+    link_slowdown: float,
+    host_us: float,
+) -> Answer:
+    draw = Draw(
+        responses,
+        cap,
+        config.num_generations,
+        config.correlation,
+        config.length_scale,
+        config.prompt_tokens,
+        config.seed,
+    )
+    series = Series(draw, config.rollouts, config.growth)
+    budgets = drafter.drafts.budgets
+    what_if = WhatIf(
+        responses,
+        cap,
+        longest_prompt(config, lengths),
+        link_slowdown,
+        host_us,
+        config.device_memory_gib,
+        config.burst_steps,
+        config.check_every,
+        replace(config.speculation, budgets=budgets) if budgets else NO_SPECULATION,
+        drafter.policy and drafter.policy.config,
+    )
+    machine = machine_of(profile, what_if, sources and sources.of_every_rollout.acceptance)
+    known = sources.known if sources else ()
+    found = compare(machine, lengths, series, sources=known)
+    return Answer(what_if, found, unmeasured(profile, machine))
+
+
+def longest_prompt(config: SimulateConfig, lengths: ResponseLengths) -> int:
+    return config.prompt_tokens if lengths.prompts is None else int(lengths.prompts.max())
+
+
+def tables(
+    config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
+) -> str:
+    parts = [
+        f"costs: {profile_words(Path(config.profile), profile)}\n"
+        f"lengths: {lengths.source}\n"
+        "replayed: the planner that ships, on a simulated clock",
+        _gains(answers),
+        *_by_source(answers),
+        *(_rollouts(one) for one in answers if config.rollouts > 1),
+    ]
+    parts += dict.fromkeys(
+        f"extrapolated, for nothing like it was measured: {one.unmeasured}"
+        for one in answers
+        if one.unmeasured
+    )
+    return "\n\n".join(parts)
+
+
+def _gains(answers: Sequence[Answer]) -> str:
+    """One line for each question: seconds of a rollout, and what adapting saves."""
+    names = dict.fromkeys(system.name for one in answers for system in one.comparison.static)
+    has_drafts = any(one.comparison.drafting for one in answers)
+    header = ["what if", "adaptive s", *DRAFT_HEADER * has_drafts, *(f"{name} s" for name in names)]
+    header += ["saved of the best", "switches", "after the first", "preempted"]
+    rows = []
+    for one in answers:
+        found = one.comparison
+        static = {system.name: system.mean_s for system in found.static}
+        rows.append(
+            [
+                str(one.what_if),
+                found.adaptive.mean_s,
+                *_with_drafts(found),
+                *(static.get(name) for name in names),
+                f"{percent(found.gain(found.best_static))} ({found.best_static.name})",
+                sum(len(trace.switches) for trace in found.traces),
+                percent(found.share_after_switch),
+                sum(found.adaptive.num_preempted),
+            ]
+        )
+    return text_table(header, rows)
+
+
+def _by_source(answers: Sequence[Answer]) -> Iterator[str]:
+    """What drafts give, by where they are from; nothing where none are made."""
+    rows = [[str(one.what_if), *row] for one in answers for row in source_rows(one.comparison)]
+    if rows:
+        yield text_table(["what if", *SOURCE_HEADER], rows)
+
+
+def _with_drafts(found: Comparison) -> list[Cell]:
+    """Under `DRAFT_HEADER`; nothing where no drafts are made."""
+    if (drafting := found.drafting) is None:
+        return []
+    faster = found.best_static.mean_s / drafting.mean_s
+    return [drafting.mean_s, fmean(drafting.tokens_per_step), f"{faster:.2f} x"]
+
+
+def _rollouts(one: Answer) -> str:
+    found = one.comparison
+    header = ["rollout", "tokens", "adaptive s", *(f"{system.name} s" for system in found.static)]
+    rows = [
+        [i, tokens, found.adaptive.total_s[i], *(system.total_s[i] for system in found.static)]
+        for i, tokens in enumerate(found.tokens)
+    ]
+    return f"{one.what_if}\n{text_table(header, rows)}"
+
+
+def content(
+    config: SimulateConfig, profile: Profile, lengths: ResponseLengths, answers: Sequence[Answer]
+) -> dict[str, Any]:
+    return {
+        "command": "python -m pat_jax.simulate",
+        "options": asdict(config),
+        "costs": {
+            "source": "profile",
+            "explained": profile_words(Path(config.profile), profile),
+            "subject": asdict(profile.subject),
+        },
+        "lengths": {"source": lengths.source},
+        "answers": [one.to_json() for one in answers],
+    }
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """
+    Raises:
+      UserError: no file can be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(found, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"option --out is {str(path)!r}: cannot be written ({error.strerror}); name another file."
+        ) from None

@@ -1,0 +1,44 @@
+"""A training run, once its options are read."""
+
+from typing import Any
+
+from pat_jax.common.devices import configure
+from pat_jax.common.errors import UserError, shown
+from pat_jax.config.run import RunConfig
+from pat_jax.run.loop import Run
+from pat_jax.run.meeting import check_places, meet
+from pat_jax.run.scoring import open_scorer
+from pat_jax.run.setup import build
+from pat_jax.run.shipped_rewards import REWARDS, ship
+from pat_jax.run.stop_signals import StopSignals
+
+
+def run(config: RunConfig, signals: StopSignals) -> str:
+    """
+    Returns:
+      Its folder.
+    """
+    config = meet(config, signals)
+    check_places(config)
+    setup = build(config, configure(config.devices))
+    with open_scorer(config, setup.task.rewards) as scorer:
+        training = Run(config, setup, scorer, signals)
+        try:
+            training.run()
+        finally:
+            training.open.release()
+    return config.run_dir
+
+
+def rewards_of(reward: object) -> list[str]:
+    """What `--reward` says of each: functions of this program are sent to processes of their own.
+
+    Raises:
+      UserError: one is neither a function nor a text, or cannot be sent.
+    """
+    found: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
+    if not found or not all(isinstance(each, str) or callable(each) for each in found):
+        raise UserError(
+            f"reward is {shown(reward)}: expected a function, what --reward names, or a list of them; give one."
+        )
+    return [ship(each, REWARDS) if callable(each) else each for each in found]

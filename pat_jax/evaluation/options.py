@@ -1,0 +1,76 @@
+"""The options of an evaluation that begins or goes on, and whether its folder is a place for that."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+
+from pat_jax.common.errors import UserError, shown
+from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.run.folder import COMPLETE, CONFIG_FILE, differences, is_used
+
+RESULTS_FILE = "results.json"
+RESPONSES_FILE = "responses.jsonl"  # while there are no results
+# What an evaluation that goes on may have otherwise: no response follows from it.
+_FREE = (
+    *("out", "resume", "batch", "layout", "profile", "devices", "num_completions_to_print"),
+    *("pass_at", "pass_threshold", "reward", "reward_weights", "reward_timeout", "reward_workers"),
+    *("reward_memory", "reward_retries", "reward_token_env"),
+    *("distributed.coordinator", "distributed.num_processes", "distributed.process_id"),
+    "distributed.wait",
+)
+
+
+def options_of_evaluation(
+    argv: Sequence[str], parse: Callable[..., EvaluateConfig]
+) -> EvaluateConfig:
+    """The options that `argv` asks for; those of one that goes on are its own, unless given again.
+
+    Args:
+      parse: as `command_line.parse`.
+
+    Raises:
+      UserError: they are wrong, or its folder is no place for it.
+    """
+    resumed = parse(argv, only=("resume", "out"))
+    if not resumed.resume:
+        config = parse(argv)
+        config.check_given()
+        name = config.out or f"evaluations/{datetime.now():%Y%m%d-%H%M%S}"
+        _check_new(name)
+        return replace(config, out=name)
+    begun = ["--config", str(_check_begun(Path(resumed.out)))]
+    config = parse([*begun, *argv])
+    for name, (old, new) in differences(asdict(parse(begun)), asdict(config)).items():
+        if name not in _FREE:
+            raise UserError(
+                f"option --{name} is {shown(new)}: expected {shown(old)} with --resume, by which the "
+                f"responses in {config.out!r} were drawn; leave it out, or choose another --out."
+            )
+    return config
+
+
+def _check_new(name: str) -> None:
+    """Raises UserError where results would be written over others."""
+    folder = Path(name)
+    if folder.exists() and (not folder.is_dir() or is_used(folder)):
+        advice = "choose another"
+        if (folder / RESPONSES_FILE).exists():
+            advice = "go on with the evaluation in it with --resume, or choose another"
+        raise UserError(f"option --out is {name!r}: expected a new or empty folder; {advice}.")
+
+
+def _check_begun(folder: Path) -> Path:
+    """The options of the evaluation that was begun there; raises UserError where none goes on."""
+    option, path = f"option --out is {str(folder)!r}", folder / CONFIG_FILE
+    if (folder / RESULTS_FILE).exists():
+        raise UserError(
+            f"{option}: expected an evaluation to go on with, but that one has its {RESULTS_FILE}; leave "
+            "out --resume and choose another."
+        )
+    if not path.is_file() or not path.read_text("utf-8", "replace").endswith(COMPLETE):
+        raise UserError(
+            f"{option}: expected the folder of an evaluation to go on with, with {CONFIG_FILE}; check the "
+            "path, or begin one without --resume."
+        )
+    return path
