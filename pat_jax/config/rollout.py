@@ -70,7 +70,8 @@ class RolloutConfig:
     rollout would run in other rows, and round otherwise."""
     check_integrity: bool = False
     """Check the accounts of rows and pages of the KV cache after each burst, and before it that all
-    processes of the run are about to do the same, drafts and what they come from included; for debugging."""
+    processes of the run are about to do the same, drafts and what they come from included; and after each
+    transfer of weights what the rollout says of a token. For debugging."""
     device_memory_gib: float = 0.0
     """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
 

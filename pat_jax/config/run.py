@@ -117,7 +117,8 @@ class RunConfig:
     weights as well (dots), or all (none). Least memory first, least arithmetic last."""
     scan_layers: Literal["auto", "true", "false"] = "auto"
     """Run the layers of an update as a loop, which compiles in the time of one layer but reads their
-    parameters from a copy in compute_dtype; auto does on TPUs, for models of at least 8 layers."""
+    parameters from a copy in compute_dtype; auto does on TPUs, and on CPUs in float32, for models of at
+    least 8 layers."""
     run_dir: str = ""
     """Folder of the run; empty makes runs/<date-time>."""
     log_completions: bool = False

@@ -47,7 +47,8 @@ def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
 def compile_run(
     config: RunConfig, setup: Setup, layouts: Collection[Split], progress: Progress
 ) -> Compiled:
-    """Every program of the run, in parallel; nothing is compiled after this and the warm-up.
+    """The programs of the run, in parallel: every one, or where they are compiled as they are needed those of
+    the first steps.
 
     Args:
       layouts: those of the rollout that are compiled now.
@@ -56,10 +57,11 @@ def compile_run(
       UserError: the update does not fit a device.
     """
     start = time.perf_counter()
-    count = len(setup.trainer.programs.missing()) + setup.engine.to_compile(layouts)
+    is_by_need = setup.engine.by_need is not None
+    count = setup.trainer.to_compile(by_need=is_by_need) + setup.engine.to_compile(layouts)
     progress.print(f"compiling {count} programs")
     # First: what does not fit is known before the rest.
-    update = compile_update(setup.trainer, setup.memory.limit, config, progress)
+    update = compile_update(setup.trainer, setup.memory.limit, config, progress, by_need=is_by_need)
     setup.engine.compile(_show("rollout", progress), layouts)
     seconds = time.perf_counter() - start
     progress.print(f"compiled in {seconds:.1f} s")
@@ -67,12 +69,18 @@ def compile_run(
 
 
 def compile_update(
-    trainer: Trainer, limit: float, config: UpdateOptions, progress: Progress
+    trainer: Trainer,
+    limit: float,
+    config: UpdateOptions,
+    progress: Progress,
+    *,
+    by_need: bool = False,
 ) -> str:
     """Every program of the trainer.
 
     Args:
       limit: bytes of a device.
+      by_need: of the passes over micro-batches those of the largest alone, which take most memory.
 
     Returns:
       What the largest takes of a device, in words.
@@ -80,7 +88,7 @@ def compile_update(
     Raises:
       UserError: the update does not fit a device.
     """
-    trainer.compile(_show("training", progress))
+    trainer.compile(_show("training", progress), by_need=by_need)
     return check_update(update_stages(trainer), limit, config)
 
 

@@ -45,15 +45,20 @@ class Generator:
     exit_head: ExitHeadTrainer | None = None  # of the first layers, where they draft
     earlier: EarlierResponses | None = None  # what the rollouts of training draft from
 
-    def load(self, params: Params) -> float:
-        """Takes over the policy: the next rollout samples it.
-
-        Returns:
-          How far the rollout's log-probability of one token is from the trainer's, in nats.
-        """
+    def load(self, params: Params) -> None:
+        """Takes over the policy: the next rollout samples it."""
         layout = self._first_layout()
         head = None if self.exit_head is None else self.exit_head.head
         self.engine.set_weights(self.trainer.transfer(params, layout), layout, head)
+
+    def compare(self, params: Params) -> float:
+        """How far the rollout's log-probability of one token is from the trainer's, in nats.
+
+        Takes a prefill and a pass of the trainer.
+
+        Args:
+          params: that were loaded.
+        """
         score, rows = partial(self.trainer.score, params), self.trainer.layout.split.dp
         return logprob_gap(self.engine, score, rows)
 

@@ -50,6 +50,9 @@ from pat_jax.training.trainer import UpdateResult
 
 log = logging.getLogger(__name__)
 
+# Updates of which one is compared with the rollout by what it says; bits are compared in all.
+COMPARE_EVERY = 16
+
 
 class Run:
     """One run, from the first compilation to the last picture."""
@@ -132,6 +135,7 @@ class Run:
         if why := nothing_to_learn(config, groups, experience.rewards):
             self.progress.print(f"step {step}: {why}")
         self.generator.release()
+        waited_s = self.trainer.programs.waited_s
         with clock("update"):
             found = groups, experience.rewards
             policies = self.state, self.reference
@@ -141,10 +145,15 @@ class Run:
             self.has_learned(step, measured)
             if self.exit_head:
                 measured |= self.exit_head.trainer.learn(self.state.params, batch)
+        waited_s = self.trainer.programs.waited_s - waited_s
+        clock.seconds["update"] -= waited_s
+        clock.seconds["update/compile"] = waited_s
         measured |= {"train/padding_efficiency": batch.padding_efficiency}
         measured |= self.describe_update(groups, batch, result)
         with clock("transfer"):
-            measured["train/transfer_gap"] = self.generator.load(self.state.params)
+            self.generator.load(self.state.params)
+            if step % COMPARE_EVERY in (0, 1) or config.rollout.check_integrity:
+                measured["train/transfer_gap"] = self.generator.compare(self.state.params)
         self.skipped.note(step, batch.mini_batches, result.applied)
 
     def has_learned(self, step: int, measured: dict[str, Any]) -> None:
@@ -237,6 +246,7 @@ class Run:
             self.earlier and self.earlier.responses,
         )
         self.generator.load(self.state.params)
+        self.generator.compare(self.state.params)
         seconds, names = time.perf_counter() - start, ", ".join(map(str, self.first_layouts))
         self.progress.print(f"warmed up and profiled {names} in {seconds:.1f} s")
 

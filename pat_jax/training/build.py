@@ -36,7 +36,8 @@ from pat_jax.training.trainer import Trainer, model_functions
 LOGIT_BYTES = 2**28  # of float32 logits on a device at a time; its gradient's pass has a few such
 # Where a loop over layers is worth its copy of their parameters (docs/targets.md): where compilers take
 # longest for each layer, and from how many on it shows.
-SCANNED_ON, SCANNED_FROM = ("tpu",), 8
+SCANNED_ON = {("tpu", "float32"), ("tpu", "bfloat16"), ("cpu", "float32")}
+SCANNED_FROM = 8  # layers
 ROW_UNIT = 32  # tokens, of which the length of a row is a multiple
 GROUP_UNIT = 8  # the same of a row as long as a group: there is one for each
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -173,7 +174,8 @@ def functions_of(options: ModelOptions, policy: Policy, layout: Layout) -> Model
     Raises:
       OptionError: these devices cannot.
     """
-    is_scanned = scans_layers(options.scan_layers, policy.config.num_layers, layout.platform)
+    asked = options.scan_layers, policy.config.num_layers, layout.platform, options.compute_dtype
+    is_scanned = scans_layers(*asked)
     require(
         not (is_scanned and layout.platform == "cpu" and options.compute_dtype == "bfloat16"),
         "scan_layers",
@@ -184,7 +186,7 @@ def functions_of(options: ModelOptions, policy: Policy, layout: Layout) -> Model
     return model_functions(policy, layout, dtype, remat=options.remat, scan_layers=is_scanned)
 
 
-def scans_layers(option: str, num_layers: int, platform: str) -> bool:
+def scans_layers(option: str, num_layers: int, platform: str, compute_dtype: str) -> bool:
     """Whether training runs the layers of a model as a loop.
 
     Args:
@@ -193,7 +195,7 @@ def scans_layers(option: str, num_layers: int, platform: str) -> bool:
     """
     if option != "auto":
         return option == "true"
-    return platform in SCANNED_ON and num_layers >= SCANNED_FROM
+    return (platform, compute_dtype) in SCANNED_ON and num_layers >= SCANNED_FROM
 
 
 def logit_tokens(policy: Policy, layout: Layout) -> int:

@@ -129,6 +129,7 @@ class Trainer:
         self._rollout_dtype = rollout_dtype
         self.shardings = self.trained.shardings
         self._placement = StatePlacement(self.shardings, layout.sharding(), is_offloaded)
+        self._largest = micro_shapes[-1]
         self._declare(micro_shapes)
         declare_transfer(
             self.programs,
@@ -139,8 +140,25 @@ class Trainer:
             update.score_step,
         )
 
-    def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
-        self.programs.compile_all(threads=os.cpu_count() or 1, progress=progress)
+    def compile(
+        self, progress: Callable[[int, int], None] | None = None, *, by_need: bool = False
+    ) -> None:
+        """
+        Args:
+          by_need: of the passes over micro-batches those of the largest alone; the others are compiled when
+            the first such micro-batch comes.
+        """
+        asked = self._is_first if by_need else lambda key: True
+        threads = os.cpu_count() or 1
+        self.programs.compile_all(threads=threads, progress=progress, only=asked)
+
+    def to_compile(self, *, by_need: bool) -> int:
+        """How many programs `compile` would compile."""
+        missing = self.programs.missing()
+        return sum(map(self._is_first, missing)) if by_need else len(missing)
+
+    def _is_first(self, key: Key) -> bool:
+        return key.rows == 0 or (key.rows, key.length) == self._largest
 
     @property
     def abstract_params(self) -> Params:

@@ -70,7 +70,8 @@ class Order:
         }
         kept |= {name: getattr(config, name) for name in ("train", "remat", "compute_dtype")}
         # As the whole model has it, for shallow ones too.
-        is_scanned = scans_layers(config.scan_layers, model.num_layers, target.chip.platform)
+        asked = config.scan_layers, model.num_layers, target.chip.platform, config.compute_dtype
+        is_scanned = scans_layers(*asked)
         kept["scan_layers"] = str(is_scanned).lower()
         whole = {min(depth or model.num_layers, model.num_layers) for depth in depths}
         model = padded_for(paper_devices(target), model)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import Any, NamedTuple
 
 import jax
@@ -155,7 +155,9 @@ class Warmup:
             self.engine.release_weights()
         for source, target in pairs:
             self._migrate(source, target)
-            self._reslice(source, target, load_weights)
+        for one, other in combinations([*new, *old], 2):
+            if one in new or other in new:
+                self._reslice(one, other, load_weights)
         for name in TABLES:
             for line in describe(name, self.known[name], self.again[name]):
                 log.info("%s", line)
@@ -390,20 +392,25 @@ class Warmup:
         return pool
 
     def _reslice(
-        self, source: Layout, target: Layout, load_weights: Callable[[Layout], Params]
+        self, one: Layout, other: Layout, load_weights: Callable[[Layout], Params]
     ) -> None:
-        if self._is_taken("reslice_table", (source.split, target.split)):
+        """Times both ways, of the same weights there and back."""
+        ways = ((one, other), (other, one))
+        if self._is_taken("reslice_table", *((a.split, b.split) for a, b in ways)):
             return
 
-        def once() -> float:
-            self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
+        def once(source: Layout, target: Layout) -> float:
+            if self.engine.layout is None or self.engine.layout.split != source.split:
+                self.engine.release_weights()
+                self.engine.set_weights(jax.block_until_ready(load_weights(source)), source)
             start = time.perf_counter()
             self.engine.reslice(target)
-            seconds = time.perf_counter() - start
-            self.engine.release_weights()
-            return seconds
+            return time.perf_counter() - start
 
-        self._note(Timed("reslice_table", (source.split, target.split), once))
+        self._note(
+            *(Timed("reslice_table", (a.split, b.split), partial(once, a, b)) for a, b in ways)
+        )
+        self.engine.release_weights()
 
 
 def _delete(pool: Pool) -> None:

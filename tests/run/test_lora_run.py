@@ -21,7 +21,7 @@ LORA = ["--lora.rank", "4", "--optimizer.learning_rate", "0.01"]
 @pytest.mark.slow  # whole commands
 def test_a_run_trains_adapters_alone_and_is_resumed_on_its_own_base(tmp_path: Path):
     folder, others = tmp_path / "run", ("--steps", "4")
-    run(*TINY, *LORA, "--run_dir", str(folder))
+    run(*TINY, *LORA, "--run_dir", str(folder), "--rollout.check_integrity", "true")
     setup, state, step = saved_run(folder)
     assert step == 2 and set(state.params) == set(setup.trainer.trained.lora.modules)  # pyright: ignore[reportOptionalMemberAccess]
     assert all(np.asarray(adapter.b).any() for adapter in state.params.values())

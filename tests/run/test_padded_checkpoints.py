@@ -105,7 +105,14 @@ def test_a_run_goes_on_where_other_heads_are_padded(tmp_path: Path, lora: list[s
         assert padded.padded_num_heads == num_heads
         if devices > 2:
             folder = shutil.copytree(tmp_path / "2", tmp_path / str(devices))
-            without_learning = ["--steps", "3", "--optimizer.learning_rate", "0"]
+            without_learning = [
+                "--steps",
+                "3",
+                "--rollout.check_integrity",
+                "true",
+                "--optimizer.learning_rate",
+                "0",
+            ]
             found = exported(folder, devices, "--resume", *without_learning)
             row = read_metrics(folder / "metrics.jsonl")[-1]
             assert row["step"] == 3 and row["train/transfer_gap"] < 1e-4

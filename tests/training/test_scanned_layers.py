@@ -71,11 +71,13 @@ def test_a_loop_gives_the_update_of_layers_one_by_one(loss: Loss, lora: Lora | N
 
 
 def test_auto_is_a_loop_where_compilers_take_long():
-    assert scans_layers("auto", 8, "tpu") and scans_layers("auto", 36, "tpu")
-    for num_layers, platform in ((7, "tpu"), (36, "gpu"), (36, "cuda"), (36, "cpu")):
-        assert not scans_layers("auto", num_layers, platform)
-        assert scans_layers("true", num_layers, platform)
-        assert not scans_layers("false", num_layers, platform)
+    half, whole = "bfloat16", "float32"
+    assert scans_layers("auto", 8, "tpu", half) and scans_layers("auto", 36, "tpu", whole)
+    assert scans_layers("auto", 8, "cpu", whole)
+    for at in ((7, "tpu", half), (36, "gpu", half), (36, "cuda", whole), (36, "cpu", half)):
+        assert not scans_layers("auto", *at)
+        assert scans_layers("true", *at)
+        assert not scans_layers("false", *at)
 
 
 @pytest.mark.parametrize(
