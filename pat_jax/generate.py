@@ -23,6 +23,7 @@ from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
@@ -133,13 +134,14 @@ def prepared(
     Raises:
       UserError: whatever in the options or their files cannot work.
     """
-    recommended, options = recommended_overrides(Path(config.model)), config.model_options
+    folder, options = Path(local_checkpoint(config.model)), config.model_options
+    recommended = recommended_overrides(folder)
     if saved_run:
         options = replace(options, data=saved_run.config.data)
     devices = configure(config.devices)
     model = model_config(options, devices)
     tokenizer = None
-    if Path(config.model).is_dir() or saved_run:
+    if folder.is_dir() or saved_run:
         tokenizer = load_tokenizer(options)
     elif config.chat != Chat():
         raise UserError(
