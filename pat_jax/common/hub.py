@@ -199,6 +199,8 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
     if place not in found:
         there = ", ".join(map("/".join, sorted(found))) or f"no file of {', '.join(FORMS)}"
         advice = f"name one, as {repo.id}:{'/'.join(min(found))}" if found else "choose another"
+        if not is_online:
+            there, advice = f"{there} in the cache", f"{advice}, or {repo.download}"
         raise repo.error(f"it has {there}, and not {'/'.join(place)}", advice)
     files = found[place]
     if not is_online and num_shards(files[0]) > len(files):

@@ -66,7 +66,7 @@ def test_what_is_planned_alone_needs_no_weights(hub: Hub, tmp_path: Path):
     cache = tmp_path / "cache"
     described = hub.ask(cache, "hub.local_checkpoint('owner/tiny', weights=False)")
     assert sorted(hub.served) == ["config.json", "tokenizer.json"]
-    assert "not all of it is in the cache" in hub.ask(cache, MODEL, **OFFLINE)[0]
+    assert "run `hf download owner/tiny` where there is" in hub.ask(cache, MODEL, **OFFLINE)[0]
     assert hub.ask(cache, MODEL) == described
     assert hub.served.count("config.json") == 1 and "model.safetensors" in hub.served
 
@@ -101,8 +101,10 @@ def test_files_of_a_dataset(hub: Hub, tmp_path: Path):
     assert more == str([str(folder / "more/train.json")])
     assert test == str([str(folder / "main/test-00000-of-00001.json")])
     Path(train[1]).unlink()
-    (refusal,) = hub.ask(cache, DATA, **OFFLINE)
-    assert "not all of it is in the cache; run `hf download --repo-type dataset" in refusal
+    halved, absent = hub.ask(cache, DATA, DATA.replace("sums", "sums:dev"), **OFFLINE)
+    assert "not all of it is in the cache; run `hf download --repo-type dataset" in halved
+    assert "it has main/test, main/train, more/train in the cache, and not main/dev" in absent
+    assert "or run `hf download --repo-type dataset owner/sums`" in absent
 
 
 def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path):
