@@ -44,13 +44,14 @@ def export_adapter(directory: str | Path, lora: Lora, adapters: Adapters, base: 
     """Writes adapters in float32; the directory appears once it is complete.
 
     Args:
-      base: the checkpoint directory that they belong to, named in their configuration.
+      base: the checkpoint that they belong to, a directory or a name of the Hub, named in their
+        configuration.
     """
     check_export(directory)
     fields = {
         **_PLAIN,
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(Path(base).absolute()),
+        "base_model_name_or_path": str(Path(base).absolute()) if Path(base).is_dir() else str(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,

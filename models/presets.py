@@ -13,7 +13,8 @@ def preset(name: str, vocab_size: int | None = None) -> ModelConfig:
     if name not in PRESETS:
         nearest = get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.0)[0]
         raise UserError(
-            f"model '{name}' is not a built-in shape, expected one of {', '.join(PRESETS)}; the nearest is '{nearest}'."
+            f"model '{name}' is not a built-in shape, expected one of {', '.join(PRESETS)}; the nearest is "
+            f"'{nearest}', and a model of the Hugging Face Hub is named owner/name."
         )
     return PRESETS[name] if vocab_size is None else replace(PRESETS[name], vocab_size=vocab_size)
 

@@ -16,6 +16,7 @@ import jaxlib.version
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is nothing here is asked of nobody
 # LLVM's optimizations, and the emitters that write a program in MLIR first, take three quarters of what
 # compiling does here; XLA's own optimizations, which tests look at, stay. The slow tests run what users
 # run: `XLA_FLAGS= python -m pytest -m slow`.

@@ -52,10 +52,10 @@ class GenerateConfig:
     """
 
     model: str = "demo"
-    """A Hugging Face checkpoint directory, or the name of a built-in shape with random weights (and
-    no tokenizer: token ids only)."""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), or the name of
+    a built-in shape with random weights (and no tokenizer: token ids only)."""
     adapter: str = ""
-    """A PEFT adapter directory; the adapters are merged into the weights of --model."""
+    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name); the adapters are merged into the weights of --model."""
     prompts: str = "prompts.jsonl"
     """JSON lines, each with one of prompt (a text to continue), messages (a chat) or token_ids, and if
     need be id, metadata, tools, stop_token_ids and any of the sampling options."""

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
 from pat_jax.evaluation.config import EvaluateConfig
@@ -40,7 +40,9 @@ def evaluate(config: EvaluateConfig) -> None:
         saved.check(model)
     run = config.run_config(model, len(devices))
     skips = run.reward_skip_special_tokens
-    tokenizer = HuggingFaceTokenizer(config.model, run.data.chat, skip_special_tokens=skips)
+    tokenizer = HuggingFaceTokenizer(
+        local_checkpoint(config.model), run.data.chat, skip_special_tokens=skips
+    )
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     exam = load_exam(run, tokenizer)
     run = exam.fitted(run, len(devices))
@@ -83,7 +85,7 @@ def _saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
     saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
     if saved:
         config = replace(config, model=config.model or saved.model, checkpoint=saved.step)
-    if not Path(config.model).is_dir():
+    if not is_checkpoint(config.model):
         begun = f", with which the run in {config.run_dir!r} began" if saved else ""
         raise UserError(
             f"option --model is {config.model!r}{begun}: expected a Hugging Face checkpoint directory."

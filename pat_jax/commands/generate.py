@@ -18,6 +18,7 @@ from pat_jax.batch_generation.weight_gap import NoRoom, Sample, measure_gap
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.memory import memory_limit
@@ -92,13 +93,14 @@ def prepared(
     Raises:
       UserError: whatever in the options or their files cannot work.
     """
-    recommended, options = recommended_overrides(Path(config.model)), config.model_options
+    folder, options = Path(local_checkpoint(config.model)), config.model_options
+    recommended = recommended_overrides(folder)
     if saved_run:
         options = replace(options, data=saved_run.config.data)
     devices = configure(config.devices)
     model = model_config(options, devices)
     tokenizer = None
-    if Path(config.model).is_dir() or saved_run:
+    if folder.is_dir() or saved_run:
         tokenizer = load_tokenizer(options)
     elif config.chat != Chat():
         raise UserError(

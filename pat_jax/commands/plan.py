@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pat_jax.common.bars import bar as progress_bar
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import check_context
 from pat_jax.config.command_line import dump
-from pat_jax.engine.draft_choice import drafter_of, shape_of
+from pat_jax.engine.draft_choice import checkpoint_shape, drafter_of, shape_of
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import write_page
@@ -140,14 +140,15 @@ def model_of(name: str) -> ModelConfig:
     Raises:
       UserError: it is no usable checkpoint directory and no built-in shape.
     """
-    return check_checkpoint(name) if Path(name).is_dir() else preset(name)
+    return checkpoint_shape(name, "model") or preset(name)
 
 
 def encode_of(name: str) -> Encode | None:
     """The tokenizer of a checkpoint, which is loaded where there is a text for it."""
-    if not Path(name).is_dir():
+    folder = local_checkpoint(name, weights=False)
+    if not Path(folder).is_dir():
         return None
-    loaded = cache(lambda: HuggingFaceTokenizer(name))
+    loaded = cache(lambda: HuggingFaceTokenizer(folder))
     return lambda text: loaded().encode(text)
 
 

@@ -28,8 +28,10 @@ class DataConfig:
     """Problems to learn from."""
 
     files: tuple[str, ...] = field(default=(ARITHMETIC,), metadata=SHORT_FORM)
-    """JSON, JSON-lines or Parquet files of problems, or patterns of their names ('data/*.parquet'),
-    or the name of the built-in task."""
+    """JSON, JSON-lines or Parquet files of problems, patterns of their names ('data/*.parquet'),
+    datasets of the Hugging Face Hub, or the name of the built-in task. A dataset is owner/name,
+    owner/name:config, owner/name:split or owner/name:config/split (openai/gsm8k:main/test); unless
+    named, the configuration is default or main, the split train, to evaluate on test."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty takes prompt,
     problem, question or messages, the first that is there."""

@@ -30,8 +30,8 @@ class EvalConfig:
     num_prompts: int = 256
     """Held-out prompts, kept apart from training; of several --eval.data files so many of each."""
     data: tuple[str, ...] = ()
-    """Files of problems to evaluate on, read like those of --data, each with metrics of its own; none
-    holds out a tenth of --data."""
+    """Files of problems to evaluate on, or datasets of the Hugging Face Hub (the split test, unless
+    named), read like those of --data, each with metrics of its own; none holds out a tenth of --data."""
     num_generations: int = 1
     """Responses sampled for each of these prompts; of k there are eval/pass@k and eval/maj@k too."""
     temperature: float = 1.0

@@ -22,7 +22,8 @@ class LoraConfig:
     """Linear layers that have an adapter, by the ends of their names in a checkpoint (q_proj, mlp.up_proj,
     layers.0.self_attn.o_proj); none stands for all-linear, or for those of adapter."""
     adapter: str = ""
-    """A PEFT adapter directory to go on from; empty begins with new adapters, which change nothing."""
+    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name), to go on from; empty begins
+    with new adapters, which change nothing."""
     export: Literal["merged", "adapter"] = "merged"
     """What is written to --checkpoint.export_dir: the policy with its adapters merged into it, or the
     adapters alone, as PEFT loads them."""

@@ -62,8 +62,9 @@ class RunConfig:
     """
 
     model: str = "demo"
-    """A Hugging Face checkpoint directory, or the name of a built-in shape that starts from random
-    weights."""
+    """A Hugging Face checkpoint directory; a model of the Hugging Face Hub, owner/name or
+    owner/name@revision, which is taken from the cache of its client or downloaded there; or the name of
+    a built-in shape that starts from random weights."""
     reward: tuple[str, ...] = ("auto",)
     """One or several, whose weighted sum counts: `module:function` or `path/to/file.py:function`;
     `http://host:port/path` of a program that scores; `math` (the response has ended, and its final

@@ -36,8 +36,9 @@ class SftDataConfig:
     """Examples to learn from."""
 
     files: tuple[str, ...] = field(default=(), metadata=SHORT_FORM)
-    """JSON, JSON-lines or Parquet files of examples, or patterns of their names ('data/*.parquet'):
-    prompt and completion, messages, or text."""
+    """JSON, JSON-lines or Parquet files of examples, patterns of their names ('data/*.parquet'), or
+    datasets of the Hugging Face Hub (owner/name:config/split, as `train --help` says): prompt and
+    completion, messages, or text."""
     prompt_key: str = ""
     """Column of the prompt, text or chat messages; `a.b` is field b of column a. Empty: prompt."""
     completion_key: str = ""
@@ -96,7 +97,7 @@ class SftConfig:
     """
 
     model: str = ""
-    """A Hugging Face checkpoint directory."""
+    """A Hugging Face checkpoint directory, or a model of the Hugging Face Hub (owner/name)."""
     epochs: float = 1.0
     """Passes over the examples."""
     steps: int = 0

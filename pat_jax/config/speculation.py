@@ -22,7 +22,7 @@ class SpeculationConfig:
     source: str = "auto"
     """Where drafts come from. suffix: what followed the last tokens before, in the response itself, in
     others to its prompt, or in those of earlier iterations. model:DIR: what a smaller model of the same
-    vocabulary says, a Hugging Face checkpoint. early_exit:LAYER: what the policy would say if it ended
+    vocabulary says, a Hugging Face checkpoint or owner/name of the Hub. early_exit:LAYER: what the policy would say if it ended
     behind its first LAYER layers. auto: suffix on accelerators; none on a CPU, where a step takes longer
     the more tokens it verifies. none: no drafts."""
     longest: int = 7

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.draft_vocabulary import other_tokens
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Drafts
 from pat_jax.models.config import ModelConfig
+from pat_jax.models.hf_config import read_config
 from pat_jax.models.hf_load import check_checkpoint
 from pat_jax.models.policy import Policy
 from pat_jax.models.presets import PRESETS, preset
@@ -59,9 +61,10 @@ def checkpoint_of(draft_model: str) -> ModelConfig:
       UserError: it is none.
     """
     expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
-    is_there = Path(draft_model).is_dir()
+    folder = local_checkpoint(draft_model, option="speculation.source")
+    is_there = Path(folder).is_dir()
     require(is_there, "speculation.source", MODEL + draft_model, expected)
-    return check_checkpoint(draft_model)
+    return check_checkpoint(folder)
 
 
 def drafter_of(
@@ -152,11 +155,20 @@ def shape_of(draft_model: str) -> ModelConfig:
     Raises:
       UserError: it is neither.
     """
-    if Path(draft_model).is_dir():
-        return check_checkpoint(draft_model)
+    if shape := checkpoint_shape(draft_model, "speculation.source"):
+        return shape
     expected = f"the folder of a checkpoint behind {MODEL}, or a built-in shape, one of {', '.join(PRESETS)}"
     require(draft_model in PRESETS, "speculation.source", MODEL + draft_model, expected)
     return preset(draft_model)
+
+
+def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
+    """Of a checkpoint's folder, or of a model of the Hub, whose weights are not fetched; None: of
+    neither."""
+    if Path(name).is_dir():
+        return check_checkpoint(name)
+    folder = local_checkpoint(name, option=option, weights=False)
+    return read_config(folder) if Path(folder).is_dir() else None
 
 
 def _check_draft_model(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_config import read_json_object
 
@@ -62,7 +63,7 @@ def tokens_in(folder: str) -> Mapping[int, str] | None:
     Raises:
       UserError: the file cannot be read.
     """
-    path = Path(folder) / TOKENIZER_FILE
+    path = Path(local_checkpoint(folder, weights=False)) / TOKENIZER_FILE
     if not path.is_file():
         return None
     told = read_json_object(path)

@@ -44,15 +44,15 @@ class EvaluateConfig:
     """
 
     model: str = ""
-    """A Hugging Face checkpoint directory, such as a run's export; with --run_dir, unless given, the one
-    that the run began with."""
+    """A Hugging Face checkpoint directory, such as a run's export, or a model of the Hugging Face Hub
+    (owner/name); with --run_dir, unless given, the one that the run began with."""
     run_dir: str = ""
     """Folder of a run of `python -m pat_jax.train` or `pat_jax.sft` whose policy is evaluated, from its
     checkpoint; nothing there is changed, and the run may be going on."""
     checkpoint: int | None = None
     """Step of the run's checkpoint. Unless given the newest that is whole."""
     adapter: str = ""
-    """A PEFT adapter directory; the adapters are merged into the weights of --model."""
+    """A PEFT adapter directory, or one of the Hugging Face Hub (owner/name); the adapters are merged into the weights of --model."""
     out: str = ""
     """Folder for results.json and completions.jsonl; empty makes evaluations/<date-time>."""
     resume: bool = False

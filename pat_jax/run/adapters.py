@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hub import is_checkpoint, local_adapter
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.lora import LoraConfig
 from pat_jax.models.lora import Lora
@@ -23,7 +24,8 @@ from pat_jax.training.trainer import Trainer
 def first_adapters(trainer: Trainer, lora: Lora, config: LoraConfig, seed: int) -> Leaves:
     """Those of the directory to go on from, or new ones, which change nothing."""
     if config.adapter:
-        return load_adapter(config.adapter, lora, trainer.shardings)
+        folder = local_adapter(config.adapter, option="lora.adapter")
+        return load_adapter(folder, lora, trainer.shardings)
     return trainer.init(seed)
 
 
@@ -65,7 +67,7 @@ def check_base(meta: Mapping[str, Any], checksum: int | None, config: AnyRun) ->
       UserError: its adapters are of another base.
     """
     if meta.get("base_checksum") != checksum:
-        made = "" if Path(config.model).is_dir() else f" with --seed {config.seed}"
+        made = "" if is_checkpoint(config.model) else f" with --seed {config.seed}"
         raise UserError(
             f"the adapters in {Path(config.run_dir) / CHECKPOINTS} are of another base, whose weights "
             f"differ from those of --model {config.model!r}{made}: give those that they were trained "

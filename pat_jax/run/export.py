@@ -14,6 +14,7 @@ import jax
 from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
 from pat_jax.common.hosts.together import company
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.json_text import parse_json
 from pat_jax.common.pytree import on_host
 from pat_jax.config.any_run import AnyRun
@@ -58,7 +59,7 @@ def export_policy(
     earlier = company().agree("export before", lambda: _written(folder, directory))
     if earlier == step:
         return
-    source = config.model if Path(config.model).is_dir() else None
+    source = local_checkpoint(config.model) if is_checkpoint(config.model) else None
     dtype = DTYPES[config.compute_dtype]
     if form == "adapter":
         params = jax.tree.map(on_host, params)

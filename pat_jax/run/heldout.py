@@ -36,6 +36,8 @@ def set_names(words: Sequence[str]) -> list[str]:
 
     >>> set_names(["gsm8k/main/test-*.parquet", "MATH-500/test.jsonl", "aime.jsonl", "old/aime.json"])
     ['gsm8k', 'MATH-500', 'aime', 'aime_2']
+    >>> set_names(["openai/gsm8k:main/test", "HuggingFaceH4/MATH-500"])
+    ['gsm8k', 'MATH-500']
     """
     found: list[str] = []
     for word in words:
@@ -49,7 +51,7 @@ def set_names(words: Sequence[str]) -> list[str]:
 
 
 def _telling(word: str) -> str:
-    path = PurePath(word)
+    path = PurePath(word.replace(":", "/"))  # behind which a dataset has its split
     parts = [path.stem, *reversed(path.parts[:-1])]
     telling = (part for part in parts if not _NAMELESS.fullmatch(part.lower().replace("_", "-")))
     return next(telling, path.stem)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pat_jax.common.declared_types import has_declared_types
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.config.command_line import parse
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
@@ -119,7 +120,7 @@ class SavedRun:
         *_, layout = chain.values()  # the one with least on each device
         dtype = DTYPES[config.compute_dtype]
         params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
-        source = config.model if Path(config.model).is_dir() else None
+        source = local_checkpoint(config.model) if is_checkpoint(config.model) else None
         export(Path(directory), policy, params, dtype, tokenizer_dir=source)
         return Path(directory)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from pat_jax.common.devices import KEPT_DIR, PROFILE_DIR, Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
+from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft_model import DraftSource
@@ -88,8 +89,8 @@ class Setup:
     def initial_policy(self, config: RunConfig, dtype: jnp.dtype) -> Params:
         """What training begins with, or the adapters are added to."""
         shardings = self.trainer.trained.base_shardings
-        if Path(config.model).is_dir():
-            return load_params(config.model, self.policy, shardings, dtype)
+        if Path(folder := local_checkpoint(config.model)).is_dir():
+            return load_params(folder, self.policy, shardings, dtype)
         return self.policy.init(config.seed, shardings, dtype)
 
 
@@ -107,7 +108,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
 def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None = None) -> Setup:
     check_task(config)
     require(
-        config.lora.export == "merged" or Path(config.model).is_dir(),
+        config.lora.export == "merged" or is_checkpoint(config.model),
         "lora.export",
         config.lora.export,
         f"merged with --model {config.model!r}: its base is random numbers that no other program has",
@@ -183,7 +184,7 @@ def _built_engine(
         log.info("layout dropped: %s", reason)
     layouts = wanted_layouts(config, chain, mesh, model)
     check_batch(config, layouts)
-    has_tokenizer = config.data.is_arithmetic or Path(config.model).is_dir()
+    has_tokenizer = config.data.is_arithmetic or is_checkpoint(config.model)
     eos_ids = checked_tokenizer(config, model).eos_ids if has_tokenizer else (0,)
     policy = Policy.from_config(model)
     drafts = _drafts(config, policy, devices)
@@ -219,7 +220,8 @@ def _engine(
 ) -> RolloutEngine:
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
     draft = drafts.policy and DraftSource(
-        drafts.policy, partial(load_params, config.speculation.draft_model, drafts.policy)
+        drafts.policy,
+        partial(load_params, local_checkpoint(config.speculation.draft_model), drafts.policy),
     )
     policy = rollout_policy(config, policy)
     room = kv_bytes(
@@ -276,8 +278,8 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
     Raises:
       UserError: `config.model` is no usable checkpoint directory and no built-in shape.
     """
-    if Path(config.model).is_dir():
-        model = check_checkpoint(config.model)
+    if Path(folder := local_checkpoint(config.model)).is_dir():
+        model = check_checkpoint(folder)
     elif os.sep in config.model:
         raise UserError(
             f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from pat_jax.common.errors import UserError
+from pat_jax.common.hub import dataset_files, is_checkpoint, local_checkpoint
 from pat_jax.common.patterns import matches
 from pat_jax.config.data import ARITHMETIC
 from pat_jax.config.run import RunConfig
@@ -69,13 +70,12 @@ def check_task(config: RunConfig) -> None:
     Raises:
       UserError: `config.data` names no task that `config.model` can do.
     """
-    is_directory = Path(config.model).is_dir()
     if config.data.is_arithmetic:
-        _check_arithmetic(config, is_directory)
+        _check_arithmetic(config, is_checkpoint(config.model))
         return
     files = find_files("data", config.data.files)
-    find_files("eval.data", config.eval.data)
-    if not is_directory:
+    find_files("eval.data", config.eval.data, split="test")
+    if not is_checkpoint(config.model):  # asked after the data, which is less to download
         raise UserError(
             f"option --data is {str(files[0])!r}, which needs a tokenizer, but --model is "
             f"{config.model!r}, which is no Hugging Face checkpoint directory; give one."
@@ -91,11 +91,14 @@ def find_files(
     option: str,
     names: Sequence[str],
     otherwise: str = f", and the only built-in task is {ARITHMETIC!r}",
+    *,
+    split: str = "train",
 ) -> list[Path]:
-    """Files of these names, or that match them as patterns, each once.
+    """Files of these names, that match them as patterns, or of datasets of the Hub, each once.
 
     Args:
       otherwise: what else a name could have meant.
+      split: which one of a dataset is meant where its name says none.
 
     Raises:
       UserError: there is none for one of the names.
@@ -104,11 +107,12 @@ def find_files(
     for name in names:
         found_here = [name]
         if not os.path.exists(name):
-            found_here = matches(name, option) if glob.has_magic(name) else []
+            is_pattern = glob.has_magic(name)
+            found_here = matches(name, option) if is_pattern else dataset_files(name, option, split)
         if not found_here:
             raise UserError(
                 f"option --{option} is {name!r}: no such file{otherwise}; give .json, .jsonl or "
-                ".parquet files."
+                ".parquet files, or a dataset of the Hugging Face Hub as owner/name."
             )
         found |= dict.fromkeys(map(Path, found_here))
     return list(found)
@@ -138,7 +142,9 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
     if config.data.is_arithmetic:
         return arithmetic.TOKENIZER
     skips = config.reward_skip_special_tokens
-    return HuggingFaceTokenizer(config.model, config.data.chat, skip_special_tokens=skips)
+    return HuggingFaceTokenizer(
+        local_checkpoint(config.model), config.data.chat, skip_special_tokens=skips
+    )
 
 
 def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
@@ -192,8 +198,8 @@ def problem_reader(
 def read_sets(
     option: str, words: Sequence[str], read: Callable[..., ProblemSplits]
 ) -> dict[str, ProblemSplits]:
-    """A set of problems, all of them held out, for each word: a file, or a pattern of files."""
-    files = [find_files(option, [word]) for word in words]
+    """A set of problems, all of them held out, for each word: a file, a pattern, or a dataset."""
+    files = [find_files(option, [word], split="test") for word in words]
     return {
         name: read(paths, heldout_share=1.0)
         for name, paths in zip(set_names(words), files, strict=True)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from pat_jax.common.hub import is_checkpoint, local_adapter, local_checkpoint
 from pat_jax.common.pytree import with_sharding
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
@@ -44,11 +45,12 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
     if not adapter:
         return partial(_load_model, config)
     require(
-        Path(config.model).is_dir(),
+        is_checkpoint(config.model),
         "adapter",
         adapter,
         f"none with --model {config.model!r}: adapters are added to a Hugging Face checkpoint directory",
     )
+    adapter = local_adapter(adapter)
     lora = read_adapter(adapter, Policy.from_config(model))
     return partial(_load_adapted, config.model, adapter, lora)
 
@@ -71,8 +73,8 @@ def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout
 
 def _load_model(config: RunConfig, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:
     shardings = layout.param_shardings(policy)
-    if Path(config.model).is_dir():
-        return load_params(config.model, policy, shardings, dtype)
+    if Path(folder := local_checkpoint(config.model)).is_dir():
+        return load_params(folder, policy, shardings, dtype)
     return policy.init(config.seed, shardings, dtype)
 
 
@@ -101,7 +103,9 @@ def _load_saved(
 
 def _spread(model: str, policy: Policy, layout: Layout, dtype: jnp.dtype) -> Params:
     """A checkpoint directory's policy, split over all devices as a trainer has it."""
-    return load_params(model, policy, layout.param_shardings(policy, role="train"), dtype)
+    return load_params(
+        local_checkpoint(model), policy, layout.param_shardings(policy, role="train"), dtype
+    )
 
 
 def _kept(spread: Params, dtype: jnp.dtype, policy: Policy, layout: Layout) -> Params:

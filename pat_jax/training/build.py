@@ -13,6 +13,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pat_jax.common.hub import local_adapter
 from pat_jax.common.rules import require
 from pat_jax.config.learning import AlgorithmConfig, OptimizerConfig
 from pat_jax.config.lora import LoraConfig
@@ -107,7 +108,7 @@ def build_lora(config: LoraConfig, policy: Policy) -> Lora | None:
     if not config.adapter:
         alpha, targets = config.alpha or 2.0 * config.rank, config.targets or (ALL_LINEAR,)
         return Lora.of(policy, rank=config.rank, alpha=alpha, targets=targets)
-    lora = read_adapter(config.adapter, policy)
+    lora = read_adapter(local_adapter(config.adapter, option="lora.adapter"), policy)
     asked = config.targets and Lora.of(policy, rank=1, alpha=1, targets=config.targets).modules
     for name, value, is_kept, found in (
         ("rank", config.rank, config.rank in (0, lora.rank), lora.rank),

@@ -50,7 +50,8 @@ class PlanConfig:
     """
 
     model: str = "llama-3.1-8b"
-    """A Hugging Face checkpoint directory, or the name of a built-in shape such as llama-3.1-8b."""
+    """A Hugging Face checkpoint directory, a model of the Hugging Face Hub (owner/name), of which
+    config.json and tokenizer are downloaded, or the name of a built-in shape such as llama-3.1-8b."""
     target: str = "h100:8"
     """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2."""
     responses: int = 1024

@@ -15,8 +15,8 @@ class DoctorConfig:
     """
 
     model: str = "qwen3-0.6b"
-    """Whose attention the kernels are asked for: a Hugging Face checkpoint directory, or the name of a
-    built-in shape. Nothing else of it is loaded: the switch and the iteration are those of a tiny model."""
+    """Whose attention the kernels are asked for: a Hugging Face checkpoint directory, a model of the
+    Hugging Face Hub (owner/name), or the name of a built-in shape. Nothing else of it is loaded: the switch and the iteration are those of a tiny model."""
     devices: int = 0
     """Devices to use; 0 takes all (on CPU the largest power of two up to min(cores, 8))."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.sft import SftConfig
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.memory import memory_limit
@@ -59,7 +60,7 @@ class SftSetup:
     def initial_policy(self, config: SftConfig, dtype: jnp.dtype) -> Params:
         """What training begins with, or the adapters are added to."""
         shardings = self.trainer.trained.base_shardings
-        return load_params(config.model, self.policy, shardings, dtype)
+        return load_params(local_checkpoint(config.model), self.policy, shardings, dtype)
 
 
 def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
@@ -107,7 +108,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
 
 
 def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
-    if not Path(config.model).is_dir():
+    if not Path(folder := local_checkpoint(config.model)).is_dir():
         raise UserError(
             f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory, with "
             "config.json, weights and tokenizer; give one."
@@ -117,7 +118,7 @@ def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
             "option --data is not given: expected .json, .jsonl or .parquet files of examples; give "
             "one or several."
         )
-    model = check_checkpoint(config.model)
+    model = check_checkpoint(folder)
     if config.max_length > model.max_position:
         raise UserError(
             f"option --max_length is {config.max_length}: expected at most the {model.max_position} "
@@ -129,9 +130,9 @@ def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
 
 def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
     """What is trained on and what is evaluated on: of the same files, or of others."""
-    files = {"data": config.data.files, "eval.data": config.eval.data}
-    paths = {option: find_files(option, names, otherwise="") for option, names in files.items()}
-    tokenizer = HuggingFaceTokenizer(config.model, config.data.chat)
+    files, heldout = find_files("data", config.data.files, otherwise=""), config.eval.data
+    evaluated_files = find_files("eval.data", heldout, otherwise="", split="test")
+    tokenizer = HuggingFaceTokenizer(local_checkpoint(config.model), config.data.chat)
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     reader = ExampleReader(
         tokenizer,
@@ -142,8 +143,8 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
         assistant_only=config.assistant_only_loss,
     )
     is_split = config.eval.every > 0 and not config.eval.data
-    read = reader.read(paths["data"], config.eval.share if is_split else 0.0)
-    evaluated = reader.read(paths["eval.data"], 1.0) if config.eval.data else read
+    read = reader.read(files, config.eval.share if is_split else 0.0)
+    evaluated = reader.read(evaluated_files, 1.0) if heldout else read
     if not read.train:
         raise UserError(
             f"option --data is {' '.join(config.data.files)!r}, which leaves nothing to learn from "

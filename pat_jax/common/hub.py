@@ -1,0 +1,226 @@
+"""Names of the Hugging Face Hub, `owner/name`, become files of its client's cache.
+
+Knows models, adapters and datasets, and the client, which is imported where a name is asked for.
+Does not know what is in the files. A path that is there always wins.
+"""
+
+import errno
+import glob
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pat_jax.common.errors import UserError
+from pat_jax.common.hub_files import FORMS, by_place, num_shards, wanted_place
+
+_NAME = re.compile(
+    r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<part>[\w.+-]+(/[\w.+-]+)?))?"
+    r"(@(?P<revision>[\w./-]+))?",
+    re.ASCII,
+)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_SECONDS = 10  # until the Hub has said which files there are
+
+_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_DESCRIPTION = (
+    *(_CONFIG, _INDEX, "generation_config.json", "chat_template*", "tokenizer*", "spiece.model"),
+    *("vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+)
+_NOT_READ = ("*/*", "*.py", "consolidated*")  # code, and the weights in another form
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
+    """The directory of a model of the Hub, in the client's cache; any other name as it is.
+
+    What the cache has is taken, without asking whether the Hub has something newer.
+
+    Raises:
+      UserError: not all of it is in the cache, and the Hub does not give it.
+    """
+    repo = _repo(name, option, "model")
+    if repo is None:
+        return name
+    if weights:
+        return _whole(repo, (*_DESCRIPTION, "*.safetensors"), _of_weights)
+    return _whole(repo, _DESCRIPTION, _of_description)
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether it is a directory, or becomes one: a model of the Hub."""
+    return Path(local_checkpoint(name)).is_dir()
+
+
+def local_adapter(name: str, *, option: str = "adapter") -> str:
+    """The directory of a PEFT adapter of the Hub, as `local_checkpoint` has a model's."""
+    repo = _repo(name, option, "model")
+    return name if repo is None else _whole(repo, _ADAPTER, _of_adapter)
+
+
+def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
+    """The files of a dataset of the Hub, of one split of one configuration; none of any other name.
+
+    The Hub is asked which files there are; where it does not answer, the cache is.
+
+    Args:
+      split: which one is meant where `name` says none.
+
+    Raises:
+      UserError: the name does not say which files, or they are neither in the cache nor given.
+    """
+    repo = _repo(name, option, "dataset")
+    if repo is None or name.lower().endswith(FORMS):
+        return ()
+    return _files(repo, split)
+
+
+@dataclass(frozen=True)
+class _Repo:
+    given: str
+    option: str
+    kind: Literal["model", "dataset"]
+    id: str
+    part: str
+    revision: str | None
+
+    def fetch(self, wanted: Sequence[str], *, is_online: bool = True) -> str:
+        """The folder of a snapshot that has these files, downloaded where they are not there."""
+        from huggingface_hub import snapshot_download
+
+        try:
+            return snapshot_download(
+                self.id,
+                repo_type=self.kind,
+                revision=self.revision,
+                allow_patterns=list(wanted),
+                ignore_patterns=list(_NOT_READ) if self.kind == "model" else None,
+                local_files_only=not is_online,
+            )
+        except _client_errors() as error:
+            raise self.refusal(error) from None
+
+    def file_names(self) -> tuple[Sequence[str], bool]:
+        """Of all its files, and whether the Hub has said them."""
+        from huggingface_hub import HfApi
+
+        try:
+            info = HfApi().dataset_info(self.id, revision=self.revision, timeout=_SECONDS)
+            return [file.rfilename for file in info.siblings or ()], True
+        except _client_errors() as error:
+            refusal = self.refusal(error)
+        try:
+            folder = Path(self.fetch((), is_online=False))
+        except UserError:
+            raise refusal from None
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        return [path.relative_to(folder).as_posix() for path in paths], False
+
+    @property
+    def download(self) -> str:
+        kind = "--repo-type dataset " * (self.kind == "dataset")
+        revision = f" --revision {self.revision}" if self.revision else ""
+        return f"run `hf download {kind}{self.id}{revision}` where there is a connection"
+
+    def error(self, what: str, advice: str) -> UserError:
+        files = "a checkpoint directory" if self.kind == "model" else "files"
+        return UserError(
+            f"option --{self.option} is {self.given!r}: expected {files} or a {self.kind} of the "
+            f"Hugging Face Hub; there is no such path here, and of {self.id!r} there: {what}; {advice}."
+        )
+
+    def refusal(self, error: Exception) -> UserError:
+        """What an error of the client means for the person who gave the name."""
+        from huggingface_hub import constants, errors
+
+        page = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.id}"
+        if isinstance(error, errors.GatedRepoError):
+            what = "only those get it who have accepted its licence"
+            return self.error(what, f"accept it on {page} and log in with `hf auth login`")
+        if isinstance(error, errors.RevisionNotFoundError):
+            return self.error(f"it has no revision {self.revision!r}", f"see {page}")
+        if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+            advice = "check the spelling, or log in with `hf auth login` if it is private"
+            return self.error(f"{constants.ENDPOINT} has none of this name", advice)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            advice = "make room, or name another folder with HF_HOME"
+            return self.error(f"{error.strerror} for {constants.HF_HUB_CACHE}", advice)
+        reason = str(error.__cause__ or error).partition("\n")[0] or type(error).__name__
+        asked = f"{constants.ENDPOINT} does not give it ({reason})"
+        if constants.HF_HUB_OFFLINE:
+            asked = "HF_HUB_OFFLINE says to ask nobody"
+        return self.error(f"not all of it is in the cache, and {asked}", self.download)
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """All that the client raises where it does not get something."""
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+    return HTTPError, HFValidationError, OSError
+
+
+def _repo(name: str, option: str, kind: Literal["model", "dataset"]) -> _Repo | None:
+    """None: it is no name of the Hub, or something here is called so."""
+    found = _NAME.fullmatch(name)
+    if not found or os.path.exists(name) or (found["part"] and kind == "model"):
+        return None
+    return _Repo(name, option, kind, found["id"], found["part"] or "", found["revision"])
+
+
+@cache  # a process goes on with what it has begun with
+def _whole(repo: _Repo, wanted: Sequence[str], needed: Callable[[Path], Sequence[str]]) -> str:
+    """The folder of a snapshot with all that is needed, of the cache if it has that."""
+
+    def lacking(folder: str) -> list[str]:
+        return [file for file in needed(Path(folder)) if not Path(folder, file).is_file()]
+
+    with suppress(UserError):
+        if not lacking(folder := repo.fetch(wanted, is_online=False)):
+            return folder
+    folder = repo.fetch(wanted)
+    if lacks := lacking(folder):
+        advice = f"choose one that has it, or, if the cache alone lacks it, {repo.download}"
+        raise repo.error(f"it has no {lacks[0]}", advice)
+    return folder
+
+
+@cache
+def _files(repo: _Repo, split: str) -> Sequence[Path]:
+    names, is_online = repo.file_names()
+    found = by_place(names)
+    place = wanted_place(repo.part, split, {config for config, _ in found})
+    if place not in found:
+        there = ", ".join(map("/".join, sorted(found))) or f"no file of {', '.join(FORMS)}"
+        advice = f"name one, as {repo.id}:{'/'.join(min(found))}" if found else "choose another"
+        if not is_online:
+            there, advice = f"{there} in the cache", f"{advice}, or {repo.download}"
+        raise repo.error(f"it has {there}, and not {'/'.join(place)}", advice)
+    files = found[place]
+    if not is_online and num_shards(files[0]) > len(files):
+        raise repo.error("not all of it is in the cache", repo.download)
+    folder = repo.fetch([glob.escape(file) for file in files], is_online=is_online)
+    return tuple(Path(folder, file) for file in files)
+
+
+def _of_adapter(folder: Path) -> Sequence[str]:
+    del folder
+    return _ADAPTER
+
+
+def _of_description(folder: Path) -> Sequence[str]:
+    del folder
+    return (_CONFIG,)
+
+
+def _of_weights(folder: Path) -> Sequence[str]:
+    if not (folder / _INDEX).is_file():
+        return _CONFIG, _WEIGHTS
+    index = (folder / _INDEX).read_text(encoding="utf-8", errors="replace")
+    return _CONFIG, *sorted(set(re.findall(r'"([^"/]+\.safetensors)"', index)))

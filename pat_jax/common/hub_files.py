@@ -1,0 +1,62 @@
+"""Which files of a dataset of the Hub are one split of one configuration, by the habits of the Hub:
+
+    main/train-00000-of-00001.parquet    configuration main, split train
+    data/test.jsonl, test/a.jsonl        default, test
+    problems.json                        default, train
+
+Knows names alone: the configurations that a README.md may define otherwise are not read.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+# Of a dataset in several forms the first that is there.
+FORMS = (".parquet", ".jsonl", ".ndjson", ".json")
+MAIN = ("default", "main")  # configurations that need no name
+_NO_DATA = re.compile(r"(dataset_infos?|dataset_dict|state|metadata)\.json")
+_SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+_SHARD = re.compile(r"[-_.]?(\d+-of-0*(\d+)(-[0-9a-f]+)?|\d+)$")
+
+Place = tuple[str, str]  # a configuration and a split
+
+
+def by_place(names: Sequence[str]) -> dict[Place, list[str]]:
+    """The files that hold data, in order."""
+    data = [name for name in sorted(names) if not _NO_DATA.fullmatch(PurePosixPath(name).name)]
+    forms = ([name for name in data if name.lower().endswith(form)] for form in FORMS)
+    found: dict[Place, list[str]] = defaultdict(list)
+    for name in next(filter(None, forms), ()):
+        found[_place(name)].append(name)
+    return dict(found)
+
+
+def wanted_place(part: str, split: str, configs: set[str]) -> Place:
+    """
+    Args:
+      part: a configuration, a split, both as `config/split`, or nothing.
+      split: which one is meant where `part` says none.
+      configs: that there are.
+    """
+    first, _, second = part.partition("/")
+    if not second and first not in configs:
+        first, second = "", first
+    return first or next((one for one in MAIN if one in configs), MAIN[0]), second or split
+
+
+def num_shards(name: str) -> int:
+    """Of how many files this is one, by its name."""
+    found = _SHARD.search(PurePosixPath(name).stem)
+    return int(found[2]) if found and found[2] else 1
+
+
+def _place(name: str) -> Place:
+    *folders, last = PurePosixPath(name).parts
+    stem = _SHARD.sub("", PurePosixPath(last).stem)
+    config = folders[0] if folders and folders[0] not in {"data", *_SPLITS} else MAIN[0]
+    if "-of-" in last:  # `push_to_hub` names files by the split, whatever it is called
+        return config, stem
+    words = map(str.lower, [*folders, *re.split(r"[^A-Za-z]+", stem)])
+    return config, next((_SPLITS[word] for word in words if word in _SPLITS), "train")

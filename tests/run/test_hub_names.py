@@ -1,0 +1,118 @@
+"""A model, an adapter and a dataset by their names on the Hub, from the cache of its client."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pat_jax import evaluate, generate, plan
+from pat_jax.common.errors import UserError
+from pat_jax.config.command_line import dump, parse
+from pat_jax.config.sft import SftConfig
+from pat_jax.engine.draft_choice import checkpoint_of
+from pat_jax.models.lora import Lora
+from pat_jax.models.peft_adapter import export_adapter
+from pat_jax.models.policy import Policy
+from pat_jax.run.setup import build
+from pat_jax.run.sft import setup as sft
+from pat_jax.training.build import build_lora
+from tests.hub_server import SHA
+from tests.runs import QWEN3, SMALL_ROLLOUT, write_checkpoint, write_problems
+
+MODEL, ADAPTER, DATA = "owner/tiny", "owner/adapter", "owner/sums"
+OPTIONS = [
+    *("--model", MODEL, "--data", DATA, "--eval.data", f"{DATA}:more/test", "--run_dir", "absent"),
+    *("--rollout.max_prompt_length", "120", *SMALL_ROLLOUT),
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """As the client leaves it."""
+    cache = tmp_path_factory.mktemp("cache")
+    write_checkpoint(_snapshot(cache, "models", MODEL))
+    data = _snapshot(cache, "datasets", DATA)
+    for name, count in (("main/train", 60), ("more/test", 20)):
+        path = data / f"{name}-00000-of-00001.jsonl"
+        path.parent.mkdir(parents=True)
+        write_problems(path, count)
+    lora = Lora.of(Policy.from_config(QWEN3), rank=2, alpha=4, targets=("q_proj",))
+    export_adapter(_snapshot(cache, "models", ADAPTER), lora, lora.init(0), base=MODEL)
+    return cache
+
+
+def _snapshot(cache: Path, kind: str, name: str) -> Path:
+    folder = cache / f"{kind}--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text(SHA)
+    (folder / "snapshots").mkdir()
+    return folder / "snapshots" / SHA
+
+
+@pytest.fixture(autouse=True)
+def only_cache(cache: Path, tmp_path: Path, monkeypatch):
+    """No test asks for anything that is not there (`conftest.py`)."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run(cache: Path):
+    config = parse(OPTIONS)
+    setup = build(config, jax.devices()[:2])
+    assert len(setup.task.train.batch(0, 4)) == 4
+    (heldout,) = setup.task.heldout
+    assert heldout.name == "more" and len(heldout.prompts) == 8
+    directory = cache / "models--owner--tiny/snapshots" / SHA
+    local = build(parse([*OPTIONS, "--model", str(directory)]), jax.devices()[:2])
+    assert setup.fingerprint == local.fingerprint
+    found, wanted = (x.initial_policy(config, jnp.dtype(jnp.float32)) for x in (setup, local))
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert f"model: {MODEL}\n" in dump(config)
+
+
+def test_the_other_commands_take_it(tmp_path: Path):
+    assert plan.model_of(MODEL) == checkpoint_of(MODEL)
+    encode = plan.encode_of(MODEL)
+    assert encode and encode("the")
+    config, _ = evaluate._asked(["--model", MODEL, "--data", f"{DATA}:more", "--out", "x"])
+    assert config.model == MODEL
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "the"}))
+    options = ["--model", MODEL, "--adapter", ADAPTER, "--devices", "1", "--prompts", str(prompts)]
+    asked = parse(options, generate.GenerateConfig, presets=None)
+    assert generate.prepared(asked).tokenizer is not None
+
+
+def test_examples():
+    texts = ["--data", DATA, "--data.prompt_key", "question", "--data.completion_key", "answer"]
+    options = ["--model", MODEL, *texts, "--max_length", "128", "--lora.adapter", ADAPTER]
+    config = parse([*options, "--eval.data", f"{DATA}:more/test"], SftConfig, presets=None)
+    found = sft.build(config, jax.devices()[:1])
+    assert found.num_heldout == 20
+    lora = build_lora(config.lora, found.policy)
+    assert lora is not None and lora.rank == 2
+
+
+def test_an_adapter_names_its_base(cache: Path):
+    config = cache / "models--owner--adapter/snapshots" / SHA / "adapter_config.json"
+    assert json.loads(config.read_text())["base_model_name_or_path"] == MODEL
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "owner/absent"], ["--model is 'owner/absent'", "`hf download owner/absent`"]),
+        (["--data", "owner/absent"], ["--data is 'owner/absent'", "dataset owner/absent`"]),
+        (["--eval.data", DATA], ["--eval.data is 'owner/sums'", "and not main/test; name one, as"]),
+        (["--data.answer_key", "x"], ["datasets--owner--sums", "has the columns question, answer"]),
+        (["--model", "gpt2"], ["no Hugging Face checkpoint directory"]),
+    ],
+)
+def test_refusals(options: list[str], words: list[str]):
+    with pytest.raises(UserError) as caught:
+        build(parse([*OPTIONS, *options]), jax.devices()[:2])
+    for word in words:
+        assert word in str(caught.value)
