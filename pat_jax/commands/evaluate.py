@@ -32,7 +32,7 @@ from pat_jax.run.weights import weights_of_model, weights_of_run
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    config, saved = _saved(config)
+    config, saved = with_saved(config)
     join(config.distributed)
     devices = configure(config.devices)
     model = model_config(config.model_options, devices)
@@ -80,7 +80,7 @@ def evaluate(config: EvaluateConfig) -> None:
     print(words(config, found, folder.responses.num_tokens))
 
 
-def _saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
+def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | None]:
     """With --run_dir, the checkpoint that is evaluated, and the options, which then name it."""
     saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
     if saved:

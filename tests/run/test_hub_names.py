@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pat_jax import evaluate, generate, plan
+from pat_jax.batch_generation.config import GenerateConfig
+from pat_jax.commands import evaluate, generate, plan
 from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.sft import SftConfig
 from pat_jax.engine.draft_choice import checkpoint_of
+from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.models.policy import Policy
@@ -77,12 +79,13 @@ def test_the_other_commands_take_it(tmp_path: Path):
     assert plan.model_of(MODEL) == checkpoint_of(MODEL)
     encode = plan.encode_of(MODEL)
     assert encode and encode("the")
-    config, _ = evaluate._asked(["--model", MODEL, "--data", f"{DATA}:more", "--out", "x"])
+    asked = ["--model", MODEL, "--data", f"{DATA}:more", "--out", "x"]
+    config, _ = evaluate.with_saved(parse(asked, EvaluateConfig, presets=None))
     assert config.model == MODEL
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "the"}))
     options = ["--model", MODEL, "--adapter", ADAPTER, "--devices", "1", "--prompts", str(prompts)]
-    asked = parse(options, generate.GenerateConfig, presets=None)
+    asked = parse(options, GenerateConfig, presets=None)
     assert generate.prepared(asked).tokenizer is not None
 
 
