@@ -49,14 +49,16 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
         "rollout.png",
         "rollout.json",
         "run.log",
-        "samples.html",
+        "run.html",
+        "rollouts.json",
+        "samples.json",
     }
     assert names == files | {".lock", "profile.json", "checkpoints", "tensorboard"}
     assert (run_dir / "rollout.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
-    page = (run_dir / "samples.html").read_text()
+    page = (run_dir / "run.html").read_text()
     assert 'id="step-1"' in page and 'id="step-2"' not in page
 
 
