@@ -38,6 +38,10 @@ class KeptRollouts:
             log.warning("rollouts of before are left out: %s", error)
             found = {}
         self._kept = {name: one for name, one in found.items() if one.step <= steps_done}
+        self._is_written = len(self._kept) == len(found)
+        if known := self._kept.values():
+            self._kept.setdefault(SLOWEST, max(known, key=lambda one: one.trace.total_s))
+            self._kept.setdefault(NEWEST, max(known, key=lambda one: one.step))
 
     def add(self, step: int, trace: RolloutTrace) -> None:
         """One that decoded nothing is none."""

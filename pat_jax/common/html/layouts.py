@@ -31,9 +31,8 @@ def live_plot(
       layouts: of each burst.
       switches: when there were some.
     """
-    bands, start = [], 0
-    if edges[0] > 0:
-        bands.append(Band("prefill", 0, edges[0], colour(6)))
+    prefill = [("prefill", colour(6))] if edges[0] > 0 else []
+    bands, start = [Band(name, 0, edges[0], grey) for name, grey in prefill], 0
     for layout, bursts in groupby(layouts):
         stop = start + len(list(bursts))
         bands.append(Band(layout, edges[start], edges[stop], layout_colour(layout)))
@@ -48,13 +47,13 @@ def live_plot(
         marks=switches,
         note=note,
     )
-    return drawn + layout_legend(layouts)
+    return drawn + legend([*prefill, *_keys(layouts)])
 
 
-def layout_legend(layouts: Iterable[str]) -> str:
-    """Least TP first."""
+def _keys(layouts: Iterable[str]) -> list[tuple[str, str]]:
+    """Names and their colours, least TP first."""
     names = sorted(set(layouts), key=lambda name: int(name.rpartition("tp")[2]))
-    return legend([(name, layout_colour(name)) for name in names])
+    return [(name, layout_colour(name)) for name in names]
 
 
 def read_path(text: object) -> Path:
@@ -81,7 +80,7 @@ def ribbon(paths: Sequence[tuple[int, Path]], across: Axis) -> str:
     return (
         "<figure><figcaption>layouts of each rollout, the first at the bottom, in equal parts</figcaption>"
         f'{drawing(shapes, across, kind="plot ribbon")}<p class="across">step</p>'
-        f"{layout_legend(name for _, path in paths for name in path)}</figure>"
+        f"{legend(_keys(name for _, path in paths for name in path))}</figure>"
     )
 
 

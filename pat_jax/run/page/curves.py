@@ -10,7 +10,7 @@ from pat_jax.common.picture_style import colour
 from pat_jax.run.curves import PANELS, Panel, Rows, drawn_names, half_width, number
 
 MOST_POINTS = 400  # of a curve; of more steps several are one point, their mean
-MOST_DOTS = 60  # points that are marked one by one
+MOST_DOTS = 30  # points that are marked one by one
 
 
 def curves(rows: Rows) -> Iterator[str]:

@@ -66,7 +66,7 @@ def drafts(rows: Rows) -> str:
         for name in ("draft_saved_seconds", "predicted_draft_saving_s")
     )
     table = Table(
-        ["copied from", "tokens verified", "said", "share said"],
+        ["drafts from", "tokens verified", "accepted", "acceptance"],
         [
             [source, int(verified), int(accepted), percent(accepted / verified)]
             for source, verified, accepted in totals
@@ -77,8 +77,8 @@ def drafts(rows: Rows) -> str:
         "Drafts",
         panels(
             [
-                lines_plot(lines, rows, "tokens of drafts that were said, share of those verified"),
-                lines_plot([said], rows, "tokens that a sequence said in a decode step"),
+                lines_plot(lines, rows, "acceptance: tokens of drafts, share of those verified"),
+                lines_plot([said], rows, "tokens of a sequence in a decode step"),
             ]
         ),
         html_table(table),
@@ -114,7 +114,7 @@ def failed_rewards(rows: Rows) -> str:
     return section(
         "Rewards that failed",
         html_table(Table(["cause", "responses", "last in step"], table)),
-        source="A response without a reward teaches nothing. run.log has the first errors.",
+        source="A response without a reward teaches nothing. run.log tells why.",
     )
 
 

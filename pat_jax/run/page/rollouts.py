@@ -6,7 +6,7 @@ from html import escape
 from pat_jax.common.html.layouts import live_plot
 from pat_jax.common.html.page import html_table, section
 from pat_jax.common.picture_style import COMPUTED
-from pat_jax.common.text_table import Table, percent, shown
+from pat_jax.common.text_table import Cell, Table, percent, shown
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.run.curves import Rows
 from pat_jax.run.page.curves import numbers
@@ -62,18 +62,15 @@ def _words(trace: RolloutTrace, row: Rows) -> str:
 
 
 def _switches(trace: RolloutTrace) -> Table:
-    """Scripted switches have no prediction of what was left."""
-    header = ["at s", "switch", "live", "took s", "predicted s", "to the end s", "predicted s"]
+    header = ["at s", "switch", "live", "took s (predicted)", "to the end s (predicted)"]
     header += ["had it stayed s, predicted", "KV cache", "moved MiB"]
-    rows = [
+    rows: list[list[Cell]] = [
         [
             each.at_s,
             f"{each.source} to {each.target}",
             each.live,
-            each.seconds,
-            each.predicted_cost_s,
-            trace.total_s - each.at_s,
-            each.predicted_remaining_s or None,
+            _beside(each.seconds, each.predicted_cost_s),
+            _beside(trace.total_s - each.at_s, each.predicted_remaining_s),
             each.predicted_stay_s if each.predicted_remaining_s else None,
             each.kv,
             None if each.bytes_moved is None else each.bytes_moved / MIB,
@@ -81,3 +78,8 @@ def _switches(trace: RolloutTrace) -> Table:
         for each in trace.switches
     ]
     return Table(header, rows)
+
+
+def _beside(actual: float, predicted: float) -> str:
+    """Nothing is predicted of a scripted switch."""
+    return f"{shown(actual)} ({shown(predicted)})" if predicted else shown(actual)
