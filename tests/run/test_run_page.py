@@ -18,6 +18,7 @@ from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.run.metrics import MetricsWriter
 from pat_jax.run.page import curves
+from pat_jax.run.page.numbers import facts
 from pat_jax.run.page.run_page import PAGE_FILE, RunPage, run_page
 from pat_jax.run.rollouts import read_rollouts
 from pat_jax.run.samples import Sample
@@ -121,6 +122,13 @@ def test_tiles_are_what_a_person_looks_at_first(folder: Path):
         "2.5 s saved by 2 switches of layout, as predicted, less what they took",
     ):
         assert words in told
+
+
+def test_of_scripted_switches_nothing_is_said_to_be_saved():
+    scripted = row(1, **{"rollout/predicted_saving_s": 0.0})
+    (told,) = [words for _, words in facts([row(2) | {"step": 2}]) if "saved" in words]
+    assert told.startswith("saved by 0 switches")
+    assert not any("saved" in words for _, words in facts([scripted | {"step": 1}]))
 
 
 def test_a_mean_of_nothing_is_a_gap_in_its_curve(folder: Path):

@@ -78,7 +78,7 @@ def ribbon(paths: Sequence[tuple[int, Path]], across: Axis) -> str:
             for i, name in enumerate(path)
         ]
     return (
-        "<figure><figcaption>layouts of each rollout, the first at the bottom, in equal parts</figcaption>"
+        "<figure><figcaption>layouts of each rollout, the first at the bottom; heights are no times</figcaption>"
         f'{drawing(shapes, across, kind="plot ribbon")}<p class="across">step</p>'
         f"{legend(_keys(name for _, path in paths for name in path))}</figure>"
     )

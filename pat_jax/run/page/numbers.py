@@ -23,8 +23,11 @@ def facts(rows: Rows) -> Iterator[Fact]:
         yield shown(sum(tokens) / rollout_s), "tokens/s of rollout, all devices together"
     if step_s := sum(numbers(rows, "timing/step")):
         yield percent(rollout_s / step_s), "of the steps' time is rollout"
-    if saved := numbers(rows, "rollout/predicted_saving_s"):
-        count = sum(numbers(rows, "rollout/switches"))
+    saved, count = (
+        numbers(rows, "rollout/predicted_saving_s"),
+        sum(numbers(rows, "rollout/switches")),
+    )
+    if any(saved) or (saved and not count):  # of scripted switches nothing is predicted
         saved_s = sum(saved) - sum(numbers(rows, "rollout/switch_seconds"))
         many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
         yield f"{shown(saved_s)} s", f"saved by {many} of layout, as predicted, less what they took"
