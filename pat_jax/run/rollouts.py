@@ -81,7 +81,7 @@ def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
             raise TypeError("a field is of another type")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"{path} is not as a run writes it ({type(error).__name__}: {error}): expected rollouts of its "
-            "steps; begin another file by moving it away."
+            f"{path} is not as a run writes it ({type(error).__name__}: {error}): expected "
+            "rollouts of its steps; begin another file by moving it away."
         ) from None
     return found

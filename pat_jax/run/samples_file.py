@@ -1,4 +1,4 @@
-"""The samples of a run in its folder, as its page and `SavedRun` read them: of the latest steps, long texts cut."""
+"""The samples of a run in its folder: of the latest steps, long texts cut."""
 
 import json
 import logging
@@ -59,8 +59,8 @@ def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
             raise TypeError("a sample has fields of other types")
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path} is not as a run writes it ({error}): expected the samples of its steps; begin another file by "
-            "moving it away."
+            f"{path} is not as a run writes it ({error}): expected the samples of its steps; "
+            "begin another file by moving it away."
         ) from None
     return found
 

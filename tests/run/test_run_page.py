@@ -286,7 +286,8 @@ CHROMIUM = next(
 )
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--dump-dom"]
-MEASURE = """<iframe id="page" width="{width}" height="900" srcdoc="{page}"></iframe><p id="wide"></p><script>
+MEASURE = """<iframe id="page" width="{width}" height="900" srcdoc="{page}"></iframe>
+<p id="wide"></p><script>
 onload = () => {{
   const page = document.getElementById("page").contentDocument;
   document.getElementById("wide").textContent = page.documentElement.scrollWidth;

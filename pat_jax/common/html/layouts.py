@@ -1,4 +1,4 @@
-"""Pictures of the layouts that rollouts were in: of one rollout over time, of many over the steps of a run."""
+"""Pictures of the layouts that rollouts were in: of one over time, of many over the steps of a run."""
 
 import re
 from collections import Counter
@@ -78,14 +78,15 @@ def ribbon(paths: Sequence[tuple[int, Path]], across: Axis) -> str:
             for i, name in enumerate(path)
         ]
     return (
-        "<figure><figcaption>layouts of each rollout, the first at the bottom; heights are no times</figcaption>"
+        "<figure><figcaption>layouts of each rollout, the first at the bottom; heights are no times"
+        "</figcaption>"
         f'{drawing(shapes, across, kind="plot ribbon")}<p class="across">step</p>'
         f"{legend(_keys(name for _, path in paths for name in path))}</figure>"
     )
 
 
 def _columns(paths: Sequence[tuple[int, Path]]) -> Iterator[tuple[int, int, Path]]:
-    """Where steps of one path after the other begin and end; of very many steps the path of most."""
+    """Where steps of one path begin and end; of very many steps the path of most."""
     each = -(-len(paths) // MOST_COLUMNS)
     columns = []
     for start in range(0, len(paths), each or 1):

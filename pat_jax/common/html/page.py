@@ -63,4 +63,5 @@ def html_table(table: Table) -> str:
 
     head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in table.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{table}</table></div>'

@@ -106,7 +106,8 @@ def plot(
     ]
     words += [
         f'<span class="band" style="left:{100 * across.at(band.left):.2f}%;'
-        f'width:{100 * (across.at(band.right) - across.at(band.left)):.2f}%">{escape(band.name)}</span>'
+        f'width:{100 * (across.at(band.right) - across.at(band.left)):.2f}%">'
+        f"{escape(band.name)}</span>"
         for band in bands
         if across.at(band.right) - across.at(band.left) > 0.15
     ]

@@ -54,7 +54,10 @@ def line_of(name: str, points: Points, i: int) -> Line:
 
 
 def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
-    """(step, value, half of its interval) of the steps that have the metric; NaN for what is no number."""
+    """(step, value, half of its interval) of the steps that have the metric.
+
+    What is no number is NaN.
+    """
     return [(row["step"], number(row[name]), half_width(row, name)) for row in rows if name in row]
 
 

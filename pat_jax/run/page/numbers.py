@@ -23,10 +23,8 @@ def facts(rows: Rows) -> Iterator[Fact]:
         yield shown(sum(tokens) / rollout_s), "tokens/s of rollout, all devices together"
     if step_s := sum(numbers(rows, "timing/step")):
         yield percent(rollout_s / step_s), "of the steps' time is rollout"
-    saved, count = (
-        numbers(rows, "rollout/predicted_saving_s"),
-        sum(numbers(rows, "rollout/switches")),
-    )
+    saved = numbers(rows, "rollout/predicted_saving_s")
+    count = sum(numbers(rows, "rollout/switches"))
     if any(saved) or (saved and not count):  # of scripted switches nothing is predicted
         saved_s = sum(saved) - sum(numbers(rows, "rollout/switch_seconds"))
         many = f"{count:,.0f} switch{'' if count == 1 else 'es'}"
@@ -38,15 +36,13 @@ def _heldout(rows: Rows) -> Iterator[Fact]:
         measured = [(x, y, half) for x, y, half in curve(rows, f"eval/{name}") if isfinite(y)]
         if not measured:
             continue
-        (_, before, _), *_, (step, now, half) = [*measured[:1], *measured]
+        (_, before, _), (step, now, half) = measured[0], measured[-1]
         interval = f", ± {half:.3f} (95 %)" if isfinite(half) else ""
+        when = f"after step {step:.0f}{interval}"
         if len(measured) > 1:
-            yield (
-                f"{before:.3f} → {now:.3f}",
-                f"held-out {name} before and after step {step:.0f}{interval}",
-            )
+            yield f"{before:.3f} → {now:.3f}", f"held-out {name} before and {when}"
         else:
-            yield f"{now:.3f}", f"held-out {name} after step {step:.0f}{interval}"
+            yield f"{now:.3f}", f"held-out {name} {when}"
 
 
 def drafts(rows: Rows) -> str:

@@ -1,4 +1,4 @@
-"""Rollouts of a run's page: what each did over time, and its switches as predicted and as they went."""
+"""Rollouts of a run's page: what each did over time, its switches as predicted and as they went."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -50,13 +50,13 @@ def _rollout(title: str, one: KeptRollout, row: Rows) -> Iterator[str]:
 def _words(trace: RolloutTrace, row: Rows) -> str:
     count = len(trace.switches)
     told = (
-        f"{max(trace.live):,} responses in {shown(trace.total_s)} s and {trace.total_steps:,} decode steps, "
-        f"{count} switch{'' if count == 1 else 'es'}."
+        f"{max(trace.live):,} responses in {shown(trace.total_s)} s and {trace.total_steps:,} "
+        f"decode steps, {count} switch{'' if count == 1 else 'es'}."
     )
     for regret in numbers(row, "rollout/regret"):
         told += (
-            f" Regret {percent(regret)}: by the planner's own prices, what its path took over the best one "
-            "in hindsight."
+            f" Regret {percent(regret)}: by the planner's own prices, what its path took over the best "
+            "one in hindsight."
         )
     return told
 

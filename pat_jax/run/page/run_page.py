@@ -74,7 +74,10 @@ def run_page(folder: Path) -> str:
 
 def _sections(folder: Path, rows: Rows) -> Iterator[str]:
     if found := [*curves(rows)]:
-        told = "docs/metrics.md explains each name. A gap: not measured, or of nothing. A band: the 95 % interval."
+        told = (
+            "docs/metrics.md explains each name. A gap: not measured, or of nothing. A band: the 95 % "
+            "interval."
+        )
         yield section("Over the steps", panels(found), layouts(rows), source=told)
     yield rollouts(read_rollouts(folder), rows)
     yield drafts(rows)

@@ -18,15 +18,15 @@ def samples(by_step: Mapping[int, Sequence[Sample]]) -> str:
     rewards = [x.reward for few in by_step.values() for x in few if x.reward is not None]
     scale = min(rewards, default=0.0), max(rewards, default=0.0)
     parts = [
-        f'<details id="step-{step}"{" open" * (step == max(by_step))}><summary>step {step}</summary>'
-        f"{''.join(_asked(few, scale))}</details>"
+        f'<details id="step-{step}"{" open" * (step == max(by_step))}>'
+        f"<summary>step {step}</summary>{''.join(_asked(few, scale))}</details>"
         for step, few in sorted(by_step.items(), reverse=True)
     ]
     ends = (
         "" if scale[0] == scale[1] else f" from {scale[0]:.3g} (orange) to {scale[1]:.3g} (green)"
     )
-    told = f"Responses to the first prompts of a step. The colour is the reward{ends}; grey: it has none."
-    return section("Samples", *parts, source=told)
+    told = f"The colour is the reward{ends}; grey: it has none."
+    return section("Samples", *parts, source=f"Responses to the first prompts of a step. {told}")
 
 
 def _asked(few: Sequence[Sample], scale: tuple[float, float]) -> Iterator[str]:
@@ -38,7 +38,8 @@ def _asked(few: Sequence[Sample], scale: tuple[float, float]) -> Iterator[str]:
             many = f"{count} × " if count > 1 else ""
             yield (
                 f'<div class="said" style="border-color:{_colour(sample.reward, scale)}">'
-                f'<p class="source">{many}{_shown(sample.facts)}</p><pre>{_shown(sample.completion)}</pre></div>'
+                f'<p class="source">{many}{_shown(sample.facts)}</p>'
+                f"<pre>{_shown(sample.completion)}</pre></div>"
             )
         yield "</div>"
 
