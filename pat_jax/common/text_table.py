@@ -1,8 +1,14 @@
 """Tables of text: columns as wide as they need, numbers to the right, words to the left."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Cell = str | int | float | None
+
+
+class Table(NamedTuple):
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

@@ -126,7 +126,7 @@ class RunConfig:
     """Write every response with its prompt and its reward to completions.jsonl in the run folder."""
     log_samples_every: int = 20
     """Iterations between two looks at the responses to two prompts, with their rewards: on the page
-    samples.html in the run folder and in the trackers. The first iteration is shown too; 0 shows none."""
+    run.html in the run folder and in the trackers. The first iteration is shown too; 0 shows none."""
     trackers: tuple[str, ...] = ()
     """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by their own
     settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""

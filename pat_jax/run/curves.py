@@ -1,9 +1,11 @@
-"""What a run's metrics look like over its steps: the picture of how it learned.
+"""What a run's metrics look like over its steps: the curves of how it learned.
 
 Knows names of metrics. Does not know how they came about.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,17 +14,30 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-# A panel for each line, with what is drawn in it where the run measured it.
-PANELS: Sequence[Sequence[str]] = (
-    ("reward/mean", "eval/reward"),
-    ("train/loss", "eval/loss"),
-    ("rollout/length_p50", "rollout/length_max"),
-    ("timing/rollout", "timing/reward", "timing/update"),
+
+@dataclass(frozen=True)
+class Panel:
+    words: str  # what is drawn, with its unit
+    names: Sequence[str]  # of metrics; those that the run measured
+    is_told_at_zero: bool = True  # a metric that never leaves 0 is drawn too
+
+
+PANELS: Sequence[Panel] = (
+    Panel("reward", ("reward/mean", "eval/reward")),
+    Panel("loss", ("train/loss", "eval/loss")),
+    Panel("length of a response, tokens", ("rollout/length_p50", "rollout/length_max")),
+    Panel("time of a step, s", ("timing/rollout", "timing/reward", "timing/update")),
+    Panel("entropy of the next token, nats", ("train/entropy",)),
+    Panel("norm of the gradient", ("train/grad_norm",)),
+    Panel("KL divergence, nats", ("train/approx_kl", "train/reference_kl"), False),
+    Panel("rollout, tokens/s of all devices", ("rollout/tokens_per_s",)),
+    Panel("regret of the path, share of its time", ("rollout/regret",)),
 )
 MOST_MARKED = 12  # points that are marked one by one, as those of evaluations are
+IN_A_ROW = 4  # panels
 
 
-def draw_curves(rows: Rows, panels: Sequence[Sequence[str]] = PANELS) -> "Figure":
+def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> "Figure":
     """A panel for each group of metrics that has some, over the steps.
 
     Args:
@@ -30,26 +45,53 @@ def draw_curves(rows: Rows, panels: Sequence[Sequence[str]] = PANELS) -> "Figure
     """
     from pat_jax.common.picture import Picture
 
-    found = [names for panel in panels if (names := [x for x in panel if _points(rows, x)])]
-    figure = Picture(3.6 * max(1, len(found)), 3.0)
-    for axes, names in zip(
-        figure.subplots(1, max(1, len(found)), squeeze=False)[0], found, strict=False
-    ):
+    found = [(panel, names) for panel in panels if (names := drawn_names(rows, panel))]
+    across, down = min(IN_A_ROW, max(1, len(found))), max(1, -(-len(found) // IN_A_ROW))
+    figure = Picture(3.6 * across, 3.0 * down)
+    every = figure.subplots(down, across, squeeze=False).flat
+    for axes, (panel, names) in zip(every, found, strict=False):
         _draw(axes, rows, names)
+        axes.set_ylabel(panel.words, fontsize=8)
+    for axes in [*every][len(found) :]:
+        axes.remove()
     return figure
+
+
+def drawn_names(rows: Rows, panel: Panel) -> list[str]:
+    """The metrics of a panel that the run has measured."""
+
+    def is_drawn(name: str) -> bool:
+        values = [row[name] for row in rows if name in row]
+        return any(values) or (panel.is_told_at_zero and bool(values))
+
+    return [name for name in panel.names if is_drawn(name)]
+
+
+def number(value: Any) -> float:
+    """NaN of what is none, or not finite."""
+    return float(value) if isinstance(value, int | float) and isfinite(value) else nan
+
+
+def half_width(row: Mapping[str, Any], name: str) -> float:
+    """Of the 95 % interval around a metric; NaN where there is none."""
+    return number(row.get(f"{name}_ci95"))
 
 
 def _draw(axes: "Axes", rows: Rows, names: Sequence[str]) -> None:
     for name in names:
-        points = _points(rows, name)
-        marker = "o" if len(points) <= MOST_MARKED else None
-        axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=name)
+        measured = [row for row in rows if name in row]
+        steps, values = zip(*((row["step"], row[name]) for row in measured), strict=True)
+        marker = "o" if len(steps) <= MOST_MARKED else None
+        (line,) = axes.plot(steps, values, marker=marker, markersize=3, label=name)
+        if any(f"{name}_ci95" in row for row in measured):
+            ends = [
+                (number(row[name]) - half, number(row[name]) + half)
+                for row in measured
+                for half in [half_width(row, name)]
+            ]
+            low, high = zip(*ends, strict=True)
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
     axes.set_xlabel("step")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
-
-
-def _points(rows: Rows, name: str) -> list[tuple[int, float]]:
-    """(step, value) of the steps that measured it."""
-    return [(row["step"], row[name]) for row in rows if name in row]

@@ -21,7 +21,8 @@ from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoint_meta import newest_meta
 from pat_jax.run.metrics import METRICS_FILE
-from pat_jax.run.samples_page import SAMPLES_FILE
+from pat_jax.run.rollouts import ROLLOUTS_FILE
+from pat_jax.run.samples_file import SAMPLES_FILE
 
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
@@ -112,6 +113,8 @@ def _check_kinds(folder: Path, option: str) -> None:
         LOCK_FILE,
         "rollout.json",
         "rollout.png",
+        "run.html",
+        ROLLOUTS_FILE,
         SAMPLES_FILE,
     ):
         if (folder / name).is_dir():

@@ -70,6 +70,7 @@ class Run:
             save_beside=self.save_beside,
         )
         self.folder, self.progress = self.open.folder, self.open.progress
+        self.page = self.open.page
         self.stopwatch = Stopwatch()
         made_of = setup.task.tokenizer, self.folder, self.progress.print
         self.completions = Completions(*made_of, is_asked=config.log_completions)
@@ -86,6 +87,7 @@ class Run:
             first, *_ = self.task.train.batch(0, self.config.rollout.prompts_per_step)
             size = self.config.rollout.num_generations
             try_out(self.scorer, first, self.task.columns, size, self.progress)
+            self.page.write()
             self.compile()
             self.begin()
             self.learn()
@@ -97,6 +99,7 @@ class Run:
     def learn(self) -> None:
         self.has_learned(self.first_step, {})
         with (
+            self.page.kept(self.first_step),
             self.open.metrics(self.first_step) as self.metrics,
             self.completions,
             self.lazy or nullcontext(),
@@ -184,9 +187,11 @@ class Run:
         self.report = last.report
         self.metrics.write(step, measured)
         self.unwritten = {}
+        self.page.rollout(step, last.report.trace)
         if (every := self.config.log_samples_every) and (step == 1 or step % every == 0):
             few = self.completions.few(last.groups, last.rewards, last.scores)
             self.metrics.samples(step, few)
+            self.page.write()
         self.progress.step(step, measured)
         if self.open.saves.is_due(step):
             self.open.save(step, self.kept(), self.metrics)
@@ -268,6 +273,7 @@ class Run:
         if self.config.eval.every:
             found = self.evaluator.evaluate(step, self.generator.evaluate)
             self.metrics.write(step, found.metrics)
+            self.page.write()
             for line in (*(f"step {step}: {line}" for line in found.lines), *found.samples):
                 self.progress.print(line)
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from pat_jax.common.files import open_lines
 from pat_jax.common.json_text import JsonError, parse_json
 from pat_jax.run.samples import Sample
-from pat_jax.run.samples_page import SamplesPage
+from pat_jax.run.samples_file import SamplesFile
 from pat_jax.run.trackers.tensorboard import TensorBoard
 from pat_jax.run.trackers.tracker import Guarded, Tracker
 
@@ -53,7 +53,7 @@ class MetricsWriter:
         self._tensorboard = TensorBoard(folder / "tensorboard", resume_step)
         every = {"tensorboard": self._tensorboard, **(trackers or {})}
         self._trackers = [Guarded(name, tracker, say) for name, tracker in every.items()]
-        self._page = SamplesPage(folder, resume_step)
+        self._samples = SamplesFile(folder, resume_step)
         if resume_step is not None:
             self.event("resume", step=resume_step)
 
@@ -70,10 +70,10 @@ class MetricsWriter:
             tracker.write(step, numbers)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Show a few responses of `step`: on a page in the folder, and where the trackers do."""
+        """Keep a few responses of `step` for the run's page, and show them where the trackers do."""
         try:
-            self._page.samples(step, samples)
-        except OSError as error:  # such as a full disk: the page of the next time has these as well
+            self._samples.add(step, samples)
+        except OSError as error:  # such as a full disk: the file of the next time has these as well
             log.warning("samples of step %d: %s", step, error)
         for tracker in self._trackers:
             tracker.samples(step, samples)

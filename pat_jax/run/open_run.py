@@ -32,6 +32,7 @@ from pat_jax.run.folder import (
     make_run_dir,
 )
 from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from pat_jax.run.page.run_page import RunPage
 from pat_jax.run.progress import Progress, summarize
 from pat_jax.run.saves import Saves
 from pat_jax.run.stop_signals import Stopped, StoppedAtOnce, StopSignals
@@ -77,6 +78,7 @@ class OpenRun:
             shared / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=fingerprint
         )
         log_to(folder / LOG_FILE)
+        self.page = RunPage(folder)
         self._trackers = begin_trackers(config, folder) if us.is_first else {}
         self.progress = Progress(steps)
         every = config.checkpoint.every

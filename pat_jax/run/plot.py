@@ -54,7 +54,7 @@ def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
     figure = Picture(9.0, 3.8 + told_in)
     axes = figure.add_subplot()
     edges = _edges(trace, axis)
-    at, live = _live_curve(trace, edges)
+    at, live = live_curve(trace, edges)
     axes.set_xlim(0, edges[-1] or 1)
     axes.set_ylim(0, HEADROOM * max(*live, 1))
     _draw_bands(axes, trace, edges)
@@ -120,7 +120,7 @@ def _edges(trace: RolloutTrace, axis: Axis) -> list[float]:
     return [*trace.steps, trace.total_steps]
 
 
-def _live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
+def live_curve(trace: RolloutTrace, edges: list[float]) -> tuple[list[float], list[int]]:
     """Where the number of live sequences changes, and what it is from there on."""
     if not trace.done_after:
         return edges, [*trace.live, 0]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from pat_jax.rl.reward_outcome import Failure
 from pat_jax.rl.reward_sum import FunctionScores
-from pat_jax.rl.types import Rollout
+from pat_jax.rl.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Sample:
     finish: str
     # Of several functions what each gave, without its weight.
     rewards: dict[str, float | None] = field(default_factory=dict)
+    answer: str | None = None  # the right one, where the problem has one
 
     @property
     def facts(self) -> str:
@@ -56,6 +57,7 @@ def to_samples(
             len(rollouts[i].tokens),
             str(rollouts[i].finish),
             {name: None if isinstance(x, Failure) else x for name, x in scores.items()},
+            _answer(rollouts[i].prompt),
         )
 
 
@@ -68,6 +70,11 @@ def table(step: int, samples: Sequence[Sample]) -> tuple[list[str], list[list[ob
         for x in samples
     ]
     return columns, rows
+
+
+def _answer(prompt: Prompt) -> str | None:
+    answer = prompt.columns.get("answer")
+    return None if answer is None else str(answer)
 
 
 def _number(value: float | None) -> str:

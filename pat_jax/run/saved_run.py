@@ -19,13 +19,14 @@ from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.policy import Policy
-from pat_jax.run.curves import PANELS, draw_curves
+from pat_jax.run.curves import PANELS, Panel, draw_curves
 from pat_jax.run.folder import CONFIG_FILE
 from pat_jax.run.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.plot import draw_rollout
 from pat_jax.run.progress import summarize
+from pat_jax.run.rollouts import KeptRollout, read_rollouts
 from pat_jax.run.samples import Sample
-from pat_jax.run.samples_page import read_samples
+from pat_jax.run.samples_file import read_samples
 from pat_jax.run.saved_policy import find_policy
 from pat_jax.run.setup import model_config
 from pat_jax.run.weights import weights_of_run
@@ -95,11 +96,27 @@ class SavedRun:
                 f"{self.folder} has no metric {missing[0]!r}: expected names that are in `metrics`; "
                 "docs/metrics.md explains them."
             )
-        return draw_curves(rows, [[name] for name in names] or PANELS)
+        return draw_curves(rows, [Panel("", [name]) for name in names] or PANELS)
 
-    def plot_rollout(self) -> "Figure":
-        """Live sequences of the last rollout over time, the layout in force, the switches."""
-        return draw_rollout(self.rollout)
+    @property
+    def rollouts(self) -> Mapping[str, KeptRollout]:
+        """What the `first`, the `slowest` and the `newest` rollout did, as far as the page has them."""
+        return read_rollouts(self.folder)
+
+    def plot_rollout(self, name: str | None = None) -> "Figure":
+        """Live sequences over time, the layout in force, the switches.
+
+        Args:
+          name: of `rollouts`; None: the last of a run that has come to its end.
+        """
+        if name is None:
+            return draw_rollout(self.rollout)
+        found = self.rollouts
+        if name not in found:
+            raise UserError(
+                f"rollout is {shown(name)}: expected one of {', '.join(found) or 'none yet'} in {self.folder}."
+            )
+        return draw_rollout(found[name].trace)
 
     def export(self, directory: str | Path) -> Path:
         """Writes the policy of the newest checkpoint, adapters merged, as a Hugging Face directory.

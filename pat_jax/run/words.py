@@ -23,7 +23,7 @@ _WRITTEN = {  # names in a run's folder, as a person would call them
     "metrics.jsonl": "metrics.jsonl",
     "completions.jsonl": "completions.jsonl",
     "rollout.png": "rollout.png",
-    "samples.html": "samples.html",
+    "run.html": "run.html",
 }
 
 

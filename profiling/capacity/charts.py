@@ -1,25 +1,16 @@
 """The charts and tables of a plan's page, one function for each."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
-from html import escape
-from itertools import groupby
 
-from pat_jax.common.picture_style import COMPUTED, colour, layout_colour, tp_colour
-from pat_jax.common.text_table import Cell, percent, shown
+from pat_jax.common.html.bars import Bar, Segment, bars
+from pat_jax.common.html.layouts import live_plot
+from pat_jax.common.html.page import panels
+from pat_jax.common.html.plots import Axis, Line, plot
+from pat_jax.common.picture_style import COMPUTED, colour, tp_colour
+from pat_jax.common.text_table import Table, percent, shown
 from pat_jax.planning.memory import GIB
-from pat_jax.profiling.capacity.page_charts import (
-    Axis,
-    Band,
-    Bar,
-    Line,
-    Segment,
-    bars,
-    legend,
-    plot,
-)
 from pat_jax.profiling.capacity.report import Iteration, PlanReport
-from pat_jax.profiling.capacity.tables import Table
 from pat_jax.profiling.capacity.update_report import Update, UpdateMemory
 from pat_jax.profiling.capacity.update_tables import memory_parts, stages
 from pat_jax.profiling.predict.update_times import Seconds
@@ -63,26 +54,8 @@ def trace_plot(report: PlanReport) -> str:
     """Live sequences over time, and the layout in force."""
     trace = report.comparison.traces[0]
     edges = [*trace.times_s, trace.total_s]
-    bands, start = [], 0
-    for layout, bursts in groupby(trace.layout):
-        stop = start + len(list(bursts))
-        left, right = edges[start], edges[stop]
-        bands.append(Band(layout, left, right, layout_colour(layout)))
-        start = stop
-    points = [*zip(trace.times_s, trace.live, strict=True), (trace.total_s, 0)]
-    line = Line("", points, "currentColor", is_step=True)
-    drawn = plot(
-        [line],
-        across=Axis.over(edges),
-        up=Axis.over(trace.live),
-        across_words="seconds since the rollout began",
-        up_words="live sequences, and the layout in force",
-        bands=bands,
-        marks=[switch.at_s for switch in trace.switches],
-    )
-    return drawn + legend(
-        [(str(s), tp_colour(s.tp)) for s in report.steps.splits if str(s) in trace.layout]
-    )
+    live = [*zip(edges, [*trace.live, 0], strict=True)]
+    return live_plot(live, edges, trace.layout, [switch.at_s for switch in trace.switches])
 
 
 def memory_bars(report: PlanReport) -> str:
@@ -123,7 +96,7 @@ def step_plots(report: PlanReport) -> Iterator[str]:
                 note=COMPUTED if steps.source != "profile" else "by a measured profile",
             )
         )
-    yield f'<div class="panels">{"".join(drawn)}</div>'
+    yield panels(drawn)
 
 
 def step_table(report: PlanReport) -> Table:
@@ -169,23 +142,3 @@ def length_plot(report: PlanReport) -> str:
         f"{lengths.samples_per_prompt} samples of a prompt, their scores correlated by "
         f"{lengths.correlation:g}.</p>"
     )
-
-
-def listed(lines: Iterable[str]) -> str:
-    """An HTML list; empty where there are no lines."""
-    told = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{told}</ul>" if told else ""
-
-
-def details(title: str, content: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
-
-
-def html_table(table: Table) -> str:
-    def cell(value: Cell) -> str:
-        kind = "" if isinstance(value, str) else ' class="n"'
-        return f"<td{kind}>{escape(shown(value))}</td>"
-
-    head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
-    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in table.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -5,15 +5,13 @@ from html import escape
 from pathlib import Path
 
 from pat_jax.common.files import replace_text
+from pat_jax.common.html.bars import Bar, Segment, bars
+from pat_jax.common.html.page import details, html_table, listed, section, tiles, web_page
 from pat_jax.common.picture_style import colour
 from pat_jax.common.text_table import percent, shown
-from pat_jax.common.web_page import web_page
 from pat_jax.profiling.capacity.charts import (
-    details,
-    html_table,
     iteration_bar,
     length_plot,
-    listed,
     memory_bars,
     program_table,
     step_plots,
@@ -24,7 +22,6 @@ from pat_jax.profiling.capacity.charts import (
     update_memory_bar,
 )
 from pat_jax.profiling.capacity.limits import NAMES, shares
-from pat_jax.profiling.capacity.page_charts import Bar, Segment, bars
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
 from pat_jax.profiling.capacity.tables import (
     between_hosts_table,
@@ -51,8 +48,6 @@ from pat_jax.profiling.capacity.update_tables import (
     update_words,
 )
 
-STYLE = Path(__file__).with_name("page.css")
-
 
 def write_page(report: PlanReport, path: Path) -> None:
     replace_text(path, page(report))
@@ -74,7 +69,6 @@ def page(report: PlanReport) -> str:
     return web_page(
         f"{title}: a plan by pat_jax",
         f"{header}{''.join(sections)}",
-        STYLE.read_text(encoding="utf-8"),
     )
 
 
@@ -91,18 +85,12 @@ def _warnings(report: PlanReport) -> str:
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in report.warnings)
 
 
-def _section(title: str, *content: str, source: str = "") -> str:
-    """`source` says where the figures are from."""
-    told = f'<p class="source">{escape(source)}</p>' if source else ""
-    return f"<section><h2>{escape(title)}</h2>{''.join(content)}{told}</section>"
-
-
 def _answer(report: PlanReport) -> str:
     """The few numbers that were asked for."""
     found, memory = report.comparison, report.memory
     best = found.best_static
     used = [layout for layout in memory.layouts if layout.is_used]
-    tiles = [
+    facts = [
         (f"{shown(found.adaptive.mean_s)} s", f"a rollout, adapting; steps {report.steps.margin}"),
         _saved(found.gain(best), f"{best.name}, the best static layout"),
         _saved(max(map(found.gain, found.static)), "the worst static layout"),
@@ -112,8 +100,7 @@ def _answer(report: PlanReport) -> str:
             for iteration in report.iterations[:1]
         ],
     ]
-    cells = "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in tiles)
-    return f'<ul class="tiles">{cells}</ul>'
+    return tiles(facts)
 
 
 def _saved(gain: float, than: str) -> tuple[str, str]:
@@ -121,7 +108,7 @@ def _saved(gain: float, than: str) -> tuple[str, str]:
 
 
 def _sections(report: PlanReport) -> Iterator[str]:
-    yield _section(
+    yield section(
         "Time of a rollout",
         bars([time_bar(system) for system in report.comparison.systems]),
         html_table(gain_table(report)),
@@ -131,18 +118,18 @@ def _sections(report: PlanReport) -> Iterator[str]:
         f"{report.lengths.source}.",
     )
     if (table := source_table(report)) is not None:
-        yield _section(
+        yield section(
             "What drafts give",
             html_table(table),
             source="By where they are from. None of these rollouts ran; what is taken for true of drafts "
             "stands at the end.",
         )
     switches = html_table(switch_table(report)) if report.comparison.traces[0].switches else ""
-    yield _section("The first rollout", trace_plot(report), switches)
+    yield section("The first rollout", trace_plot(report), switches)
     if report.update:
         yield from _update(report, report.update)
     programs = f" Programs: {SOURCES['compiler']}." if report.programs else ""
-    yield _section(
+    yield section(
         "Memory of a device, GiB",
         memory_bars(report),
         html_table(memory_table(report.memory)),
@@ -150,27 +137,27 @@ def _sections(report: PlanReport) -> Iterator[str]:
         source="Whole: sequences that find pages at full length. "
         f"Figures: {SOURCES['arithmetic']}.{programs}",
     )
-    yield _section(
+    yield section(
         "Time of a decode step",
         *step_plots(report),
         details("Every predicted step", html_table(step_table(report))),
         source=f"Predicted, from {report.steps.explained}. {report.steps.reliance}",
     )
     if report.programs:
-        yield _section(
+        yield section(
             "What compiles for it",
             html_table(compile_table(report)),
             listed(f"refused: {program}: {program.error}" for program in report.failed),
             source=" ".join(uncompiled_words(report)),
         )
-        yield _section(
+        yield section(
             "What a decode step sends",
             html_table(sent_table(report)),
             *_between_hosts(report),
             details(f"All {len(report.programs)} programs", html_table(program_table(report))),
             source=f"Compiler: {SOURCES['compiler']}. {depth_words(report)}",
         )
-    yield _section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
+    yield section("Response lengths", length_plot(report), source=f"{report.lengths.source}.")
 
 
 def _between_hosts(report: PlanReport) -> Iterator[str]:
@@ -179,20 +166,20 @@ def _between_hosts(report: PlanReport) -> Iterator[str]:
 
 
 def _update(report: PlanReport, update: Update) -> Iterator[str]:
-    yield _section(
+    yield section(
         "Time of an iteration",
         bars([iteration_bar(each, update) for each in report.iterations]),
         html_table(iteration_table(report)),
         source=iteration_words(report),
     )
-    yield _section(
+    yield section(
         "Time of the update",
         bars([update_bar(update)]),
         html_table(stage_table(update)),
         listed(update_words(update)),
         source=update_source(update),
     )
-    yield _section(
+    yield section(
         "Memory of a device during the update, GiB",
         update_memory_bar(update.memory),
         html_table(update_memory_table(update.memory)),
@@ -207,7 +194,7 @@ def _limits(report: PlanReport) -> str:
         for i, (name, share) in enumerate(parts.items())
         if share > 0
     ]
-    return _section("What limits it", bars([Bar("decoding", segments, "")]), listed(report.limits))
+    return section("What limits it", bars([Bar("decoding", segments, "")]), listed(report.limits))
 
 
 def _sources(report: PlanReport) -> str:
@@ -218,4 +205,4 @@ def _sources(report: PlanReport) -> str:
         f"The chip, as its maker describes it: {chip}.",
         *(f"{name} {version}" for name, version in report.versions.items()),
     ]
-    return _section("What this rests on", listed(told), f"<pre>{escape(report.command)}</pre>")
+    return section("What this rests on", listed(told), f"<pre>{escape(report.command)}</pre>")

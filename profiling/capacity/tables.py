@@ -1,10 +1,9 @@
 """The tables and sentences of a plan that its text and its page have in common, by value."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
-from typing import NamedTuple
 
-from pat_jax.common.text_table import Cell, percent
+from pat_jax.common.text_table import Cell, Table, percent
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import Memory, PlanReport
 from pat_jax.profiling.cross_compile.compiled import CompiledProgram
@@ -12,11 +11,6 @@ from pat_jax.profiling.simulate.comparison import Comparison
 
 UNCOMPILED = "–"
 IN_A_STEP = 2  # loops around what happens in every decode step
-
-
-class Table(NamedTuple):
-    header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
 
 
 def memory_table(memory: Memory) -> Table:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from pat_jax.common.text_table import percent
+from pat_jax.common.text_table import Table, percent
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import SOURCES, PlanReport
-from pat_jax.profiling.capacity.tables import Table
 from pat_jax.profiling.capacity.update_report import RELIANCE, STAGES, Update, UpdateMemory
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING

@@ -24,6 +24,8 @@ from pat_jax.config.command_line import dump, parse
 from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.metrics import read_metrics
+from pat_jax.run.rollouts import read_rollouts
+from pat_jax.run.saved_run import SavedRun
 
 SAMPLES = ["--eval.num_generations", "2"]
 REWARD = """
@@ -49,15 +51,26 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
         "rollout.png",
         "rollout.json",
         "run.log",
-        "samples.html",
+        "run.html",
+        "rollouts.json",
+        "samples.json",
     }
     assert names == files | {".lock", "profile.json", "checkpoints", "tensorboard"}
     assert (run_dir / "rollout.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
-    page = (run_dir / "samples.html").read_text()
+    page = (run_dir / "run.html").read_text()
     assert 'id="step-1"' in page and 'id="step-2"' not in page
+    for words in (
+        "held-out reward before and after step 2",
+        "layouts of each rollout",
+        "right answer",
+    ):
+        assert words in page
+    kept = read_rollouts(run_dir)
+    assert (kept["first"].step, kept["newest"].step) == (1, 2)
+    assert kept["newest"].trace == SavedRun(run_dir).rollout
 
 
 def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):

@@ -27,8 +27,12 @@ from pat_jax.run.exit_head import of_bytes
 from pat_jax.run.export import _written
 from pat_jax.run.folder import CONFIG_FILE
 from pat_jax.run.metrics import read_metrics
+from pat_jax.run.page.rollouts import rollouts
+from pat_jax.run.page.run_page import run_page
+from pat_jax.run.page.samples import samples
+from pat_jax.run.rollouts import KeptRollouts, read_rollouts
 from pat_jax.run.samples import Sample
-from pat_jax.run.samples_page import SAMPLES_FILE, SamplesPage, read_samples
+from pat_jax.run.samples_file import SAMPLES_FILE, SamplesFile, read_samples
 from pat_jax.run.saved_policy import SavedPolicy
 from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.side_files import sealed
@@ -62,11 +66,17 @@ def read_run(path: Path) -> None:
     run = SavedRun(path.parent)
     repr(run)
     run.plot()
+    run_page(path.parent)
 
 
 def read_trace(path: Path) -> None:
     path.with_name(CONFIG_FILE).touch()
     SavedRun(path.parent).plot_rollout()
+
+
+def read_kept_rollouts(path: Path) -> None:
+    KeptRollouts(path.parent).resume(9)
+    rollouts(read_rollouts(path.parent), [])
 
 
 def read_policy(path: Path) -> None:
@@ -113,11 +123,16 @@ FILES: dict[str, tuple[Callable[[Path], None], Any, str]] = {
     "metrics": (read_run, {"step": 1, "time": 3.0, "reward/mean": 0.5, "timing/rollout": 1.0}, "\n"),
     "resumed": (read_run, {"event": "resume", "step": 1}, "\n"),
     "rollout": (read_trace, asdict(TRACE), ""),
+    "rollouts": (read_kept_rollouts, {"first": {"step": 1, "trace": asdict(TRACE)}}, ""),
     "metadata": (read_policy, META, ""),
     "seal": (read_seal, {"meta/metadata": [2, 2745614147]}, ""),
     "export": (read_note, {"path": "a", "step": 3}, ""),
 }  # fmt: skip
-NAMES: dict[Callable[[Path], None], str] = {read_run: "metrics.jsonl", read_trace: "rollout.json"}
+NAMES: dict[Callable[[Path], None], str] = {
+    read_run: "metrics.jsonl",
+    read_trace: "rollout.json",
+    read_kept_rollouts: "rollouts.json",
+}
 
 
 def check(name: str, folder: Path, content: bytes) -> None:
@@ -163,14 +178,13 @@ def test_any_bytes(name: str, tmp_path_factory, junk: bytes):
 def test_samples(tmp_path_factory, where: int, wild: str):
     folder = tmp_path_factory.mktemp("samples")
     sample = Sample("p", "c", 1.0, 3, "stop", {"f": 0.5})
-    SamplesPage(folder, None).samples(3, [sample])
+    SamplesFile(folder, None).add(3, [sample])
     assert read_samples(folder) == {3: [sample]}
-    path, sound = folder / SAMPLES_FILE, json.dumps([asdict(sample)])
-    text = path.read_text()
-    assert sound in text
-    path.write_text(text.replace(sound, with_wild([asdict(sample)], where, wild)))
+    path = folder / SAMPLES_FILE
+    path.write_text(with_wild({"3": [asdict(sample)]}, where, wild))
+    SamplesFile(folder, 5)  # as a resumed run does
     try:
-        repr(read_samples(folder))
+        samples(read_samples(folder)).encode()
     except UserError as error:
         assert str(path) in str(error)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pat_jax.engine.report import RolloutReport
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.rl.epochs import Cursor
 from pat_jax.run.loop import Run
@@ -59,7 +60,8 @@ def test_what_was_measured_is_written_once(run):
     run.progress = SimpleNamespace(step=lambda *_: None)
     run.config = SimpleNamespace(log_samples_every=0)
     run.open = SimpleNamespace(saves=SimpleNamespace(is_due=lambda step: False))
+    run.page = SimpleNamespace(rollout=lambda *_: None)
     run.has_learned(3, {"reward/mean": 1.0})
-    run.end_step(3, SimpleNamespace(report=None), {"reward/mean": 1.0})
+    run.end_step(3, SimpleNamespace(report=RolloutReport()), {"reward/mean": 1.0})
     run.last()
     assert written == [(3, {"reward/mean": 1.0})]

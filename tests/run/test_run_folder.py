@@ -54,7 +54,18 @@ def test_without_a_checkpoint_they_are_one_sentence(tmp_path: Path, content: byt
         saved_config(check_run_dir(resumed(tmp_path)))
 
 
-@pytest.mark.parametrize("name", [CONFIG_FILE, "metrics.jsonl", LOG_FILE, LOCK_FILE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        CONFIG_FILE,
+        "metrics.jsonl",
+        LOG_FILE,
+        LOCK_FILE,
+        "run.html",
+        "rollouts.json",
+        "samples.json",
+    ],
+)
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path, name: str):
     (tmp_path / CONFIG_FILE).write_text(TEXT)
     (tmp_path / name).unlink(missing_ok=True)

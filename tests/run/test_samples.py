@@ -1,7 +1,8 @@
-"""Sample responses: the page that shows them, and what it makes of any text."""
+"""Sample responses: the file that keeps them, and what the page makes of any text."""
 
 import re
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ from pat_jax.rl.reward_sum import FunctionScores
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.completions import PROMPTS_SHOWN, RESPONSES_SHOWN, Completions
 from pat_jax.run.metrics import MetricsWriter
+from pat_jax.run.page.run_page import run_page
 from pat_jax.run.samples import Sample, table
-from pat_jax.run.samples_page import (
+from pat_jax.run.samples_file import (
     MOST_CHARACTERS,
     MOST_STEPS,
     SAMPLES_FILE,
-    SamplesPage,
+    SamplesFile,
     read_samples,
 )
 
@@ -54,7 +56,7 @@ def sample(prompt: str = "1+2=", said: str = "3", **changes) -> Sample:
 
 
 def steps_on(folder: Path) -> list[int]:
-    return [int(n) for n in re.findall(r'id="step-(\d+)"', (folder / SAMPLES_FILE).read_text())]
+    return [int(n) for n in re.findall(r'id="step-(\d+)"', run_page(folder))]
 
 
 TEXTS = st.text(
@@ -68,13 +70,13 @@ TEXTS = st.text(
 def test_texts_are_shown_as_they_are_whatever_they_look_like(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("run")
     for resume_step in (None, 2):  # written, and read back by a resumed run
-        page = SamplesPage(folder, resume_step)
-        page.samples(resume_step or 1, [sample(prompt, said) for prompt, said in texts])
+        file = SamplesFile(folder, resume_step)
+        file.add(resume_step or 1, [sample(prompt, said) for prompt, said in texts])
     found = Texts()
-    found.feed((folder / SAMPLES_FILE).read_text(encoding="utf-8"))
+    found.feed(run_page(folder))
     once = []
-    for i, (prompt, said) in enumerate(texts):
-        once += [said] if i and texts[i - 1][0] == prompt else [prompt, said]
+    for prompt, group in groupby(texts, key=lambda both: both[0]):
+        once += [prompt, *dict.fromkeys(said for _, said in group)]
     assert found.shown == once * 2
     assert steps_on(folder) == [2, 1] and "script" not in found.elements
 
@@ -87,33 +89,33 @@ def test_texts_are_shown_as_they_are_whatever_they_look_like(tmp_path_factory, t
 def test_programs_read_the_samples_as_they_were(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("run")
     shown = [sample(*both, reward=None, rewards={"a": 0.1, "b": None}) for both in texts]
-    SamplesPage(folder, None).samples(3, shown)
-    SamplesPage(folder, 7).samples(7, shown[:1])  # as a resumed run does
+    SamplesFile(folder, None).add(3, shown)
+    SamplesFile(folder, 7).add(7, shown[:1])  # as a resumed run does
     assert list(read_samples(folder).items()) == [(7, shown[:1]), (3, shown)]
     assert read_samples(folder / "none") == {}
 
 
 def test_the_newest_comes_first_and_the_oldest_go(tmp_path: Path):
-    page = SamplesPage(tmp_path, None)
+    file = SamplesFile(tmp_path, None)
     for step in range(1, MOST_STEPS + 4):
-        page.samples(step, [sample()])
+        file.add(step, [sample()])
     assert steps_on(tmp_path) == list(range(MOST_STEPS + 3, 3, -1))
 
 
 def test_a_resumed_run_shows_what_it_repeats_once(tmp_path: Path):
-    page = SamplesPage(tmp_path, None)
+    file = SamplesFile(tmp_path, None)
     for step in (1, 20, 40):
-        page.samples(step, [sample(said=f"before {step}")])
-    SamplesPage(tmp_path, 40).samples(40, [sample(said="again 40")])
+        file.add(step, [sample(said=f"before {step}")])
+    SamplesFile(tmp_path, 40).add(40, [sample(said="again 40")])
     assert steps_on(tmp_path) == [40, 20, 1]
-    text = (tmp_path / SAMPLES_FILE).read_text()
+    text = run_page(tmp_path)
     assert "again 40" in text and "before 40" not in text and "before 20" in text
 
 
 def test_of_a_long_text_its_begin_and_its_end_are_shown(tmp_path: Path):
     said = "b" + "x" * 10 * MOST_CHARACTERS + "e"
-    SamplesPage(tmp_path, None).samples(1, [sample(said=said)])
-    text = (tmp_path / SAMPLES_FILE).read_text()
+    SamplesFile(tmp_path, None).add(1, [sample(said=said)])
+    text = run_page(tmp_path)
     assert "<pre>bxxx" in text and "xxxe</pre>" in text and "characters …]" in text
     assert text.count("x") < 2 * (MOST_CHARACTERS + 200)
 
@@ -149,7 +151,7 @@ def test_samples_are_of_the_first_prompts_with_their_own_rewards(tmp_path: Path,
     assert all(len(row) == len(columns) and row[0] == 7 for row in rows)
 
 
-def test_a_page_that_cannot_be_written_ends_nothing(tmp_path: Path):
+def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path):
     with MetricsWriter(tmp_path) as metrics:
         (tmp_path / SAMPLES_FILE).mkdir()
         metrics.samples(1, [sample()])

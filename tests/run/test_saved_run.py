@@ -1,6 +1,7 @@
 """A run read back from the files of its folder."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.run.curves import draw_curves
 from pat_jax.run.metrics import MetricsWriter
+from pat_jax.run.page.run_page import RunPage
 from pat_jax.run.plot import plot_rollout
 from pat_jax.run.samples import Sample
 from pat_jax.run.saved_run import SavedRun
@@ -68,6 +70,33 @@ def test_figures_show_themselves_in_a_cell(run: SavedRun, draw):
     plot_rollout(TRACE, run.folder / "rollout.png")
     picture = draw(run)._repr_png_()
     assert picture.startswith(b"\x89PNG") and len(picture) < 150_000
+
+
+def test_the_rollouts_of_its_page_are_drawn_by_name(run: SavedRun):
+    with pytest.raises(UserError, match="rollout is 'first': expected one of none yet in"):
+        run.plot_rollout("first")
+    with (page := RunPage(run.folder)).kept(0):
+        page.rollout(1, TRACE)
+        page.rollout(2, replace(TRACE, total_s=3.0))
+    assert {name: one.step for name, one in run.rollouts.items()} == {
+        "first": 1,
+        "slowest": 2,
+        "newest": 2,
+    }
+    for name, seconds in (("first", 2), ("slowest", 3)):
+        (axes,) = run.plot_rollout(name).axes
+        assert f"in {seconds} s" in axes.get_title("left")
+
+
+def test_curves_have_their_unit_and_their_interval(run: SavedRun):
+    rows = [*run.metrics, {"step": 4, "eval/reward": 0.5, "eval/reward_ci95": 0.125}]
+    reward, loss, seconds = draw_curves(rows).axes
+    assert [axes.get_ylabel() for axes in (reward, loss, seconds)] == [
+        "reward",
+        "loss",
+        "time of a step, s",
+    ]
+    assert len(reward.collections) == 1 and not loss.collections
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):

@@ -96,6 +96,12 @@ def test_nothing_compiles_after_the_programs(whole):
     assert whole[1] == []
 
 
+def test_it_has_a_page(whole):
+    page = (whole[0] / "run.html").read_text()
+    assert f"held-out loss before and after step {STEPS}" in page and "train/grad_norm" in page
+    assert "Rollouts" not in page and "Samples" not in page
+
+
 def test_it_learns_what_it_is_shown(whole):
     rows = read_metrics(whole[0] / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(STEPS + 1))

@@ -43,6 +43,7 @@ class SftRun:
 
     def run(self) -> None:
         try:
+            self.open.page.write()
             self.compile()
             self.begin()
             self.learn()
@@ -83,6 +84,7 @@ class SftRun:
     def learn(self) -> None:
         self.steps_done, self.unwritten = self.first_step, dict[str, Any]()
         with (
+            self.open.page.kept(self.first_step),
             self.open.metrics(self.first_step) as self.metrics,
             self.open.saved_at_an_error(self.signals, self.last),
         ):
@@ -141,6 +143,7 @@ class SftRun:
         loss = cross_entropy(self.trainer, self.state.params, self.setup.heldout)
         seconds = time.perf_counter() - start
         self.metrics.write(step, {"eval/loss": loss, "eval/seconds": seconds})
+        self.open.page.write()
         many = self.setup.num_heldout
         self.progress.print(f"step {step}: held-out loss {loss:.4f} ({many} examples)")
 

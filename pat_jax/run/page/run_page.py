@@ -1,0 +1,106 @@
+"""run.html: how a run goes, made of what its folder holds.
+
+Knows files of a run. Does not know what the run computes.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pat_jax.common.files import replace_text
+from pat_jax.common.html.page import panels, section, tiles, web_page
+from pat_jax.engine.trace import RolloutTrace
+from pat_jax.run.curves import Rows
+from pat_jax.run.metrics import METRICS_FILE, read_metrics
+from pat_jax.run.page.curves import curves, layouts
+from pat_jax.run.page.numbers import drafts, facts, failed_rewards
+from pat_jax.run.page.rollouts import rollouts
+from pat_jax.run.page.samples import samples
+from pat_jax.run.rollouts import KeptRollouts, read_rollouts
+from pat_jax.run.samples_file import read_samples
+
+PAGE_FILE = "run.html"
+
+log = logging.getLogger(__name__)
+
+
+class RunPage:
+    """The page of a run that goes on, and the rollouts that are kept for it."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._rollouts = folder, KeptRollouts(folder)
+
+    @contextmanager
+    def kept(self, steps_done: int) -> Iterator[None]:
+        """Written before and after what is done inside, whatever ends it."""
+        self._rollouts.resume(steps_done)
+        self.write()
+        try:
+            yield
+        finally:
+            self.write()
+
+    def rollout(self, step: int, trace: RolloutTrace) -> None:
+        self._rollouts.add(step, trace)
+
+    def write(self) -> None:
+        """A failure, such as a full disk, costs a line of the log."""
+        try:
+            self._rollouts.save()
+            replace_text(self._folder / PAGE_FILE, run_page(self._folder))
+        except Exception as error:  # whatever it is, no run is to end by its page
+            first, *_ = f"{error}".splitlines() or [""]
+            log.warning("%s was not written (%s: %s)", PAGE_FILE, type(error).__name__, first)
+
+
+def run_page(folder: Path) -> str:
+    """Of the files in a run's folder, as far as they are there."""
+    path = folder / METRICS_FILE
+    rows = read_metrics(path) if path.is_file() else []
+    name = folder.resolve().name
+    header = (
+        f"<header><p>A run of pat_jax</p><h1>{escape(name)}</h1>"
+        f"<p>{escape(_subject(folder, rows))}</p></header>"
+    )
+    parts = [header, tiles(facts(rows)), *_sections(folder, rows)]
+    return web_page(f"{name}: a run of pat_jax", "".join(parts))
+
+
+def _sections(folder: Path, rows: Rows) -> Iterator[str]:
+    if found := [*curves(rows)]:
+        told = (
+            "docs/metrics.md explains each name. A gap: not measured, or of nothing. A band: the 95 % "
+            "interval."
+        )
+        yield section("Over the steps", panels(found), layouts(rows), source=told)
+    yield rollouts(read_rollouts(folder), rows)
+    yield drafts(rows)
+    yield failed_rewards(rows)
+    yield samples(read_samples(folder))
+
+
+def _subject(folder: Path, rows: Rows) -> str:
+    """What learns of what, and how far it is."""
+    options = _options(folder / "config.yaml")
+    model, data = options.get("model"), options.get("data")
+    files = data.get("files") if isinstance(data, dict) else None
+    told = [f"model {Path(model).name}"] if isinstance(model, str) else []
+    if isinstance(files, list):
+        told.append(f"data {', '.join(Path(str(each)).name for each in files)}")
+    steps, last = options.get("steps"), max([0, *(row["step"] for row in rows)])
+    told.append(f"step {last:,}" + (f" of {steps:,}" if isinstance(steps, int) and steps else ""))
+    return f"{'; '.join(told)}. Written {datetime.now():%Y-%m-%d %H:%M}."
+
+
+def _options(path: Path) -> Mapping[str, Any]:
+    try:
+        options = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return options if isinstance(options, dict) else {}

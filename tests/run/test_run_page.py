@@ -1,0 +1,308 @@
+"""The page of a run: what it shows of the files in a folder, whatever is in them."""
+
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from html import escape, unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pat_jax.common.html import layouts
+from pat_jax.common.picture_style import layout_colour
+from pat_jax.config.command_line import dump, parse
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.run.metrics import MetricsWriter
+from pat_jax.run.page import curves
+from pat_jax.run.page.numbers import facts
+from pat_jax.run.page.run_page import PAGE_FILE, RunPage, run_page
+from pat_jax.run.rollouts import read_rollouts
+from pat_jax.run.samples import Sample
+
+EVIL = '</pre><script>alert("1")</script>&lt;'
+SWITCH = Switch(
+    step=64,
+    live=40,
+    source="dp2tp1",
+    target="dp1tp2",
+    bytes_moved=3 * 2**20,
+    seconds=0.0625,
+    predicted_saving_s=1.5,
+    predicted_cost_s=0.125,
+    kv="migrate",
+    reason="the saving exceeds the cost",
+    at_s=1.25,
+    predicted_remaining_s=2.25,
+)
+TRACE = RolloutTrace(
+    times_s=(0.25, 1.5, 2.5),
+    steps=(0, 64, 128),
+    live=(100, 40, 9),
+    layout=("dp2tp1", "dp1tp2", "dp1tp2"),
+    total_s=4.0,
+    total_steps=160,
+    switches=(SWITCH,),
+)
+
+
+def row(step: int, **changes: object) -> dict[str, object]:
+    names = {
+        "reward/mean": step / 8,
+        "reward/failed": 2,
+        "reward/failed/timeout": 2,
+        "train/entropy": 1 / step,
+        "train/approx_kl": 0.0,
+        "rollout/length_p50": 20.0 + step,
+        "rollout/length_max": 100.0,
+        "rollout/tokens": 4000,
+        "rollout/layouts": "dp2tp1 -> dp1tp2" if step % 2 else "dp2tp1",
+        "rollout/switches": step % 2,
+        "rollout/switch_seconds": 0.25 * (step % 2),
+        "rollout/predicted_saving_s": 1.5 * (step % 2),
+        "rollout/regret": 0.0625,
+        "rollout/drafted": 400,
+        "rollout/accepted": 100,
+        "rollout/drafted_own": 400,
+        "rollout/accepted_own": 100,
+        "rollout/tokens_per_row_step": 1.25,
+        "rollout/draft_saved_seconds": 0.5,
+        "rollout/predicted_draft_saving_s": 0.75,
+        "timing/rollout": 2.0,
+        "timing/step": 4.0,
+    }
+    return names | changes
+
+
+def write_run(folder: Path, *, steps: int = 4) -> Path:
+    """As a run leaves it; the reward and the length of step 3 are of nothing."""
+    (folder / "config.yaml").write_text(dump(parse(["--preset", "demo", "--steps", "9"])))
+    page = RunPage(folder)
+    with page.kept(0), MetricsWriter(folder) as metrics:
+        metrics.write(0, {"eval/reward": 0.25, "eval/reward_ci95": 0.125, "eval/failed": 0})
+        for step in range(1, steps + 1):
+            metrics.write(step, row(step))
+            page.rollout(step, replace(TRACE, total_s=5.0 if step == 2 else 4.0))
+        metrics.write(3, {"reward/mean": math.nan, "rollout/length_p50": math.nan})
+        metrics.write(steps, {"eval/reward": 0.5, "eval/reward_ci95": 0.125, "eval/failed": 1})
+        said = Sample("1+2=", "3", 1.0, 2, "stop", answer="3")
+        wrong = replace(said, completion="4", reward=0.0)
+        metrics.samples(1, [said, wrong, said, replace(wrong, reward=None)])
+        metrics.samples(4, [Sample(EVIL, EVIL, 0.5, 2, EVIL, {EVIL: 1.0}, EVIL)])
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path)
+
+
+def words_of(html: str) -> str:
+    """What a person reads, in one line."""
+    body = html.partition("<body>")[2]
+    return unescape(" ".join(re.sub(r"<[^>]*>", " ", body).split()))
+
+
+def paths_of(html: str, words: str) -> list[str]:
+    """Of the lines in the chart with that caption."""
+    (figure,) = re.findall(f"<figcaption>{re.escape(escape(words))}</figcaption>.*?</figure>", html)
+    return re.findall(r'<path d="([^"]*)" stroke="[^"]*" class="line"/>', figure)
+
+
+def test_tiles_are_what_a_person_looks_at_first(folder: Path):
+    told = words_of(run_page(folder))
+    for words in (
+        "model demo; data arithmetic; step 4 of 9",
+        "0.250 → 0.500 held-out reward before and after step 4, ± 0.125 (95 %)",
+        "2,000 tokens/s of rollout",
+        "50.0 % of the steps' time is rollout",
+        "2.5 s saved by 2 switches of layout, as predicted, less what they took",
+    ):
+        assert words in told
+
+
+def test_of_scripted_switches_nothing_is_said_to_be_saved():
+    scripted = row(1, **{"rollout/predicted_saving_s": 0.0})
+    (told,) = [words for _, words in facts([row(2) | {"step": 2}]) if "saved" in words]
+    assert told.startswith("saved by 0 switches")
+    assert not any("saved" in words for _, words in facts([scripted | {"step": 1}]))
+
+
+def test_a_mean_of_nothing_is_a_gap_in_its_curve(folder: Path):
+    html = run_page(folder)
+    reward, heldout = paths_of(html, "reward")
+    assert reward.count("M") == 2 and heldout.count("M") == 1
+    assert reward.startswith(
+        "M25.000 80.000L50.000 60.000M100.000 20.000h0"
+    )  # step 3 of 4 has none
+    assert 'class="spread"' in html
+    shortest, longest = paths_of(html, "length of a response, tokens")
+    assert (shortest.count("M"), longest.count("M")) == (2, 1)
+    assert "KL divergence" not in html  # it never left 0
+    assert not re.search(r"\b([Nn]a[Nn]|inf|None)\b", html.partition("</style>")[2])
+
+
+def test_layouts_are_a_ribbon_over_the_steps(folder: Path):
+    html = run_page(folder)
+    ribbon = html.partition('class="plot ribbon"')[2].partition("</figure>")[0]
+    narrow, wide = layout_colour("dp2tp1"), layout_colour("dp1tp2")
+    found = re.findall(r'<rect x="(.*?)" y="(.*?)" .*?fill="(.*?)"', ribbon)
+    first, second, third, *_ = found
+    assert first == ("0.000", "50.00", narrow) and second == ("0.000", "0.00", wide)
+    assert third == ("25.000", "0.00", narrow) and len(found) == 6
+
+
+def test_rollouts_are_the_first_the_slowest_and_the_newest(folder: Path):
+    html = run_page(folder)
+    titles = re.findall("<h3>(.*?)</h3>", html)
+    assert titles == ["The first: step 1", "The slowest: step 2", "The newest: step 4"]
+    told = words_of(html)
+    # At, switch, live, what it took, to the end, had it stayed, cache, moved.
+    assert "1.25 dp2tp1 to dp1tp2 40 0.0625 (0.125) 2.75 (2.25) 3.75 migrate 3" in told
+    assert told.count("Regret 6.2 %") == 3 and "100 responses in 4 s and 160 decode steps" in told
+
+
+def test_one_rollout_may_be_all_three(tmp_path: Path):
+    html = run_page(write_run(tmp_path, steps=1))
+    assert re.findall("<h3>(.*?)</h3>", html) == ["The first and slowest and newest: step 1"]
+
+
+def test_drafts_and_failed_rewards_are_counted(folder: Path):
+    told = words_of(run_page(folder))
+    assert "all 1,600 400 25.0 % own text 1,600 400 25.0 %" in told
+    assert (
+        "Saved 2 s against what the planner believes of steps without; 3 s were expected." in told
+    )
+    assert "timeout 8 4" in told and "held-out, any cause 1 4" in told
+
+
+def test_samples_are_merged_coloured_and_beside_the_right_answer(folder: Path):
+    html = run_page(folder)
+    told = words_of(html)
+    assert told.index("step 4 prompt") < told.index("step 1 prompt 1+2= right answer 3")
+    assert "2 × reward 1, 2 tokens, stop 3 reward 0, 2 tokens, stop 4 reward none" in told
+    colours = re.findall('class="said" style="border-color:(.*?)"', html)
+    assert colours[1:] == ["#009e73", "#d55e00", "var(--rule)"]
+
+
+class Outline(HTMLParser):
+    """Tags opened and closed, and what a page would fetch."""
+
+    VOID = ("meta", "line", "rect", "path")
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.fetched: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        self.fetched += [str(value) for name, value in attrs if name in ("src", "href", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_fetches_nothing_and_runs_nobodys_markup(tmp_path: Path):
+    (folder := tmp_path / "<img src=x>").mkdir()
+    write_run(folder)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "time": 1.0, "rollout/layouts": "<script>"}\n')
+        file.write('{"step": 9, "time": 1.0, "reward/<script>/failed/timeout": 1}\n')
+    html = run_page(folder)
+    outline = Outline(html)
+    assert outline.open == [] and outline.fetched == []
+    assert not outline.seen & {"script", "img", "link", "iframe"}
+    assert not re.search(r"https?:|url\(|@import", html)
+    assert words_of(html).count('alert("1")') == 5  # prompt, answer, response, finish, function
+
+
+@pytest.mark.parametrize("files", [(), ("config.yaml",), ("samples.json",), ("rollouts.json",)])
+def test_of_a_run_that_has_just_begun_there_is_a_page_too(folder: Path, files: tuple[str, ...]):
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in files:
+            path.unlink()
+    html = run_page(folder)
+    assert Outline(html).open == [] and escape(folder.name) in html
+
+
+def test_a_long_run_has_a_page_as_small(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(curves, "MOST_POINTS", 20)
+    monkeypatch.setattr(layouts, "MOST_COLUMNS", 20)
+    (short := tmp_path / "short").mkdir()
+    (long := tmp_path / "long").mkdir()
+    write_run(short, steps=20)
+    html = run_page(write_run(long, steps=61))
+    assert len(html) < 1.05 * len(run_page(short))
+    (entropy,) = paths_of(html, "entropy of the next token, nats")
+    assert entropy.count("L") == 15  # four steps are a point
+
+
+def test_a_resumed_run_keeps_what_it_does_not_repeat(folder: Path):
+    page = RunPage(folder)
+    with page.kept(3):
+        page.rollout(4, replace(TRACE, total_s=9.0))
+    found = read_rollouts(folder)
+    assert {name: one.step for name, one in found.items()} == {
+        "first": 1,
+        "slowest": 4,
+        "newest": 4,
+    }
+    with (again := RunPage(folder)).kept(1):
+        assert [one.step for one in read_rollouts(folder).values()] == [1, 1, 1]
+        again.rollout(2, TRACE)
+    assert [one.step for one in read_rollouts(folder).values()] == [1, 1, 2]
+
+
+def spoil_page(folder: Path) -> None:
+    (folder / PAGE_FILE).unlink()
+    (folder / PAGE_FILE).mkdir()
+
+
+def spoil_samples(folder: Path) -> None:
+    (folder / "samples.json").write_text('{"1": [3]}')
+
+
+@pytest.mark.parametrize("spoil", [spoil_page, spoil_samples])
+def test_a_page_that_cannot_be_written_is_a_line_of_the_log(
+    folder: Path, caplog, spoil: Callable[[Path], None]
+):
+    spoil(folder)
+    RunPage(folder).write()
+    (line,) = caplog.messages
+    assert line.startswith("run.html was not written (") and "\n" not in line
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--dump-dom"]
+MEASURE = """<iframe id="page" width="{width}" height="900" srcdoc="{page}"></iframe>
+<p id="wide"></p><script>
+onload = () => {{
+  const page = document.getElementById("page").contentDocument;
+  document.getElementById("wide").textContent = page.documentElement.scrollWidth;
+}}
+</script>"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", [420, 1200])
+def test_a_browser_finds_room_for_all_of_it(folder: Path, tmp_path: Path, width: int):
+    """Whatever is wider than the screen, such as a table, scrolls by itself."""
+    probe = tmp_path / "probe.html"
+    html = run_page(folder).replace("<details ", "<details open ")
+    probe.write_text(MEASURE.format(width=width, page=escape(html)), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'browser'}", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (wide,) = re.findall('<p id="wide">(.*?)</p>', done.stdout)
+    assert 0 < int(wide) <= width
