@@ -4,7 +4,7 @@ What happens is in `run/loop.py`. From Python it is `pat_jax.train(...)`.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pat_jax.common.callable_module import make_callable
@@ -14,6 +14,7 @@ from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
 from pat_jax.config.run import RunConfig
 from pat_jax.run.folder import options_of_run
+from pat_jax.run.given_rows import GivenRows
 from pat_jax.run.in_program import in_program
 from pat_jax.run.loop import Run
 from pat_jax.run.meeting import check_places, meet
@@ -29,7 +30,7 @@ Reward = str | Callable[..., Any]
 def main() -> None:
     try:
         with StopSignals() as signals:
-            _run(options_of_run(sys.argv[1:], parse), signals)
+            _run(options_of_run(sys.argv[1:], parse), signals, GivenRows())
     except Stopped as stop:
         leave(stop.exit_code)
 
@@ -40,6 +41,7 @@ def train(
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
         run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in completions])
+        run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer": "5"}, ...])
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
@@ -47,7 +49,9 @@ def train(
         processes of their own, with what they refer to as it is now: there they have --reward_timeout,
         --reward_memory and --reward_workers, and what they change there is not changed here.
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections are
-        dictionaries: `steps=20, rollout={"top_p": 0.9}`.
+        dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of the files of `data`
+        and of `eval={"data": ...}`: a list of dictionaries, or a datasets.Dataset. The run's folder keeps
+        them, so a resumed run need not be given them again.
 
     Returns:
       What the run has left in its folder.
@@ -61,8 +65,10 @@ def train(
         if reward is not None:
             several = _several(reward)
             asked["reward"] = [ship(x, REWARDS) if callable(x) else x for x in several]
-        config_of_run = options_of_run(words(config, asked), parse)
-        run = _run(config_of_run, signals)
+        rows = GivenRows()
+        config = rows.taken_from(config) if isinstance(config, Mapping) else config
+        config_of_run = options_of_run(words(config, rows.taken_from(asked)), parse)
+        run = _run(config_of_run, signals, rows)
     return SavedRun(run)
 
 
@@ -75,20 +81,21 @@ def _several(reward: object) -> list[Any]:
     return found
 
 
-def _run(config: RunConfig, signals: StopSignals) -> str:
+def _run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     """
     Returns:
       Its folder.
     """
     config = meet(config, signals)
     check_places(config)
-    setup = build(config, configure(config.devices))
-    with open_scorer(config, setup.task.rewards) as scorer:
-        run = Run(config, setup, scorer, signals)
-        try:
-            run.run()
-        finally:
-            run.open.release()
+    with rows.placed(config) as config:
+        setup = build(config, configure(config.devices))
+        with open_scorer(config, setup.task.rewards) as scorer:
+            run = Run(config, setup, scorer, signals)
+            try:
+                run.run()
+            finally:
+                run.open.release()
     return config.run_dir
 
 
