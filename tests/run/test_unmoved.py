@@ -10,7 +10,7 @@ from runs import TINY, run
 from pat_jax.run.unmoved import GRADIENT, LENGTH, REWARD, STEPS, Unmoved, advice
 
 NAN = float("nan")
-STILL = {REWARD: 0.0, LENGTH: 56.0, GRADIENT: 0.3}
+STILL: dict[str, float | None] = {REWARD: 0.0, LENGTH: 56.0, GRADIENT: 0.3}
 
 
 def rows(count: int = STEPS, **last: float | None) -> list[dict[str, float | None]]:
