@@ -49,9 +49,9 @@ def train(
         processes of their own, with what they refer to as it is now: there they have --reward_timeout,
         --reward_memory and --reward_workers, and what they change there is not changed here.
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections are
-        dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of the files of `data`
-        and of `eval={"data": ...}`: a list of dictionaries, or a datasets.Dataset. The run's folder keeps
-        them, so a resumed run need not be given them again.
+        dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of
+        the files of `data` and of `eval={"data": ...}`: a list of dictionaries, or a
+        datasets.Dataset. The run's folder keeps them: a resumed run need not be given them again.
 
     Returns:
       What the run has left in its folder.

@@ -104,8 +104,8 @@ def check_run_dir(config: AnyRun) -> Path:
 def is_used(folder: Path) -> bool:
     """By more than what a run has there before it has done anything.
 
-    That is its lock, a file that is just written, its options beside its log, and rows it was given. A run
-    that failed then can be begun again in its folder.
+    That is its lock, a file that is just written, its options beside its log, and rows it was
+    given. A run that failed then can be begun again in its folder.
     """
     if not folder.is_dir():
         return False

@@ -1,6 +1,7 @@
 """Rows that a program gives in the place of data files: into files in the run's folder.
 
-So a resumed run finds them, in a shell too. Knows what JSON can hold. Does not know what columns mean.
+So a resumed run finds them, in a shell too. Knows what JSON can hold. Does not know what columns
+mean.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.run.folder import CONFIG_FILE, ROWS
 
-# Options that can have rows, and what the file is called: a set that is evaluated on is named by it.
+# Options that can have rows, and what the file is called: metrics call a set by its file.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
 _SECTIONS = ("data", "eval")
 
@@ -141,9 +142,10 @@ def _remove(files: Iterable[Path], run: Path | None) -> None:
 def _check_section(name: str, value: Mapping[str, Any]) -> None:
     """Refuses all splits of a data set at once, which is a dictionary too."""
     if hasattr(value, "column_names"):
+        kind, splits = type(value).__name__, ", ".join(map(str, value))
         raise UserError(
-            f"{name} is a {type(value).__name__} of the splits {', '.join(map(str, value))}: expected one "
-            f"of them; give it, such as {name}=dataset['train']."
+            f"{name} is a {kind} of the splits {splits}: expected one of them; give it, "
+            f"such as {name}=dataset['train']."
         )
 
 
@@ -166,9 +168,9 @@ def _content(option: str, rows: Any) -> bytes:
         count, each = len(rows), iter(rows)
     except TypeError:
         raise UserError(
-            f"{option} is {shown(rows)}: expected names of files, or rows: a list of dictionaries, a "
-            "datasets.Dataset, or what else has a length and goes through them; put those of a generator "
-            "into a list."
+            f"{option} is {shown(rows)}: expected names of files, or rows: a list of dictionaries, "
+            "a datasets.Dataset, or what else has a length and goes through them; put those of a "
+            "generator into a list."
         ) from None
     if not count:
         raise UserError(f"{option} is {shown(rows)}: expected at least one row; give some.")
@@ -179,8 +181,8 @@ def _content(option: str, rows: Any) -> bytes:
 def _line(where: str, row: object) -> str:
     if not isinstance(row, Mapping) or not row:
         raise UserError(
-            f"{where}, is {shown(row)}: expected a dictionary of columns, such as prompt and answer; "
-            "correct this row."
+            f"{where}, is {shown(row)}: expected a dictionary of columns, such as prompt and "
+            "answer; correct this row."
         )
     fields = []
     for name, value in row.items():
@@ -190,9 +192,9 @@ def _line(where: str, row: object) -> str:
             text = json.dumps(value, default=_plain, allow_nan=False)
         except (TypeError, ValueError, OverflowError, RecursionError):
             raise UserError(
-                f"{where}, column {shown(name)}, is {shown(value)}: expected text, finite numbers, true or "
-                "false, None, or lists and dictionaries of these, under a name that is text; convert it, "
-                "or remove the column."
+                f"{where}, column {shown(name)}, is {shown(value)}: expected text, finite numbers, "
+                "true or false, None, or lists and dictionaries of these, under a name that is "
+                "text; convert it, or remove the column."
             ) from None
         fields.append(f"{json.dumps(name)}: {text}")
     return f"{{{', '.join(fields)}}}\n"

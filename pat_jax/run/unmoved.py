@@ -35,7 +35,7 @@ class Unmoved:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What to look at, in a sentence; empty where something moved in the last `STEPS`, or nothing was to.
+    """What to look at, in a sentence; empty where the last `STEPS` moved, or nothing is trained.
 
     Args:
       rows: the metrics of steps, in their order; what is not finite as NaN or None.
@@ -45,14 +45,15 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     if not any(_number(row, GRADIENT) for row in last):
         return (
-            f"the gradient of the last {STEPS} steps was 0 or none: nothing is learned; {_LOOK} and at "
-            "reward/groups_without_signal: responses to one prompt that all earn the same teach nothing"
+            f"the gradient of the last {STEPS} steps was 0 or none: nothing is learned; {_LOOK} "
+            "and at reward/groups_without_signal: responses to one prompt that all earn the same "
+            "teach nothing"
         )
     if _is_constant(last, REWARD) and _is_constant(last, LENGTH):
         return (
-            f"reward ({last[-1][REWARD]:.3g}) and mean response length ({last[-1][LENGTH]:.4g}) were the "
-            f"same in each of the last {STEPS} steps; {_LOOK}, at --rollout.max_completion_length if all "
-            "are cut off, and at --optimizer.learning_rate"
+            f"reward ({last[-1][REWARD]:.3g}) and mean response length ({last[-1][LENGTH]:.4g}) "
+            f"were the same in each of the last {STEPS} steps; {_LOOK}, at "
+            "--rollout.max_completion_length if all are cut off, and at --optimizer.learning_rate"
         )
     return ""
 

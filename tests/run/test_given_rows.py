@@ -1,4 +1,4 @@
-"""Rows of a program in the place of data files: the run's folder keeps them, and resumed it finds them."""
+"""Rows of a program in the place of data files: the run's folder keeps them for its resumption."""
 
 import json
 from collections.abc import Iterator

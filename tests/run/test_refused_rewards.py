@@ -1,4 +1,4 @@
-"""A reward that cannot work is refused, and the same command with a mended one begins in the same folder."""
+"""A reward that cannot work is refused, and a mended one begins in the same folder."""
 
 from pathlib import Path
 

@@ -89,7 +89,7 @@ def test_one_process_at_a_time_writes_there(tmp_path: Path):
 
 @pytest.fixture
 def failed(tmp_path: Path) -> Path:
-    """A run that had done nothing when it ended: its options, its log, its lock, rows it was given."""
+    """A run that had done nothing when it ended: options, log, lock, rows it was given."""
     (tmp_path / CONFIG_FILE).write_text(TEXT)
     for name in (LOG_FILE, LOCK_FILE, ".config.yaml.partial"):
         (tmp_path / name).touch()
