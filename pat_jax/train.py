@@ -4,13 +4,14 @@ What happens is in `run/loop.py`. From Python it is `pat_jax.train(...)`.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pat_jax.common.callable_module import make_callable
 from pat_jax.config.command_line import in_one_sentence, parse, run_command
 from pat_jax.config.from_python import Config, words
 from pat_jax.run.folder import options_of_run
+from pat_jax.run.given_rows import GivenRows
 from pat_jax.run.in_program import in_program
 from pat_jax.run.stop_signals import Stopped, StopSignals, leave
 
@@ -28,7 +29,7 @@ def main() -> None:
                 run,  # and JAX, once the options are known to be right
             )
 
-            run(config, signals)
+            run(config, signals, GivenRows())
     except Stopped as stop:
         leave(stop.exit_code)
 
@@ -39,6 +40,7 @@ def train(
     """Improves a language model by reinforcement learning, as `python -m pat_jax.train` does.
 
         run = pat_jax.train("demo", reward=lambda completions, **columns: [-len(x) for x in completions])
+        run = pat_jax.train(model=folder, data=[{"prompt": "What is 2 + 3?", "answer": "5"}, ...])
 
     Args:
       config: the name of a preset, a YAML file, or a dictionary of options.
@@ -46,7 +48,9 @@ def train(
         processes of their own, with what they refer to as it is now: there they have --reward_timeout,
         --reward_memory and --reward_workers, and what they change there is not changed here.
       options: win over `config`, by the names that `python -m pat_jax.train --help` lists; sections are
-        dictionaries: `steps=20, rollout={"top_p": 0.9}`.
+        dictionaries: `steps=20, rollout={"top_p": 0.9}`. Rows can stand in the place of the files of `data` and
+        of `eval={"data": ...}`: a list of dictionaries, or a datasets.Dataset. The run's folder keeps them: a
+        resumed run need not be given them again.
 
     Returns:
       What the run has left in its folder.
@@ -62,7 +66,10 @@ def train(
         asked = dict(options)
         if reward is not None:
             asked["reward"] = rewards_of(reward)
-        folder = run(options_of_run(words(config, asked), parse), signals)
+        rows = GivenRows()
+        config = rows.taken_from(config) if isinstance(config, Mapping) else config
+        config_of_run = options_of_run(words(config, rows.taken_from(asked)), parse)
+        folder = run(config_of_run, signals, rows)
     return SavedRun(folder)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
 from pat_jax.config.run import RunConfig
+from pat_jax.run.given_rows import GivenRows
 from pat_jax.run.loop import Run
 from pat_jax.run.meeting import check_places, meet
 from pat_jax.run.scoring import open_scorer
@@ -13,20 +14,24 @@ from pat_jax.run.shipped_rewards import REWARDS, ship
 from pat_jax.run.stop_signals import StopSignals
 
 
-def run(config: RunConfig, signals: StopSignals) -> str:
+def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     """
+    Args:
+      rows: that a program has given in the place of data files.
+
     Returns:
       Its folder.
     """
     config = meet(config, signals)
     check_places(config)
-    setup = build(config, configure(config.devices))
-    with open_scorer(config, setup.task.rewards) as scorer:
-        training = Run(config, setup, scorer, signals)
-        try:
-            training.run()
-        finally:
-            training.open.release()
+    with rows.placed(config) as config:
+        setup = build(config, configure(config.devices))
+        with open_scorer(config, setup.task.rewards) as scorer:
+            training = Run(config, setup, scorer, signals)
+            try:
+                training.run()
+            finally:
+                training.open.release()
     return config.run_dir
 
 

@@ -25,6 +25,7 @@ from pat_jax.run.rollouts import ROLLOUTS_FILE
 from pat_jax.run.samples_file import SAMPLES_FILE
 
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
+ROWS = "rows"  # what a program has given in the place of data files (`given_rows.py`)
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
 
 Options = TypeVar("Options", bound=AnyRun)
@@ -65,7 +66,8 @@ def _resume_decided(argv: Sequence[str], parse: Callable[..., AnyRun]) -> list[s
             "continue; give it."
         )
     for i in auto:
-        words[i] = "true" if _is_run(Path(config.run_dir)) else "false"
+        folder = Path(config.run_dir)
+        words[i] = "true" if _is_run(folder) and is_used(folder) else "false"
     return words
 
 
@@ -101,8 +103,24 @@ def check_run_dir(config: AnyRun) -> Path:
 
 
 def is_used(folder: Path) -> bool:
-    """By more than what a run has there before it has begun: its lock, a file that is just written."""
-    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
+    """By more than what a run has there before it has done anything.
+
+    That is its lock, a file that is just written, its options beside its log, and rows it was
+    given. A run that failed then can be begun again in its folder.
+    """
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {ROWS}
+    # Options without a log were not written by a run: they may be somebody's own.
+    return bool(names) and not (names == {CONFIG_FILE, LOG_FILE} and _is_whole(folder))
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether its options are as a run writes them."""
+    try:
+        return (folder / CONFIG_FILE).read_text(encoding="utf-8").endswith(COMPLETE)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _check_kinds(folder: Path, option: str) -> None:
@@ -119,7 +137,7 @@ def _check_kinds(folder: Path, option: str) -> None:
     ):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")
-    for name in (CHECKPOINTS, "tensorboard"):
+    for name in (CHECKPOINTS, ROWS, "tensorboard"):
         if (folder / name).exists() and not (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a folder, not a file; move it.")
 
@@ -131,11 +149,7 @@ def saved_config(folder: Path) -> Path:
       UserError: it was damaged, and no checkpoint knows the options.
     """
     path = folder / CONFIG_FILE
-    try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    except (OSError, UnicodeDecodeError):
-        text = ""
-    if text.endswith(COMPLETE):
+    if _is_whole(folder):
         return path
     meta = newest_meta(folder / CHECKPOINTS)
     if meta is None or "config" not in meta["meta"]:

@@ -45,6 +45,7 @@ from pat_jax.run.skipped import Skipped
 from pat_jax.run.speed import describe_memory, describe_update, sequence_lengths
 from pat_jax.run.stop_signals import Stopped, StopSignals
 from pat_jax.run.unfinished import Unfinished
+from pat_jax.run.unmoved import Unmoved
 from pat_jax.training.build import learning_rates, micro_shapes
 from pat_jax.training.trainer import UpdateResult
 
@@ -78,6 +79,7 @@ class Run:
         self.unfinished = Unfinished(self.folder, checkpoints, is_on=config.keeps_unfinished)
         self.earlier = earlier_iterations(config, setup)
         self.skipped = Skipped(self.folder, config.optimizer.max_skipped, self.progress.print)
+        self.unmoved = Unmoved(self.progress.print)
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
         signals.last_words = self.open.last_words
@@ -193,6 +195,7 @@ class Run:
             self.metrics.samples(step, few)
             self.page.write()
         self.progress.step(step, measured)
+        self.unmoved.note(step, measured)
         if self.open.saves.is_due(step):
             self.open.save(step, self.kept(), self.metrics)
 

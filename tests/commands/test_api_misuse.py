@@ -3,8 +3,10 @@
 import re
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pat_jax
@@ -85,6 +87,56 @@ def test_options_that_are_none(value: Any):
 )
 def test_a_reward_that_is_none(value):
     assert "reward is " in refused(lambda: pat_jax.train("demo", reward=value))
+
+
+class Splits(dict):
+    """As `datasets.DatasetDict`."""
+
+    column_names = MappingProxyType({"train": ["prompt"], "test": ["prompt"]})
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (3, "data is 3: expected names of files, or rows"),
+        (b"x", "data is b'x': expected names of files, or rows"),
+        (({"prompt": x} for x in "ab"), "put those of a generator into a list"),
+        (list, "expected names of files, or rows"),
+        (np.array(3), "expected names of files, or rows"),
+        ([], "data is []: expected at least one row"),
+        ([1], "data=[...], row 1, is 1: expected a dictionary of columns"),
+        (range(3), "data=[...], row 1, is 0: expected a dictionary of columns"),
+        ([{"prompt": "a"}, "b.jsonl"], "data=[...], row 2, is 'b.jsonl': expected a dictionary"),
+        ([{}], "data=[...], row 1, is {}: expected a dictionary of columns"),
+        ([{"prompt": "a"}, {"prompt": float("nan")}], "row 2, column 'prompt', is nan: expected"),
+        ([{"prompt": "a", "x": np.array([1, np.inf])}], "row 1, column 'x', is array([ 1., inf])"),
+        ([{"prompt": "a", "x": b"a"}], "row 1, column 'x', is b'a': expected text"),
+        ([{"prompt": "a", "image": object()}], "row 1, column 'image', is <object object"),
+        ([{"prompt": "a", "x": {1: CIRCLE}}], "row 1, column 'x', is {1: [[...]]}"),
+        ([{"prompt": "a", "x": 10**5000}], "row 1, column 'x', is an integer of thousands"),
+        ([{3: "a"}], "row 1, column 3, is 'a': expected text"),
+    ],
+)
+def test_rows_that_are_none(rows: Any, words: str, tmp_path: Path):
+    run_dir = str(tmp_path / "run")
+    assert words in refused(lambda: pat_jax.train(data=rows, run_dir=run_dir))
+    assert words in refused(lambda: pat_jax.train({"data.files": rows}, run_dir=run_dir)).replace(
+        "data.files", "data"
+    )
+    told = refused(lambda: pat_jax.train("demo", eval={"data": rows}, run_dir=run_dir))
+    assert words in told.replace("eval.data", "data") and "eval.data" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_splits_of_rows_are_not_rows():
+    splits = Splits(train=[{"prompt": "a"}], test=[{"prompt": "a"}])
+    assert "Splits of the splits train, test: expected one" in refused(
+        lambda: pat_jax.train(data=splits)
+    )
 
 
 @pytest.mark.parametrize("value", [*WRONG, *NAMES], ids=named)

@@ -18,9 +18,11 @@ from pat_jax.run.folder import (
     CONFIG_FILE,
     LOCK_FILE,
     LOG_FILE,
+    ROWS,
     changed_options,
     check_run_dir,
     make_run_dir,
+    options_of_run,
     saved_config,
 )
 
@@ -74,7 +76,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path, name: str):
         check_run_dir(resumed(tmp_path))
 
 
-@pytest.mark.parametrize("name", [CHECKPOINTS, "tensorboard"])
+@pytest.mark.parametrize("name", [CHECKPOINTS, ROWS, "tensorboard"])
 def test_a_file_in_the_place_of_a_folder(tmp_path: Path, name: str):
     (tmp_path / CONFIG_FILE).write_text(TEXT)
     (tmp_path / name).write_text("?")
@@ -94,6 +96,64 @@ def test_one_process_at_a_time_writes_there(tmp_path: Path):
         pass
     with pytest.raises(UserError, match="another process has begun a run there"):
         make_run_dir(config, folder)  # as where both looked before either wrote
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> Path:
+    """A run that had done nothing when it ended: options, log, lock, rows it was given."""
+    (tmp_path / CONFIG_FILE).write_text(TEXT)
+    for name in (LOG_FILE, LOCK_FILE, ".config.yaml.partial"):
+        (tmp_path / name).touch()
+    (tmp_path / ROWS / "0123").mkdir(parents=True)
+    return tmp_path
+
+
+def test_a_run_that_had_done_nothing_can_be_begun_again_there(failed: Path):
+    config = replace(RunConfig(), run_dir=str(failed))
+    with make_run_dir(config, check_run_dir(config)):
+        pass
+    auto = ["--run_dir", str(failed), "--resume", "auto", "--seed", "8"]
+    again = options_of_run(auto, parse)
+    assert (again.resume, again.seed, again.model) == (False, 8, "demo")
+    on = options_of_run(["--run_dir", str(failed), "--resume"], parse)
+    assert (on.resume, on.seed, on.model) == (True, 7, "tiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "checkpoints",
+        "completions.jsonl",
+        "unfinished",
+        "tensorboard",
+        "profile.json",
+        "wandb",
+        "notes.txt",
+        "samples.html",
+        "skipped",
+        "damaged_checkpoints",
+    ],
+)
+def test_what_a_run_or_a_person_has_left_is_not_written_over(failed: Path, name: str):
+    (failed / name).touch() if "." in name else (failed / name).mkdir()
+    config = replace(RunConfig(), run_dir=str(failed))
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        check_run_dir(config)
+    with pytest.raises(UserError, match="another process has begun a run there"):
+        make_run_dir(config, failed)
+    assert options_of_run(["--run_dir", str(failed), "--resume", "auto"], parse).resume
+
+
+@pytest.mark.parametrize("text", ["model: tiny  # my own\n", TEXT.removesuffix("...\n")])
+def test_options_that_no_run_wrote_are_not_written_over(failed: Path, text: str):
+    (failed / CONFIG_FILE).write_text(text)
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        check_run_dir(replace(RunConfig(), run_dir=str(failed)))
+    (failed / CONFIG_FILE).write_text(TEXT)
+    (failed / LOG_FILE).unlink()
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        check_run_dir(replace(RunConfig(), run_dir=str(failed)))
 
 
 def test_what_is_asked_for_anew_is_named(tmp_path: Path):

@@ -1,0 +1,70 @@
+"""A run in which nothing moves: a person is told once what to look at.
+
+Knows metrics. Does not know how they come about.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+STEPS = 10  # so many in a row are no accident
+GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
+_LOOK = "look at the responses and their rewards (samples.html, --log_completions)"
+
+log = logging.getLogger(__name__)
+
+
+class Unmoved:
+    """
+    Args:
+      say: to a person.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._has_said = say, False
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
+
+    def note(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._rows.append(metrics)
+        if not self._has_said and (sentence := advice(list(self._rows))):
+            self._has_said = True
+            self._say(f"step {step}: {sentence}")
+            log.warning("step %d: %s", step, sentence)
+
+
+def advice(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to look at, in a sentence; empty where the last `STEPS` moved, or nothing is trained.
+
+    Args:
+      rows: the metrics of steps, in their order; what is not finite as NaN or None.
+    """
+    last = rows[-STEPS:]
+    if len(last) < STEPS or not all(GRADIENT in row for row in last):
+        return ""
+    if not any(_number(row, GRADIENT) for row in last):
+        return (
+            f"the gradient of the last {STEPS} steps was 0 or none: nothing is learned; {_LOOK} "
+            "and at reward/groups_without_signal: responses to one prompt that all earn the same "
+            "teach nothing"
+        )
+    if _is_constant(last, REWARD) and _is_constant(last, LENGTH):
+        return (
+            f"reward ({last[-1][REWARD]:.3g}) and mean response length ({last[-1][LENGTH]:.4g}) "
+            f"were the same in each of the last {STEPS} steps; {_LOOK}, at "
+            "--rollout.max_completion_length if all are cut off, and at --optimizer.learning_rate"
+        )
+    return ""
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    """Of what is not finite 0."""
+    value = row.get(name)
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _is_constant(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = [row.get(name) for row in rows]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return len(known) == len(rows) and max(known) - min(known) <= 1e-9

@@ -1,0 +1,193 @@
+"""Rows of a program in the place of data files: the run's folder keeps them for its resumption."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import SMALL_ROLLOUT, write_checkpoint, write_problems
+
+import pat_jax
+from pat_jax import UserError, train
+from pat_jax.config.command_line import parse
+from pat_jax.run.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
+from pat_jax.run.given_rows import GivenRows
+from pat_jax.run.task import Task
+
+ROWS_OF_SUMS = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(60)]
+OPTIONS = dict(zip((word[2:] for word in SMALL_ROLLOUT[::2]), SMALL_ROLLOUT[1::2], strict=True))
+OPTIONS |= {"warm_start.steps": "0", "rollout.max_prompt_length": "120"}
+
+
+class Dataset:
+    """What is asked of one: it is no list, and goes through dictionaries."""
+
+    column_names = ("prompt", "answer")
+
+    def __init__(self, rows: list[dict[str, Any]]):
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return self._rows[key]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("rows") / "model"))
+
+
+@pytest.fixture
+def tasks(monkeypatch) -> list[Task]:
+    """Of each run that began; none does anything but to measure one thing."""
+    begun: list[Task] = []
+
+    def begin(run: train.Run) -> None:
+        begun.append(run.task)
+        (run.folder / "metrics.jsonl").touch()
+        run.open.close()
+
+    monkeypatch.setattr(train, "configure", lambda count: jax.devices()[: int(count)])
+    monkeypatch.setattr(train.Run, "run", begin)
+    return begun
+
+
+def test_rows_are_what_their_file_would_be(tasks: list[Task], model: str, tmp_path: Path):
+    file = write_problems(tmp_path / "problems.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for i, data in enumerate((str(file), rows, Dataset(rows))):
+        pat_jax.train(OPTIONS, model=model, data=data, run_dir=str(tmp_path / str(i)))
+    assert len(tasks) == 3
+    assert len({json.dumps(task.checksums) for task in tasks}) == 1
+
+
+def test_rows_to_evaluate_on_are_a_set_of_their_own(tasks: list[Task], model: str, tmp_path: Path):
+    rows = [{"q": row["prompt"], "answer": row["answer"]} for row in ROWS_OF_SUMS]
+    run = pat_jax.train(
+        OPTIONS,
+        model=model,
+        data={"files": rows, "prompt_key": "q"},
+        eval={"data": rows[:7], "every": 2},
+        run_dir=str(tmp_path / "run"),
+    )
+    (task,) = tasks
+    assert len(task.train.batch(0, 60)) == 60  # pyright: ignore[reportArgumentType]
+    assert [(one.name, len(one.prompts)) for one in task.heldout] == [("heldout", 7)]
+    assert run.config.eval.data[0].endswith("/heldout.jsonl")
+
+
+def test_a_resumed_run_finds_them(tasks: list[Task], model: str, tmp_path: Path):
+    folder = str(tmp_path / "run")
+    run = pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=folder)
+    (path,) = map(Path, run.config.data.files)
+    assert path.is_absolute() and path.is_relative_to(tmp_path / "run" / ROWS)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS_OF_SUMS
+    shell = options_of_run(["--resume", "--run_dir", folder], parse)
+    assert shell.data.files == (str(path),)
+    pat_jax.train(resume=True, run_dir=folder)
+    pat_jax.train(resume=True, run_dir=folder, data=Dataset(ROWS_OF_SUMS))
+    assert changed_options(parse(["--config", f"{folder}/{CONFIG_FILE}"]), Path(folder)) == []
+    assert len({json.dumps(task.checksums) for task in tasks}) == 1
+    pat_jax.train(resume=True, run_dir=folder, data=ROWS_OF_SUMS[:40])
+    assert tasks[-1].checksums != tasks[0].checksums and path.is_file()
+
+
+def test_they_go_with_the_folder(tasks: list[Task], model: str, tmp_path: Path):
+    pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=str(tmp_path / "old"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    run = pat_jax.train(resume=True, run_dir=str(tmp_path / "new"))
+    assert tasks[0].checksums == tasks[1].checksums
+    assert Path(run.config.data.files[0]).is_relative_to(tmp_path / "new")
+
+
+def test_a_folder_of_another_run_gets_none(tasks: list[Task], model: str, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=str(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"text": "a"}] * 9, r"^data=\[\.\.\.\] has the columns text: expected one of prompt"),
+        (
+            [*ROWS_OF_SUMS, {"prompt": "?"}],
+            r"^data=\[\.\.\.\], row 61, has no field 'answer', which other rows have",
+        ),
+        (
+            [*ROWS_OF_SUMS, {"prompt": 3, "answer": "3"}],
+            r"^data=\[\.\.\.\], row 61, field 'prompt'",
+        ),
+        (ROWS_OF_SUMS[:3], r"^data=\[\.\.\.\] .*fewer than one batch"),
+    ],
+)
+def test_sentences_name_the_rows_and_leave_no_folder(tasks, model, tmp_path, rows, words: str):
+    with pytest.raises(UserError, match=words) as caught:
+        pat_jax.train(OPTIONS, model=model, data=rows, run_dir=str(tmp_path / "run"))
+    assert str(tmp_path / "run") not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [] and tasks == []
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError):
+        pat_jax.train(OPTIONS, model=model, data=rows, run_dir=str(tmp_path / "mine"))
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_model_without_a_tokenizer_is_one_sentence(tasks: list[Task], tmp_path: Path):
+    with pytest.raises(
+        UserError, match=r"option --data is 'data=\[\.\.\.\]', which needs a tokeni"
+    ):
+        pat_jax.train("demo", data=ROWS_OF_SUMS, run_dir=str(tmp_path / "run"))
+
+
+def test_wherever_the_option_is_written_the_file_is_the_same():
+    rows = GivenRows()
+    (name,) = {
+        str(rows.taken_from(options).popitem()[1])
+        for options in (
+            {"data": ROWS_OF_SUMS},
+            {"data": tuple(ROWS_OF_SUMS)},
+            {"data.files": Dataset(ROWS_OF_SUMS)},
+        )
+    }
+    assert rows.taken_from({"data": {"files": ROWS_OF_SUMS}}) == {"data": {"files": name}}
+    files = {"data": ["a.jsonl", Path("b.json")], "eval": {"data": "c.jsonl", "every": 3}, "x": [3]}
+    assert rows.taken_from(files) == files and rows.taken_from({"data": None}) == {"data": None}
+
+
+def written(row: dict[str, Any]) -> dict[str, Any]:
+    rows = GivenRows()
+    name = rows.taken_from({"data": [row]})["data"]
+    return json.loads(rows._rows[name].content)
+
+
+def test_numbers_and_arrays_are_written_as_plain_ones():
+    row = {
+        "prompt": "a\ud800\u2028b",
+        "int": np.int64(3),
+        "float": np.float32(0.5),
+        "bool": np.bool_(True),
+        "array": np.arange(4).reshape(2, 2),
+        "jax": jnp.ones(2),
+        "deep": {"list": [np.float64(1.5), (1, None)]},
+    }
+    found = written(row)
+    assert found == {
+        "prompt": "a\ud800\u2028b",
+        "int": 3,
+        "float": 0.5,
+        "bool": True,
+        "array": [[0, 1], [2, 3]],
+        "jax": [1.0, 1.0],
+        "deep": {"list": [1.5, [1, None]]},
+    }

@@ -1,0 +1,72 @@
+"""A run in which nothing moves says so once, and one in which anything does says nothing."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from runs import TINY, run
+
+from pat_jax.run.unmoved import GRADIENT, LENGTH, REWARD, STEPS, Unmoved, advice
+
+NAN = float("nan")
+STILL: dict[str, float | None] = {REWARD: 0.0, LENGTH: 56.0, GRADIENT: 0.3}
+
+
+def rows(count: int = STEPS, **last: float | None) -> list[dict[str, float | None]]:
+    """Alike, but for the last."""
+    names = {"reward": REWARD, "length": LENGTH, "gradient": GRADIENT}
+    return [*[STILL] * (count - 1), STILL | {names[key]: value for key, value in last.items()}]
+
+
+def test_reward_and_length_that_do_not_move_are_said():
+    found = advice(rows())
+    assert "reward (0) and mean response length (56) were the same" in found and "\n" not in found
+    assert advice(rows(reward=1e-10)) and advice([{REWARD: 1.0}, *rows()])
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        rows(STEPS - 1),
+        [],
+        rows(reward=1e-6),
+        rows(length=56.5),
+        rows(reward=NAN),
+        rows(reward=None),
+        [{REWARD: 0.0, LENGTH: 56.0}] * STEPS,  # it only generates
+        [*[STILL | {GRADIENT: 0.0}] * (STEPS - 1), {REWARD: 1.0, LENGTH: 5.0, GRADIENT: 1e-12}],
+    ],
+)
+def test_where_anything_moves_nothing_is_said(moved):
+    assert advice(moved) == ""
+
+
+@pytest.mark.parametrize("gradient", [0.0, NAN, None, float("inf")])
+def test_a_gradient_that_is_never_there_is_said(gradient: float | None):
+    found = advice([{REWARD: i, LENGTH: i, GRADIENT: gradient} for i in range(STEPS)])
+    assert found.startswith("the gradient of the last 10 steps was 0 or none: nothing is learned")
+
+
+def test_it_is_said_once_and_logged(caplog):
+    said: list[str] = []
+    unmoved = Unmoved(said.append)
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 3 * STEPS):
+            unmoved.note(step, STILL)
+    assert [line.partition(":")[0] for line in said] == ["step 10"]
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+@pytest.mark.slow
+def test_a_run_of_equal_rewards(tmp_path: Path):
+    (tmp_path / "same.py").write_text(
+        "def same(completions, **_):\n    return [1] * len(completions)\n"
+    )
+    options = ["--reward", f"{tmp_path}/same.py:same", "--steps", "12", "--eval.every", "0"]
+    output = run(*TINY, *options, "--run_dir", str(tmp_path / "run"))
+    said = [line for line in output.splitlines() if "nothing is learned" in line]
+    assert len(said) == 1 and said[0].startswith("step 10: the gradient")
+    assert (tmp_path / "run" / "run.log").read_text().count("nothing is learned") == 1
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line).get(GRADIENT) == 0 for line in lines) == 12
