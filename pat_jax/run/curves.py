@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
+from pat_jax.common.picture_style import colour
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -48,11 +50,11 @@ def draw_curves(rows: Rows, panels: Sequence[Panel] = PANELS) -> "Figure":
     found = [(panel, names) for panel in panels if (names := drawn_names(rows, panel))]
     across, down = min(IN_A_ROW, max(1, len(found))), max(1, -(-len(found) // IN_A_ROW))
     figure = Picture(3.6 * across, 3.0 * down)
-    every = figure.subplots(down, across, squeeze=False).flat
+    every = [*figure.subplots(down, across, squeeze=False).flat]
     for axes, (panel, names) in zip(every, found, strict=False):
         _draw(axes, rows, names)
         axes.set_ylabel(panel.words, fontsize=8)
-    for axes in [*every][len(found) :]:
+    for axes in every[max(1, len(found)) :]:
         axes.remove()
     return figure
 
@@ -78,11 +80,11 @@ def half_width(row: Mapping[str, Any], name: str) -> float:
 
 
 def _draw(axes: "Axes", rows: Rows, names: Sequence[str]) -> None:
-    for name in names:
+    for i, name in enumerate(names):
         measured = [row for row in rows if name in row]
         steps, values = zip(*((row["step"], row[name]) for row in measured), strict=True)
         marker = "o" if len(steps) <= MOST_MARKED else None
-        (line,) = axes.plot(steps, values, marker=marker, markersize=3, label=name)
+        axes.plot(steps, values, marker=marker, markersize=3, label=name, color=colour(i))
         if any(f"{name}_ci95" in row for row in measured):
             ends = [
                 (number(row[name]) - half, number(row[name]) + half)
@@ -90,7 +92,7 @@ def _draw(axes: "Axes", rows: Rows, names: Sequence[str]) -> None:
                 for half in [half_width(row, name)]
             ]
             low, high = zip(*ends, strict=True)
-            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.18, linewidth=0)
+            axes.fill_between(steps, low, high, color=colour(i), alpha=0.18, linewidth=0)
     axes.set_xlabel("step")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)

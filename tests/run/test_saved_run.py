@@ -97,6 +97,8 @@ def test_curves_have_their_unit_and_their_interval(run: SavedRun):
         "time of a step, s",
     ]
     assert len(reward.collections) == 1 and not loss.collections
+    more = {"train/entropy": 1.0, "train/grad_norm": 0.5, "train/approx_kl": 0.0}
+    assert len(draw_curves([*rows, {"step": 5} | more]).axes) == 5  # in two rows, none left empty
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):

@@ -63,5 +63,5 @@ def html_table(table: Table) -> str:
 
     head = "".join(f"<th>{escape(name)}</th>" for name in table.header)
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in table.rows)
-    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="wide"><table>{table}</table></div>'
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{inner}</table></div>'
