@@ -1,8 +1,9 @@
-"""`python -m pat_jax`: lists the commands, by the first line of each command's file."""
+"""`pat_jax` and `python -m pat_jax`: a command by its name, or the list of all."""
 
 import ast
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from pat_jax import __version__
@@ -19,14 +20,14 @@ def main() -> None:
     elif not words or words[0] in ("-h", "--help"):
         print(listing(commands()))
     elif words[0] in commands():
-        rest = " ".join(["python", "-m", f"pat_jax.{words[0]}", *words[1:]])
-        raise UserError(f"commands are modules: write {rest}.")
+        sys.argv = [f"pat_jax {words[0]}", *words[1:]]
+        import_module(f"pat_jax.{words[0]}").main()
     else:
         raise UserError(f"no command {words[0]!r}: expected one of {', '.join(commands())}.")
 
 
 def commands() -> dict[str, str]:
-    """What each command does, without importing any of them."""
+    """What each command does, by the first line of its file, without importing any of them."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -37,17 +38,23 @@ def commands() -> dict[str, str]:
 
 def listing(found: dict[str, str]) -> str:
     width = max(map(len, found))
-    lines = [f"  python -m pat_jax.{name:<{width}}  {text}" for name, text in found.items()]
+    lines = [f"  pat_jax {name:<{width}}  {text}" for name, text in found.items()]
     return "\n".join(
         [
             f"pat_jax {__version__}: reinforcement learning of language models in JAX.",
             "",
             *lines,
             "",
-            "Each has --help; python -m pat_jax.train alone is a demonstration for any machine.",
+            "Each has --help, and is a module too: python -m pat_jax.train. pat_jax train alone is a",
+            "demonstration for any machine.",
         ]
     )
 
 
-if __name__ == "__main__":
+def script() -> None:
+    """The console script `pat_jax`."""
     run_command(main)
+
+
+if __name__ == "__main__":
+    script()

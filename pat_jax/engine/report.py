@@ -80,6 +80,7 @@ class RolloutReport:
     # Of each burst: both, and those said on a branch, of drafts that are copied, by what they are copied from.
     by_source_in: list[list[list[int]]] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
+    first_plan: str = ""  # where the planner went first, and why
     stagger: Stagger | None = None  # where sequences wait, and draft from their siblings
     is_computed: bool = False  # see RolloutTrace
 

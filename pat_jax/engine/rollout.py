@@ -124,6 +124,7 @@ def _prepare(
         tell(f"balance: {first.balance.reason}; dropped, for by now it would not pay")
         planner.observe(Relocated(first.balance, first.seconds, came="none"))
     if not report.bursts:
+        report.first_plan = plan.reason
         tell(f"first plan for {len(controller.table)} sequences: {plan.reason}")
     if plan.split != controller.split:
         with clock("switch"):

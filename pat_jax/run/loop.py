@@ -99,6 +99,7 @@ class Run:
             raise
 
     def learn(self) -> None:
+        self.progress.start()
         self.has_learned(self.first_step, {})
         with (
             self.page.kept(self.first_step),
@@ -296,8 +297,9 @@ class Run:
         return state, meta | {"problems": self.task.checksums} | totals.to_json()
 
     def finish(self) -> None:
-        config = self.config
+        config, plan = self.config, ""
         if config.steps > self.first_step:
+            plan = self.report.first_plan
             with self.signals.held():
                 self.open.save_last(config.steps, self.kept())
             self.unfinished.finish()
@@ -308,4 +310,4 @@ class Run:
             step = max(config.steps, self.first_step)
             trained, form = self.trainer.trained, config.lora.export
             export_policy(config, trained, self.state.params, step, form)
-        self.open.tell_end(self.compiled.seconds)
+        self.open.tell_end(self.compiled.seconds, plan)

@@ -209,13 +209,16 @@ class OpenRun:
         if self._lock is not None:
             self._lock.release()
 
-    def tell_end(self, compile_s: float) -> None:
+    def tell_end(self, compile_s: float, plan: str = "") -> None:
         """What came of the run, where its time went, and what is where.
 
         Args:
           compile_s: seconds that it compiled.
+          plan: of the newest rollout, where one was made.
         """
         print(summarize(read_metrics(self.folder / METRICS_FILE)))
+        if plan:
+            print(f"newest rollout: {plan}")
         total_s = time.perf_counter() - self._started
         print(closing(self._config, self.folder, compile_s=compile_s, total_s=total_s))
 

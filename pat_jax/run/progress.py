@@ -4,6 +4,7 @@ step.
 Knows which metrics are worth a glance. Does not know how they are measured or stored.
 """
 
+import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any, TextIO
 
 from pat_jax.common.bars import bar, is_cell
 from pat_jax.common.printable import printable
+
+log = logging.getLogger(__name__)
 
 
 class Progress:
@@ -31,6 +34,10 @@ class Progress:
             bar_format=f"{{n_fmt}}/{{total_fmt}} |{{bar{width}}}| {{elapsed}}<{{remaining}} {{desc}}",
         )
 
+    def start(self) -> None:
+        """The first step begins: by what came before nobody can tell how long steps take."""
+        self._bar.unpause()
+
     def stage(self, text: str) -> None:
         """Show what is going on within a step, such as `rollout dp2tp1 live 12` (bars only)."""
         self._bar.set_description_str(printable(text))
@@ -38,6 +45,7 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show that `step` (counted from 1) is done, and its metrics."""
         line = f"step {step:>{len(str(self._total))}}/{self._total}  {describe(metrics)}"
+        log.info("%s", line)
         if self._is_cell:  # the newest alone: the notebook keeps what is printed
             self._bar.set_description_str(describe(metrics), refresh=False)
             self._bar.update(step - self._bar.n)

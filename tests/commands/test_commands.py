@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from config_classes import CLASSES
@@ -71,24 +72,30 @@ def test_the_package_lists_its_commands():
         [sys.executable, "-m", "pat_jax"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     for name, text in found.items():
-        assert re.search(rf"^  python -m pat_jax\.{name} +{re.escape(text)}$", output, re.MULTILINE)
+        assert re.search(rf"^  pat_jax {name} +{re.escape(text)}$", output, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["train", "--steps", "3"],
-            "commands are modules: write python -m pat_jax.train --steps 3.",
-        ),
-        (["tarin"], "no command 'tarin': expected one of "),
-    ],
-)
-def test_a_word_after_the_package_is_answered(monkeypatch, capsys, words, message):
-    monkeypatch.setattr(sys, "argv", ["pat_jax", *words])
+def test_a_command_that_is_none_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pat_jax", "tarin"])
     with pytest.raises(SystemExit) as caught:
         run_command(listing.main)
-    assert caught.value.code == 2 and message in capsys.readouterr().err
+    assert caught.value.code == 2
+    assert "no command 'tarin': expected one of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_package_runs_a_command_by_its_name(said, monkeypatch, capsys, name: str):
+    monkeypatch.setattr(sys, "argv", ["pat_jax", name, "--help"])
+    with pytest.raises(SystemExit) as caught:
+        listing.script()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == said(name, "--help")
+
+
+def test_the_console_script_is_installed():
+    script = Path(sys.executable).with_name("pat_jax")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"pat_jax {__version__}\n"
 
 
 def test_the_version_of_the_package(monkeypatch, capsys):

@@ -103,6 +103,9 @@ def test_a_run_shows_progress_and_a_summary(finished: tuple[Path, str]):
         assert words in output
     assert "step 1/2  reward" in output and "step 2/2  reward" in output
     assert "\n2 steps in " in output and "\nheld-out reward " in output
+    # Why its layout was kept or left; and the log has the steps as well.
+    assert "\nnewest rollout: " in output
+    assert "step 1/2  reward" in (run_dir / "run.log").read_text()
     assert "Warning" not in output and "Traceback" not in output
 
 

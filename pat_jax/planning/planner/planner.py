@@ -205,7 +205,12 @@ class CostModelPlanner(Planner):
             return self._switch(load, costs, (here, due), stay, total, why)
         if pays:
             return Plan(current, threshold=live, predicted_remaining_s=total, reason=why)
-        why = f"stay in {current}: best alternative {saves}"
+        other = (
+            f"{self.splits[there]} {saves}"
+            if leaves.any()
+            else f"no other saves any of {stay:.2f} s"
+        )
+        why = f"stay in {current}: {other}"
         return Plan(current, threshold=0, predicted_remaining_s=stay, reason=why)
 
     def observe(self, outcome: Outcome) -> None:
