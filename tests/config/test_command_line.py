@@ -156,6 +156,14 @@ def test_every_preset_is_valid_and_says_what_it_is(name: str):
     assert (cli.PRESETS / f"{name}.yaml").read_text().startswith("# ")
 
 
+def test_a_quick_start_names_its_model_and_data():
+    for name in ("qwen2.5-0.5b", "qwen2.5-7b", "smollm2-135m"):
+        config = cli.parse(["--preset", name])
+        assert config.model.lower().endswith(f"/{name}-instruct")
+        assert config.data.files == ("openai/gsm8k:main/train",) != config.eval.data
+        assert config.rollout.max_prompt_length == 512
+
+
 def test_a_preset_of_a_real_model_wants_model_and_data():
     message = mistake("--preset", "qwen3-0.6b", "--data", "x")
     assert message == (
