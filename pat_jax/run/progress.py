@@ -6,6 +6,7 @@ Knows which metrics are worth a glance. Does not know how they are measured or s
 
 import logging
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
@@ -68,20 +69,20 @@ class Progress:
         self._bar.close()
 
 
+# Of one width, so that steps stand in columns.
 _OF_ROLLOUTS = {
-    "reward/mean": "reward {:.3f}",
-    "train/loss": "loss {:.4f}",
+    "reward/mean": "reward {:6.3f}",
+    "train/loss": "loss {:7.4f}",
     "train/behavior_gap": "logprob gap {:.0e}",
-    "rollout/length_p50": "length p50 {:.0f}",
-    "rollout/length_max": "max {:.0f}",
-    "rollout/tokens_per_s": "{:,.0f} tok/s",
-    "rollout/layouts": "{}",
+    "rollout/length_p50": "length p50 {:5.0f}",
+    "rollout/length_max": "max {:5.0f}",
+    "rollout/tokens_per_s": "tok/s {:7,.0f}",
 }
 _OF_EXAMPLES = {
-    "progress/epoch": "epoch {:.2f}",
-    "train/loss": "loss {:.4f}",
-    "train/grad_norm": "grad norm {:.2f}",
-    "train/tokens_per_s": "{:,.0f} tok/s",
+    "progress/epoch": "epoch {:5.2f}",
+    "train/loss": "loss {:7.4f}",
+    "train/grad_norm": "grad norm {:6.2f}",
+    "train/tokens_per_s": "tok/s {:7,.0f}",
 }
 
 
@@ -92,8 +93,11 @@ def describe(metrics: Mapping[str, Any]) -> str:
     parts = [text.format(known[name]) for name, text in templates.items() if name in known]
     if "reward/mean" in known and (by_function := _rewards(known)):
         parts[:1] = [f"{parts[0]} ({by_function})"]
-    stages = [f"{name} {seconds:.2f}" for name, seconds in _stages(metrics).items()]
-    return "  ".join([*parts, f"{', '.join(stages)} s"] if stages else parts)
+    if stages := [f"{name} {seconds:6.2f}" for name, seconds in _stages(metrics).items()]:
+        parts.append(f"{', '.join(stages)} s")
+    if layouts := metrics.get("rollout/layouts"):
+        parts.append(layouts)
+    return "  ".join(parts)
 
 
 def _is_nan(value: object) -> bool:
@@ -101,9 +105,9 @@ def _is_nan(value: object) -> bool:
 
 
 def wrapped(line: str, columns: int) -> str:
-    """A line of parts, two spaces between them, broken between parts where it is too long."""
+    """A line of parts that begin with a word, two spaces between them, broken where it is too long."""
     lines = [""]
-    for part in line.split("  "):
+    for part in re.split(r"  (?=[a-z])", line):
         if len(lines[-1]) + 2 + len(part) > columns and lines[-1]:
             lines.append(f"    {part}")
         else:

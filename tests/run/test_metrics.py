@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -128,8 +129,8 @@ def test_without_a_terminal_each_step_is_one_line():
     progress.step(3, STEP)
     progress.close()
     assert stream.getvalue() == (
-        "step   3/120  reward 0.412  length p50 57  max 160  12,346 tok/s  dp2tp1>dp1tp2"
-        "  rollout 3.00, update 1.00 s\n"
+        "step   3/120  reward  0.412  length p50    57  max   160  tok/s  12,346"
+        "  rollout   3.00, update   1.00 s  dp2tp1>dp1tp2\n"
     )
 
 
@@ -145,13 +146,33 @@ def test_on_a_terminal_steps_stay_above_the_bar_whole(monkeypatch, columns: int)
     progress.close()
     text = stream.getvalue()
     lines = [line.rpartition("\r")[2] for line in text.split("\n")]
-    (first,) = (i for i, line in enumerate(lines) if line.startswith("step   3/120  reward 0.412"))
+    (first,) = (i for i, line in enumerate(lines) if line.startswith("step   3/120  reward  0.412"))
     shown = [lines[first], *(x for x in lines[first + 1 :] if x.startswith("    "))]
     assert max(map(len, shown)) <= columns
     assert "  ".join(map(str.strip, shown)) == f"step   3/120  {describe(STEP)}"
     stage = "rollout dp2tp1 live 12" if columns >= 80 else "rollou"  # cut at the edge
     assert f"<? {stage}" in text and "a line above the bar\n" in text
     assert "3/120 |" in text
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_steps_stand_in_columns(monkeypatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "24")
+    stream = Terminal()
+    progress = Progress(120, stream=stream)
+    more = {"reward/mean": -0.1, "rollout/length_p50": 1057.0, "rollout/tokens_per_s": 9.0}
+    for step, metrics in ((1, STEP), (2, STEP | more)):
+        progress.step(step, metrics)
+    progress.close()
+    lines = [line.rpartition("\r")[2] for line in stream.getvalue().split("\n")]
+    shown = [line for line in lines if line.startswith(("step ", "    "))]
+    half = len(shown) // 2
+    assert half * 2 == len(shown) >= 4
+    for one, other in zip(shown[:half], shown[half:], strict=True):
+        assert [m.start() for m in re.finditer("[a-z]+", one)] == [
+            m.start() for m in re.finditer("[a-z]+", other)
+        ]
 
 
 def test_a_run_without_a_step_claims_none():
@@ -173,15 +194,15 @@ def test_tensorboard_is_given_no_number_that_is_none(tmp_path: Path, capsys):
 def test_what_is_of_nothing_is_left_out():
     nothing = {"train/loss": math.nan, "reward/a/mean": 1.0, "reward/b/mean": 2.0}
     assert describe({"reward/mean": math.nan} | nothing) == ""
-    assert describe({"reward/mean": 0.5} | nothing) == "reward 0.500 (a 1.000, b 2.000)"
+    assert describe({"reward/mean": 0.5} | nothing) == "reward  0.500 (a 1.000, b 2.000)"
 
 
 def test_what_was_not_measured_is_left_out():
-    assert describe({"reward/mean": 1}) == "reward 1.000"
+    assert describe({"reward/mean": 1}) == "reward  1.000"
     assert describe({}) == ""
     several = {"reward/a/mean": 0.5, "reward/b/mean": -1, "reward/b/failed/none": 2}
-    assert describe({"reward/mean": 1} | several) == "reward 1.000 (a 0.500, b -1.000)"
-    assert describe({"reward/mean": 1, "reward/a/mean": 0.5}) == "reward 1.000"
+    assert describe({"reward/mean": 1} | several) == "reward  1.000 (a 0.500, b -1.000)"
+    assert describe({"reward/mean": 1, "reward/a/mean": 0.5}) == "reward  1.000"
 
 
 def test_the_summary_says_where_the_time_went_and_what_came_of_it():

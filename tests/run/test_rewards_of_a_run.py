@@ -46,6 +46,6 @@ def test_a_run_with_several_rewards(tmp_path: Path):
         assert row.get("reward/brevity/failed/none", 0) == ended and row["reward/failed"] == 0
         lengths = [len(line["completion"]) for line in mine]
         assert row["reward/compute_score/length"] == pytest.approx(np.mean(lengths))
-        assert f"step {step}/2  reward {row['reward/mean']:.3f} (compute_score " in output
+        assert f"step {step}/2  reward {row['reward/mean']:6.3f} (compute_score " in output
         assert row["train/grad_norm"] > 0
     assert "could not be scored" not in output
