@@ -13,6 +13,7 @@ from pathlib import Path
 from pat_jax.common.errors import UserError
 from pat_jax.rl.chat_template import ChatTemplateError
 from pat_jax.rl.epochs import Cursor, Epochs
+from pat_jax.rl.limits import A_LIMIT, keeps_most
 from pat_jax.rl.plain_text import has_more_tokens
 from pat_jax.rl.problem_files import Columns, Row, read_problem_file
 from pat_jax.rl.subset import Subset, subset_of
@@ -97,18 +98,25 @@ class ProblemSplits:
     train: Problems
     heldout: Problems
     max_prompt_length: int
-    num_too_long: int
+    too_long: Sequence[int | None]  # lengths, where known
     without_answer: Sequence[str]  # where
     media: Mapping[str, int]  # columns that no prompt shows, and how many rows have one
+    option: str  # of the limit
+
+    @property
+    def num_too_long(self) -> int:
+        return len(self.too_long)
 
     def __str__(self) -> str:
         sets = {"to train on": self.train, "held out": self.heldout}
         counts = (_count(one, what) for what, one in sets.items() if len(one))
         first = f" (the first: {self.without_answer[0]})" if self.without_answer else ""
         unseen = ", ".join(f"{name} ({count} rows)" for name, count in self.media.items())
+        hint = keeps_most(len(self.train) + len(self.heldout), self.too_long, self.option)
         return (
             f"problems: {', '.join(counts) or 'none'}; left out: {self.num_too_long} longer than "
-            f"{self.max_prompt_length} tokens, {len(self.without_answer)} without an answer{first}"
+            f"{self.max_prompt_length} tokens{hint}, "
+            f"{len(self.without_answer)} without an answer{first}"
             + (f"; not shown to the policy, which reads text alone: {unseen}" if unseen else "")
         )
 
@@ -129,6 +137,7 @@ def load_problems(
     heldout_share: float = HELDOUT_SHARE,
     columns: Columns | None = None,
     is_compared: bool = True,
+    option: str = A_LIMIT,
 ) -> ProblemSplits:
     """Reads, tokenises, filters and splits files of problems.
 
@@ -137,6 +146,7 @@ def load_problems(
 
     Args:
       columns, is_compared: see `read_problem_file`.
+      option: what a person calls `max_prompt_length`.
 
     Raises:
       UserError: a file or one of its rows cannot be used.
@@ -144,12 +154,13 @@ def load_problems(
     prompts: dict[Subset, list[Prompt]] = {Subset.TRAIN: [], Subset.HELDOUT: []}
     without_answer: list[str] = []
     media: Counter[str] = Counter()
-    tokens, num_too_long, num_before = _Tokens(tokenizer, max_prompt_length), 0, 0
+    too_long: list[int | None] = []
+    tokens, num_before = _Tokens(tokenizer, max_prompt_length), 0
     for path in paths:
         file = read_problem_file(path, columns, is_compared=is_compared)
         for row in file.rows:
-            if (found := tokens.of(row)) is None:
-                num_too_long += 1
+            if not isinstance(found := tokens.of(row), tuple):
+                too_long.append(found)
                 continue
             text = flatten_messages(row.prompt)
             prompt = Prompt(num_before + row.number, found, text, row.columns)
@@ -162,9 +173,10 @@ def load_problems(
         train=Problems(prompts[Subset.TRAIN], seed=seed, name=f"{name} (training split)"),
         heldout=Problems(prompts[Subset.HELDOUT], seed=0, name=f"{name} (held-out split)"),
         max_prompt_length=max_prompt_length,
-        num_too_long=num_too_long,
+        too_long=too_long,
         without_answer=without_answer,
         media=media,
+        option=option,
     )
 
 
@@ -173,10 +185,10 @@ class _Tokens:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
         self._tokenizer, self._max_length = tokenizer, max_length
-        self._known: dict[str, tuple[int, ...] | None] = {}
+        self._known: dict[str, tuple[int, ...] | int | None] = {}
 
-    def of(self, row: Row) -> tuple[int, ...] | None:
-        """None of a prompt that is too long."""
+    def of(self, row: Row) -> tuple[int, ...] | int | None:
+        """Of a prompt that is too long its length; None where that is clear without a count."""
         if isinstance(row.prompt, str) and not row.variables:
             key = row.prompt
         else:
@@ -185,7 +197,7 @@ class _Tokens:
             self._known[key] = self._encode(row)
         return self._known[key]
 
-    def _encode(self, row: Row) -> tuple[int, ...] | None:
+    def _encode(self, row: Row) -> tuple[int, ...] | int | None:
         if has_more_tokens(flatten_messages(row.prompt), self._max_length):
             return None
         given = (row.variables,) if row.variables else ()
@@ -193,4 +205,4 @@ class _Tokens:
             tokens = tuple(self._tokenizer.encode_prompt(row.prompt, *given))
         except ChatTemplateError as error:
             raise UserError(f"{row.where}: {error}") from None
-        return tokens if len(tokens) <= self._max_length else None
+        return tokens if len(tokens) <= self._max_length else len(tokens)

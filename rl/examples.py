@@ -23,6 +23,7 @@ from pat_jax.rl.example_files import (
     PlainText,
     read_example_file,
 )
+from pat_jax.rl.limits import A_LIMIT, keeps_most
 from pat_jax.rl.subset import Subset, subset_of
 from pat_jax.rl.tokenizer import (
     ASSISTANT,
@@ -81,17 +82,19 @@ class Read:
 
     max_length: int
     is_truncated: bool
+    option: str  # of the limit
     train: list[Example] = field(default_factory=list)
     heldout: list[Example] = field(default_factory=list)
-    num_too_long: int = 0  # left out, or cut
+    too_long: list[int] = field(default_factory=list)  # lengths of what is left out, or cut
     num_unlearned: int = 0  # left out: cut before the first token that is learned
 
     def __str__(self) -> str:
         counts = {"to learn from": len(self.train), "held out": len(self.heldout)}
         kept = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "none"
-        what = f"{self.num_too_long:,} longer than {self.max_length:,} tokens"
+        what = f"{len(self.too_long):,} longer than {self.max_length:,} tokens"
         if not self.is_truncated:
-            return f"examples: {kept}; left out: {what}"
+            hint = keeps_most(sum(counts.values()), self.too_long, self.option)
+            return f"examples: {kept}; left out: {what}{hint}"
         return f"examples: {kept}; cut: {what}; left out: {self.num_unlearned:,} cut before what is learned"
 
 
@@ -103,6 +106,7 @@ class ExampleReader:
       max_length: tokens; longer examples are left out, or cut there where they are truncated.
       completion_only: of prompt and completion, the completion is learned and the prompt is not.
       assistant_only: of a chat, what the assistant says is learned and nothing else.
+      option: what a person calls `max_length`.
     """
 
     tokenizer: HuggingFaceTokenizer
@@ -111,6 +115,7 @@ class ExampleReader:
     columns: ExampleColumns | None = None
     completion_only: bool = True
     assistant_only: bool = True
+    option: str = A_LIMIT
 
     def read(self, paths: Sequence[Path], heldout_share: float) -> Read:
         """
@@ -121,7 +126,7 @@ class ExampleReader:
         Raises:
           UserError: a file or one of its rows cannot be used.
         """
-        found = Read(self.max_length, self.is_truncated)
+        found = Read(self.max_length, self.is_truncated, self.option)
         subsets = {Subset.TRAIN: found.train, Subset.HELDOUT: found.heldout}
         for path in paths:
             for row in read_example_file(path, self.columns):
@@ -135,10 +140,10 @@ class ExampleReader:
             tokens, is_learned = self._marked(row)
         except ChatTemplateError as error:
             raise UserError(f"{row.where}: {error}") from None
-        is_too_long = len(tokens) > self.max_length
-        found.num_too_long += is_too_long
-        if is_too_long and not self.is_truncated:
-            return None
+        if len(tokens) > self.max_length:
+            found.too_long.append(len(tokens))
+            if not self.is_truncated:
+                return None
         in_loss = np.array(is_learned[: self.max_length])
         in_loss[0] = False
         if not in_loss.any():

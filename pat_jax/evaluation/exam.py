@@ -41,7 +41,8 @@ def load_exam(config: RunConfig, tokenizer: Tokenizer) -> Exam:
       UserError: a file is unusable, with this tokenizer or at all.
     """
     rewards = rewards_of(config, "math")
-    splits = read_sets("data", config.eval.data, problem_reader(config, tokenizer, rewards))
+    read = problem_reader(config, tokenizer, rewards, "--max_prompt_length")
+    splits = read_sets("data", config.eval.data, read)
     check_sets(splits, rewards, "raise --max_prompt_length, or give other files")
     most = config.eval.num_prompts
     return Exam(

@@ -79,7 +79,7 @@ class Run:
         self.unfinished = Unfinished(self.folder, checkpoints, is_on=config.keeps_unfinished)
         self.earlier = earlier_iterations(config, setup)
         self.skipped = Skipped(self.folder, config.optimizer.max_skipped, self.progress.print)
-        self.unmoved = Unmoved(self.progress.print)
+        self.unmoved = Unmoved(self.progress.print, config.rollout.max_completion_length)
         self.lazy: LazyLayouts | None = None
         self.steps_done: int | None = None  # None: there is nothing yet that is worth keeping
         signals.last_words = self.open.last_words

@@ -182,9 +182,16 @@ def load_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
 
 
 def problem_reader(
-    config: RunConfig, tokenizer: Tokenizer, rewards: Sequence[str]
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    rewards: Sequence[str],
+    option: str = "--rollout.max_prompt_length",
 ) -> Callable[..., ProblemSplits]:
-    """`load_problems` as the options and the rewards want it, but for files and `heldout_share`."""
+    """`load_problems` as the options and the rewards want it, but for files and `heldout_share`.
+
+    Args:
+      option: what a person calls the limit.
+    """
     return partial(
         load_problems,
         tokenizer=tokenizer,
@@ -192,6 +199,7 @@ def problem_reader(
         max_prompt_length=config.rollout.max_prompt_length,
         columns=Columns(config.data.prompt_key, config.data.answer_key),
         is_compared=any(reward in BUILT_IN for reward in rewards),
+        option=option,
     )
 
 

@@ -1,4 +1,4 @@
-"""A run in which nothing moves: a person is told once what to look at.
+"""A run in which nothing moves, or many responses are cut: a person is told once what to look at.
 
 Knows metrics. Does not know how they come about.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 STEPS = 10  # so many in a row are no accident
 GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
+CUT, MANY = "rollout/truncated", 0.2  # of the responses
 _LOOK = "look at the responses and their rewards (samples.html, --log_completions)"
 
 log = logging.getLogger(__name__)
@@ -20,18 +21,36 @@ class Unmoved:
     """
     Args:
       say: to a person.
+      longest: response, in tokens.
     """
 
-    def __init__(self, say: Callable[[str], None]):
-        self._say, self._has_said = say, False
+    def __init__(self, say: Callable[[str], None], longest: int):
+        self._say, self._longest, self._has_said = say, longest, False
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=STEPS)
 
     def note(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if not self._rows:
+            self._tell(step, advice_on_length(metrics, self._longest))
         self._rows.append(metrics)
         if not self._has_said and (sentence := advice(list(self._rows))):
             self._has_said = True
+            self._tell(step, sentence)
+
+    def _tell(self, step: int, sentence: str) -> None:
+        if sentence:
             self._say(f"step {step}: {sentence}")
             log.warning("step %d: %s", step, sentence)
+
+
+def advice_on_length(row: Mapping[str, Any], longest: int) -> str:
+    """What to do, in a sentence; empty where few responses of a step were cut."""
+    if (share := _number(row, CUT)) <= MANY:
+        return ""
+    return (
+        f"{100 * share:.0f} % of the responses were cut at {longest:,} tokens "
+        "(--rollout.max_completion_length); the answer often comes last: raise the limit, or ask "
+        "for shorter answers"
+    )
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -224,7 +224,7 @@ def test_greedy_is_one_sample(run, tmp_path: Path):
         ),
         (
             "--data {folder}/good.jsonl --max_prompt_length 5",
-            ["no prompts to evaluate", "6 longer than 5 tokens", "raise --max_prompt_length"],
+            ["6 longer than 5 tokens (--max_prompt_length ", "%)", "raise --max_prompt_length"],
         ),
         (
             "--data {folder}/good.jsonl --num_generations 4 --pass_at 1 8",

@@ -75,7 +75,11 @@ def refused(folder: Path, monkeypatch, capsys, tmp_path) -> Callable[..., str]:
         ("--max_length 1", ["--max_length is 1", "an integer from 2"]),
         (
             "--max_length 8",
-            ["which leaves nothing to learn from", "40 longer than 8 tokens", "raise --max_length"],
+            [
+                "which leaves nothing to learn from",
+                "40 longer than 8 tokens (--max_length ",
+                "raise --max_length",
+            ],
         ),
         ("--epochs 0", ["--epochs is 0.0", "a number above 0"]),
         ("--batch_size 0", ["--batch_size is 0", "an integer from 1"]),

@@ -192,6 +192,29 @@ def test_ids_are_line_numbers_whatever_is_left_out(tmp_path):
     assert "1 longer than 2 tokens" in str(splits)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "limit"),
+    [
+        ([1] * 90 + list(range(2, 12)), 10),  # the 99th of 100
+        ([1] * 198 + [7, 5], None),  # 1 % is left out, not more
+        ([1] * 197 + [7, 5, 6], 5),
+        ([1, 3], 3),
+        ([3] * 200 + [300] * 2, 3),  # these are not counted, and may be left out
+        ([3] * 199 + [300] * 3, None),  # nor these: the number is not known
+    ],
+)
+def test_the_limit_that_would_keep_nearly_all_is_named(tmp_path, lengths, limit):
+    rows = ({"prompt": " ".join(["ab"] * length)} for length in lengths)
+    path = write_lines(tmp_path / "a.jsonl", *rows)
+    splits = load(path, max_prompt_length=1, option="--longest")
+    hint = f" (--longest {limit} keeps 99 %)" if limit else ""
+    assert f" longer than 1 tokens{hint}, 0 without an answer" in str(splits)
+    if limit:
+        kept = load(path, max_prompt_length=limit)
+        assert kept.num_too_long <= len(lengths) / 100
+        assert load(path, max_prompt_length=limit - 1).num_too_long > len(lengths) / 100
+
+
 def test_ids_count_on_from_file_to_file(tmp_path):
     one = write(
         tmp_path / "1.json",

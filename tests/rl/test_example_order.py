@@ -138,7 +138,11 @@ def test_long_rows_are_left_out_or_cut(tmp_path, base):
     path = write_rows(tmp_path / "rows.json", rows)
     found = ExampleReader(base, 8).read([path], 0.0)
     assert [shown(base, one)[0] for one in found.train] == ["<bos>aaabbb<eos>"]
-    assert str(found) == "examples: 1 to learn from; left out: 3 longer than 8 tokens"
+    assert str(found) == (
+        "examples: 1 to learn from; left out: 3 longer than 8 tokens (a limit of 14 keeps 99 %)"
+    )
+    found = ExampleReader(base, 14, option="--max_length").read([path], 0.0)
+    assert str(found) == "examples: 4 to learn from; left out: 0 longer than 14 tokens"
     found = ExampleReader(base, 9, is_truncated=True).read([path], 0.0)
     assert [shown(base, one) for one in found.train] == [
         ("<bos>aaabbb<eos>", "bbb<eos>"),

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from runs import TINY, run
 
-from pat_jax.run.unmoved import GRADIENT, LENGTH, REWARD, STEPS, Unmoved, advice
+from pat_jax.run.unmoved import (
+    CUT,
+    GRADIENT,
+    LENGTH,
+    REWARD,
+    STEPS,
+    Unmoved,
+    advice,
+    advice_on_length,
+)
 
 NAN = float("nan")
 STILL: dict[str, float | None] = {REWARD: 0.0, LENGTH: 56.0, GRADIENT: 0.3}
@@ -50,11 +59,30 @@ def test_a_gradient_that_is_never_there_is_said(gradient: float | None):
 
 def test_it_is_said_once_and_logged(caplog):
     said: list[str] = []
-    unmoved = Unmoved(said.append)
+    unmoved = Unmoved(said.append, 160)
     with caplog.at_level(logging.WARNING):
         for step in range(1, 3 * STEPS):
             unmoved.note(step, STILL)
     assert [line.partition(":")[0] for line in said] == ["step 10"]
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, NAN, None])
+def test_few_that_are_cut_need_no_advice(share: float | None):
+    assert advice_on_length({CUT: share}, 160) == "" == advice_on_length({}, 160)
+
+
+def test_many_that_are_cut_in_the_first_step_are_said_once(caplog):
+    said: list[str] = []
+    unmoved, late = Unmoved(said.append, 1600), Unmoved(said.append, 1600)
+    with caplog.at_level(logging.WARNING):
+        for step, share in ((7, 0.43), (8, 0.9)):
+            unmoved.note(step, {CUT: share})
+            late.note(step, {CUT: share - 0.3})
+    (line,) = said
+    assert line.startswith(
+        "step 7: 43 % of the responses were cut at 1,600 tokens (--rollout.max_completion_length); "
+    )
     assert [record.getMessage() for record in caplog.records] == said
 
 

@@ -141,6 +141,7 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
         columns=config.data.columns,
         completion_only=config.completion_only_loss,
         assistant_only=config.assistant_only_loss,
+        option="--max_length",
     )
     is_split = config.eval.every > 0 and not config.eval.data
     read = reader.read(files, config.eval.share if is_split else 0.0)
