@@ -129,7 +129,7 @@ class Trainer:
         self._rollout_dtype = rollout_dtype
         self.shardings = self.trained.shardings
         self._placement = StatePlacement(self.shardings, layout.sharding(), is_offloaded)
-        self._largest = micro_shapes[-1]
+        self._largest = micro_shapes[-1:]  # none where nothing is trained
         self._declare(micro_shapes)
         declare_transfer(
             self.programs,
@@ -158,7 +158,7 @@ class Trainer:
         return sum(map(self._is_first, missing)) if by_need else len(missing)
 
     def _is_first(self, key: Key) -> bool:
-        return key.rows == 0 or (key.rows, key.length) == self._largest
+        return key.rows == 0 or (key.rows, key.length) in self._largest
 
     @property
     def abstract_params(self) -> Params:

@@ -12,7 +12,8 @@ import pytest
 from runs import SMALL_ROLLOUT, write_checkpoint, write_problems
 
 import pat_jax
-from pat_jax import UserError, train
+from pat_jax import UserError
+from pat_jax.commands import train
 from pat_jax.config.command_line import parse
 from pat_jax.run.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
 from pat_jax.run.given_rows import GivenRows

@@ -61,6 +61,7 @@ def test_what_was_measured_is_written_once(run):
     run.config = SimpleNamespace(log_samples_every=0)
     run.open = SimpleNamespace(saves=SimpleNamespace(is_due=lambda step: False))
     run.page = SimpleNamespace(rollout=lambda *_: None)
+    run.unmoved = SimpleNamespace(note=lambda *_: None)
     run.has_learned(3, {"reward/mean": 1.0})
     run.end_step(3, SimpleNamespace(report=RolloutReport()), {"reward/mean": 1.0})
     run.last()

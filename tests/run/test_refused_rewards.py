@@ -7,7 +7,8 @@ import pytest
 from runs import TINY
 
 import pat_jax
-from pat_jax import UserError, train
+from pat_jax import UserError
+from pat_jax.commands import train
 
 OPTIONS = dict(zip((word[2:] for word in TINY[::2]), TINY[1::2], strict=True))
 REWARDS = """
