@@ -4,6 +4,7 @@ from typing import Any
 
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
+from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
 from pat_jax.run.given_rows import GivenRows
 from pat_jax.run.loop import Run
@@ -29,6 +30,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
         with open_scorer(config, setup.task.rewards) as scorer:
             training = Run(config, setup, scorer, signals)
             try:
+                company().agree("rows", lambda: rows.keep(config))
                 training.run()
             finally:
                 training.open.release()

@@ -31,6 +31,7 @@ _DESCRIPTION = (
     *(_CONFIG, _INDEX, "generation_config.json", "chat_template*", "tokenizer*", "spiece.model"),
     *("vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
+_USUAL = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _NOT_READ = ("*/*", "*.py", "consolidated*")  # code, and the weights in another form
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -47,13 +48,13 @@ def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) 
     if repo is None:
         return name
     if weights:
-        return _whole(repo, (*_DESCRIPTION, "*.safetensors"), _of_weights)
-    return _whole(repo, _DESCRIPTION, _of_description)
+        return _whole(repo, (*_DESCRIPTION, "*.safetensors"), _of_weights, _USUAL)
+    return _whole(repo, _DESCRIPTION, _of_description, _USUAL)
 
 
 def is_checkpoint(name: str) -> bool:
     """Whether it is a directory, or becomes one: a model of the Hub."""
-    return Path(local_checkpoint(name)).is_dir()
+    return Path(local_checkpoint(name, weights=False)).is_dir()
 
 
 def local_adapter(name: str, *, option: str = "adapter") -> str:
@@ -163,7 +164,7 @@ def _client_errors() -> tuple[type[Exception], ...]:
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-    return HTTPError, HFValidationError, OSError
+    return HTTPError, HFValidationError, OSError, ValueError, RuntimeError
 
 
 def _repo(name: str, option: str, kind: Literal["model", "dataset"]) -> _Repo | None:
@@ -175,16 +176,32 @@ def _repo(name: str, option: str, kind: Literal["model", "dataset"]) -> _Repo | 
 
 
 @cache  # a process goes on with what it has begun with
-def _whole(repo: _Repo, wanted: Sequence[str], needed: Callable[[Path], Sequence[str]]) -> str:
-    """The folder of a snapshot with all that is needed, of the cache if it has that."""
+def _whole(
+    repo: _Repo,
+    wanted: Sequence[str],
+    needed: Callable[[Path], Sequence[str]],
+    usual: Sequence[str] = (),
+) -> str:
+    """The folder of a snapshot with all that is needed, of the cache if it has that.
+
+    Args:
+      usual: files without which the cache may have been filled by a program that wanted less: the Hub is asked.
+    """
 
     def lacking(folder: str) -> list[str]:
         return [file for file in needed(Path(folder)) if not Path(folder, file).is_file()]
 
+    kept = None
     with suppress(UserError):
-        if not lacking(folder := repo.fetch(wanted, is_online=False)):
-            return folder
-    folder = repo.fetch(wanted)
+        kept = repo.fetch(wanted, is_online=False)
+        if not lacking(kept) and all(Path(kept, file).is_file() for file in usual):
+            return kept
+    try:
+        folder = repo.fetch(wanted)
+    except UserError:
+        if kept is None or lacking(kept):
+            raise
+        return kept  # it may be all that there is
     if lacks := lacking(folder):
         advice = f"choose one that has it, or, if the cache alone lacks it, {repo.download}"
         raise repo.error(f"it has no {lacks[0]}", advice)

@@ -17,6 +17,7 @@ FORMS = (".parquet", ".jsonl", ".ndjson", ".json")
 MAIN = ("default", "main")  # configurations that need no name
 _NO_DATA = re.compile(r"(dataset_infos?|dataset_dict|state|metadata)\.json")
 _SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLITS |= {"eval": "test", "evaluation": "test"}
 _SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 _SHARD = re.compile(r"[-_.]?(\d+-of-0*(\d+)(-[0-9a-f]+)?|\d+)$")
 
@@ -30,7 +31,13 @@ def by_place(names: Sequence[str]) -> dict[Place, list[str]]:
     found: dict[Place, list[str]] = defaultdict(list)
     for name in next(filter(None, forms), ()):
         found[_place(name)].append(name)
-    return dict(found)
+    # Files that say no split are to train on, but beside others of their configuration nobody knows.
+    named = {config for config, split in found if split}
+    return {
+        (config, split or "train"): files
+        for (config, split), files in found.items()
+        if split or config not in named
+    }
 
 
 def wanted_place(part: str, split: str, configs: set[str]) -> Place:
@@ -59,4 +66,4 @@ def _place(name: str) -> Place:
     if "-of-" in last:  # `push_to_hub` names files by the split, whatever it is called
         return config, stem
     words = map(str.lower, [*folders, *re.split(r"[^A-Za-z]+", stem)])
-    return config, next((_SPLITS[word] for word in words if word in _SPLITS), "train")
+    return config, next((_SPLITS[word] for word in words if word in _SPLITS), "")

@@ -21,6 +21,7 @@ from pat_jax.run.completions import COMPLETIONS_FILE
 from pat_jax.run.folder import (
     CONFIG_FILE,
     LOG_FILE,
+    is_used,
     lock_folder,
     log_to,
 )
@@ -47,6 +48,12 @@ class EvaluationFolder:
     def _begin(self, config: EvaluateConfig) -> None:
         path = Path(config.out)
         self._lock = lock_folder(path, self._option)
+        # Between the options and the lock another process may have been here.
+        if (path / RESULTS_FILE).exists() or (not config.resume and is_used(path)):
+            self._lock.release()
+            raise UserError(
+                f"{self._option}: another process has evaluated there meanwhile; choose another folder."
+            )
         begun = replace(config, resume=False, distributed=DistributedConfig())
         try:
             log_to(path / LOG_FILE)

@@ -25,6 +25,7 @@ from pat_jax.run.rollouts import ROLLOUTS_FILE
 from pat_jax.run.samples_file import SAMPLES_FILE
 
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
+PAGE_FILE = "run.html"
 ROWS = "rows"  # what a program has given in the place of data files (`given_rows.py`)
 COMPLETE = "\n...\n"  # the end of a YAML document, and of a config.yaml that was not cut
 
@@ -105,12 +106,15 @@ def check_run_dir(config: AnyRun) -> Path:
 def is_used(folder: Path) -> bool:
     """By more than what a run has there before it has done anything.
 
-    That is its lock, a file that is just written, its options beside its log, and rows it was
-    given. A run that failed then can be begun again in its folder.
+    That is its lock, a file that is just written, its options beside its log, its page, and rows it
+    was given. A run that failed then can be begun again in its folder.
     """
     if not folder.is_dir():
         return False
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {ROWS}
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {
+        ROWS,
+        PAGE_FILE,
+    }
     # Options without a log were not written by a run: they may be somebody's own.
     return bool(names) and not (names == {CONFIG_FILE, LOG_FILE} and _is_whole(folder))
 
@@ -131,7 +135,7 @@ def _check_kinds(folder: Path, option: str) -> None:
         LOCK_FILE,
         "rollout.json",
         "rollout.png",
-        "run.html",
+        PAGE_FILE,
         ROLLOUTS_FILE,
         SAMPLES_FILE,
     ):

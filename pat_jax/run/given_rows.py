@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
-from pat_jax.run.folder import CONFIG_FILE, ROWS
+from pat_jax.run.folder import CONFIG_FILE, LOCK_FILE, ROWS
 
 # Options that can have rows, and what the file is called: metrics call a set by its file.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
@@ -73,6 +75,7 @@ class GivenRows:
         run = Path(config.run_dir).absolute()
         files = {name: run / name for name in _files(config) if name in self._rows}
         existed = run.exists()
+        new = [path for path in files.values() if not path.exists()]
         try:
             company().agree("rows", lambda: self._write(files))
             yield _with_paths(config, run, files)
@@ -82,8 +85,16 @@ class GivenRows:
                 raise
             raise UserError(sentence) from error
         finally:
-            if company().is_first and not (run / CONFIG_FILE).exists():
-                _remove(files.values(), None if existed else run)
+            if company().is_first:
+                _remove_unused(run, new, existed=existed)
+
+    def keep(self, config: RunConfig) -> None:
+        """Has them there still, now that this process holds the folder: another one that was given the same, and
+        failed, may have removed them."""
+        run = Path(config.run_dir).absolute()
+        files = {name: run / name for name in self._rows}
+        lost = {name: path for name, path in files.items() if str(path) in _files(config)}
+        self._write({name: path for name, path in lost.items() if not path.is_file()})
 
     def _write(self, files: Mapping[str, Path]) -> None:
         for name, path in files.items():
@@ -122,6 +133,23 @@ def _moved(name: str, run: Path) -> str:
     here = run.joinpath(*parts)
     is_moved = parts[0:1] == (ROWS,) and not os.path.exists(name) and here.is_file()
     return str(here) if is_moved else name
+
+
+def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
+    """Unless a run has begun in its folder, or is beginning there."""
+    if not run.is_dir() or not files:
+        return
+    lock = FileLock(run / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return
+    try:
+        if not (run / CONFIG_FILE).exists():
+            (run / LOCK_FILE).unlink(missing_ok=True)
+            _remove(files, None if existed else run)
+    finally:
+        lock.release()
 
 
 def _remove(files: Iterable[Path], run: Path | None) -> None:

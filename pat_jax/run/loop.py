@@ -99,7 +99,7 @@ class Run:
             raise
 
     def learn(self) -> None:
-        self.progress.start()
+        self.progress.start(self.first_step)
         self.has_learned(self.first_step, {})
         with (
             self.page.kept(self.first_step),
@@ -158,7 +158,7 @@ class Run:
         measured |= self.describe_update(groups, batch, result)
         with clock("transfer"):
             self.generator.load(self.state.params)
-            if step % COMPARE_EVERY in (0, 1) or config.rollout.check_integrity:
+            if step % COMPARE_EVERY == 1 or config.rollout.check_integrity:
                 measured["train/transfer_gap"] = self.generator.compare(self.state.params)
         self.skipped.note(step, batch.mini_batches, result.applied)
 

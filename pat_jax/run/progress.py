@@ -35,9 +35,11 @@ class Progress:
             bar_format=f"{{n_fmt}}/{{total_fmt}} |{{bar{width}}}| {{elapsed}}<{{remaining}} {{desc}}",
         )
 
-    def start(self) -> None:
-        """The first step begins: by what came before nobody can tell how long steps take."""
-        self._bar.unpause()
+    def start(self, done: int = 0) -> None:
+        """The first step of this start begins, `done` of them lie behind it: by what came before nobody can tell
+        how long steps take."""
+        self._bar.reset()
+        self._bar.initial = self._bar.n = self._bar.last_print_n = done
 
     def stage(self, text: str) -> None:
         """Show what is going on within a step, such as `rollout dp2tp1 live 12` (bars only)."""

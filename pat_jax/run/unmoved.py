@@ -12,7 +12,7 @@ from typing import Any
 STEPS = 10  # so many in a row are no accident
 GRADIENT, REWARD, LENGTH = "train/grad_norm", "reward/mean", "rollout/length_mean"
 CUT, MANY = "rollout/truncated", 0.2  # of the responses
-_LOOK = "look at the responses and their rewards (samples.html, --log_completions)"
+_LOOK = "look at the responses and their rewards (run.html, --log_completions)"
 
 log = logging.getLogger(__name__)
 

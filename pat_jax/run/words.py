@@ -15,7 +15,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.models.hf_tensors import hf_tensors
 from pat_jax.models.lora import Lora
 from pat_jax.models.policy import Policy
-from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.folder import CHECKPOINTS, PAGE_FILE
 
 _UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 _WRITTEN = {  # names in a run's folder, as a person would call them
@@ -23,7 +23,7 @@ _WRITTEN = {  # names in a run's folder, as a person would call them
     "metrics.jsonl": "metrics.jsonl",
     "completions.jsonl": "completions.jsonl",
     "rollout.png": "rollout.png",
-    "run.html": "run.html",
+    PAGE_FILE: "run.html",
 }
 
 

@@ -197,3 +197,12 @@ def test_one_form_of_a_dataset_is_read():
 )
 def test_which_part_is_meant(part: str, place: tuple[str, str]):
     assert wanted_place(part, "train", {"main", "more"}) == place
+
+
+def test_what_says_no_split_is_left_out_beside_what_does():
+    found = by_place(["train.jsonl", "eval.jsonl", "holdout.jsonl", "more/a.jsonl"])
+    assert found == {
+        ("default", "train"): ["train.jsonl"],
+        ("default", "test"): ["eval.jsonl"],
+        ("more", "train"): ["more/a.jsonl"],
+    }

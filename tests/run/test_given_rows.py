@@ -15,6 +15,7 @@ import pat_jax
 from pat_jax import UserError
 from pat_jax.commands import train
 from pat_jax.config.command_line import parse
+from pat_jax.config.run import RunConfig
 from pat_jax.run.folder import CONFIG_FILE, ROWS, changed_options, options_of_run
 from pat_jax.run.given_rows import GivenRows
 from pat_jax.run.task import Task
@@ -116,6 +117,24 @@ def test_a_folder_of_another_run_gets_none(tasks: list[Task], model: str, tmp_pa
     with pytest.raises(UserError, match="expected a new or empty folder"):
         pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=str(tmp_path / "run"))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_second_start_that_fails_takes_none_from_the_first(
+    tasks: list[Task], model: str, tmp_path: Path, monkeypatch
+):
+    """The second begins while the first has not written its options yet, and ends at once."""
+    asked: dict[str, Any] = {"model": model, "data": ROWS_OF_SUMS, "run_dir": str(tmp_path / "run")}
+    build = train.build
+
+    def built(config: RunConfig, devices: Any) -> Any:
+        monkeypatch.setattr(train, "build", build)
+        with pytest.raises(UserError, match="layout"):
+            pat_jax.train(OPTIONS, layout="dp7tp9", **asked)
+        return build(config, devices)
+
+    monkeypatch.setattr(train, "build", built)
+    run = pat_jax.train(OPTIONS, **asked)
+    assert Path(run.config.data.files[0]).is_file()
 
 
 @pytest.mark.parametrize(

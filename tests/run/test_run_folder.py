@@ -18,6 +18,7 @@ from pat_jax.run.folder import (
     CONFIG_FILE,
     LOCK_FILE,
     LOG_FILE,
+    PAGE_FILE,
     ROWS,
     changed_options,
     check_run_dir,
@@ -100,9 +101,9 @@ def test_one_process_at_a_time_writes_there(tmp_path: Path):
 
 @pytest.fixture
 def failed(tmp_path: Path) -> Path:
-    """A run that had done nothing when it ended: options, log, lock, rows it was given."""
+    """A run that had done nothing when it ended: options, log, lock, page, rows it was given."""
     (tmp_path / CONFIG_FILE).write_text(TEXT)
-    for name in (LOG_FILE, LOCK_FILE, ".config.yaml.partial"):
+    for name in (LOG_FILE, LOCK_FILE, PAGE_FILE, ".config.yaml.partial"):
         (tmp_path / name).touch()
     (tmp_path / ROWS / "0123").mkdir(parents=True)
     return tmp_path

@@ -4,6 +4,8 @@ Knows files of a run. Does not know what the run computes.
 """
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -17,6 +19,7 @@ from pat_jax.common.files import replace_text
 from pat_jax.common.html.page import panels, section, tiles, web_page
 from pat_jax.engine.trace import RolloutTrace
 from pat_jax.run.curves import Rows
+from pat_jax.run.folder import PAGE_FILE
 from pat_jax.run.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.page.curves import curves, layouts
 from pat_jax.run.page.numbers import drafts, facts, failed_rewards
@@ -25,7 +28,7 @@ from pat_jax.run.page.samples import samples
 from pat_jax.run.rollouts import KeptRollouts, read_rollouts
 from pat_jax.run.samples_file import read_samples
 
-PAGE_FILE = "run.html"
+SHARE = 0.01  # of a run's time that its page may take: it is made of all of its metrics
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class RunPage:
 
     def __init__(self, folder: Path):
         self._folder, self._rollouts = folder, KeptRollouts(folder)
+        self._not_before = -math.inf  # seconds of a clock
 
     @contextmanager
     def kept(self, steps_done: int) -> Iterator[None]:
@@ -44,19 +48,26 @@ class RunPage:
         try:
             yield
         finally:
+            self._not_before = -math.inf
             self.write()
 
     def rollout(self, step: int, trace: RolloutTrace) -> None:
         self._rollouts.add(step, trace)
 
     def write(self) -> None:
-        """A failure, such as a full disk, costs a line of the log."""
+        """If that takes no more than SHARE of the time. A failure, such as a full disk, costs a line of the
+        log."""
+        start = time.monotonic()
+        if start < self._not_before:
+            return
         try:
             self._rollouts.save()
             replace_text(self._folder / PAGE_FILE, run_page(self._folder))
         except Exception as error:  # whatever it is, no run is to end by its page
             first, *_ = f"{error}".splitlines() or [""]
             log.warning("%s was not written (%s: %s)", PAGE_FILE, type(error).__name__, first)
+        now = time.monotonic()
+        self._not_before = now + (now - start) / SHARE
 
 
 def run_page(folder: Path) -> str:

@@ -82,6 +82,7 @@ class SftRun:
                 self.progress.print("resumed with other examples than before, or in another order")
 
     def learn(self) -> None:
+        self.progress.start(self.first_step)
         self.steps_done, self.unwritten = self.first_step, dict[str, Any]()
         with (
             self.open.page.kept(self.first_step),
