@@ -262,23 +262,43 @@ def test_a_resumed_run_keeps_what_it_does_not_repeat(folder: Path):
     assert [one.step for one in read_rollouts(folder).values()] == [1, 1, 2]
 
 
-def spoil_page(folder: Path) -> None:
+def test_a_page_that_cannot_be_written_is_a_line_of_the_log(folder: Path, caplog):
     (folder / PAGE_FILE).unlink()
     (folder / PAGE_FILE).mkdir()
+    RunPage(folder).write()
+    (line,) = caplog.messages
+    assert line.startswith("run.html was not written (") and "\n" not in line
 
 
 def spoil_samples(folder: Path) -> None:
     (folder / "samples.json").write_text('{"1": [3]}')
 
 
-@pytest.mark.parametrize("spoil", [spoil_page, spoil_samples])
-def test_a_page_that_cannot_be_written_is_a_line_of_the_log(
+def spoil_numbers(folder: Path) -> None:
+    with MetricsWriter(folder) as metrics:
+        for step in (5, 6):
+            metrics.write(step, row(step, **{"train/entropy": 1.7e308 * (-1) ** step}))
+
+
+@pytest.mark.parametrize("spoil", [spoil_samples, spoil_numbers])
+def test_a_section_that_cannot_be_drawn_takes_no_other_with_it(
     folder: Path, caplog, spoil: Callable[[Path], None]
 ):
     spoil(folder)
     RunPage(folder).write()
     (line,) = caplog.messages
-    assert line.startswith("run.html was not written (") and "\n" not in line
+    assert line.startswith("a section of run.html is left out (") and "\n" not in line
+    words = words_of((folder / PAGE_FILE).read_text())
+    assert "A section is left out here" in words and "held-out" in words
+
+
+def test_a_page_takes_little_of_the_time_and_the_last_is_written(folder: Path):
+    page = RunPage(folder)
+    with page.kept(4):
+        (folder / PAGE_FILE).unlink()
+        page.write()
+        assert not (folder / PAGE_FILE).exists()
+    assert (folder / PAGE_FILE).is_file()
 
 
 CHROMIUM = next(

@@ -6,7 +6,7 @@ Knows files of a run. Does not know what the run computes.
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from html import escape
@@ -79,21 +79,34 @@ def run_page(folder: Path) -> str:
         f"<header><p>A run of pat_jax</p><h1>{escape(name)}</h1>"
         f"<p>{escape(_subject(folder, rows))}</p></header>"
     )
-    parts = [header, tiles(facts(rows)), *_sections(folder, rows)]
-    return web_page(f"{name}: a run of pat_jax", "".join(parts))
+    sections = (
+        lambda: tiles(facts(rows)),
+        lambda: _over_the_steps(rows),
+        lambda: rollouts(read_rollouts(folder), rows),
+        lambda: drafts(rows),
+        lambda: failed_rewards(rows),
+        lambda: samples(read_samples(folder)),
+    )
+    return web_page(f"{name}: a run of pat_jax", header + "".join(map(_drawn, sections)))
 
 
-def _sections(folder: Path, rows: Rows) -> Iterator[str]:
-    if found := [*curves(rows)]:
-        told = (
-            "docs/metrics.md explains each name. A gap: not measured, or of nothing. A band: the 95 % "
-            "interval."
-        )
-        yield section("Over the steps", panels(found), layouts(rows), source=told)
-    yield rollouts(read_rollouts(folder), rows)
-    yield drafts(rows)
-    yield failed_rewards(rows)
-    yield samples(read_samples(folder))
+def _drawn(make: Callable[[], str]) -> str:
+    """A section; one that cannot be drawn, by a number that no axis has, takes no other with it."""
+    try:
+        return make()
+    except Exception as error:
+        log.warning("a section of %s is left out (%r)", PAGE_FILE, error)
+        return "<p>A section is left out here: run.log says why.</p>"
+
+
+def _over_the_steps(rows: Rows) -> str:
+    if not (found := [*curves(rows)]):
+        return ""
+    told = (
+        "docs/metrics.md explains each name. A gap: not measured, or of nothing. A band: the 95 % "
+        "interval."
+    )
+    return section("Over the steps", panels(found), layouts(rows), source=told)
 
 
 def _subject(folder: Path, rows: Rows) -> str:
