@@ -43,6 +43,7 @@ def make_trainer(
     is_offloaded: bool = False,
     scan_layers: bool = False,
     has_logprobs: bool = False,
+    by_need: bool = False,
 ) -> Trainer:
     """With only the named programs compiled."""
     model = model_functions(POLICY, layout, jnp.float32, scan_layers=scan_layers)
@@ -66,7 +67,7 @@ def make_trainer(
     declared = trainer.programs._declared
     for key in [key for key in declared if key.name not in programs]:
         del declared[key]
-    trainer.compile()
+    trainer.compile(by_need=by_need)
     return trainer
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -322,6 +323,9 @@ class Trainer:
             [replace(micro, columns=loss.read(micro.columns)) for micro in mini]
             for mini in batch.mini_batches
         ]
+        for micro in chain.from_iterable(mini_batches):
+            # Before the devices are busy: they would compute while a compiler is waited for.
+            self._pass(REINFORCED, "grad", micro)
         before = self["copy"](state.params) if self.trained.lora else None
         records = []
         for _ in range(self.num_iterations):

@@ -56,6 +56,22 @@ def test_an_update_is_that_of_a_single_device(name: str, single):
     assert min(moved) > 0.97
 
 
+def test_a_smaller_micro_batch_is_compiled_when_it_comes():
+    layout, programs = (
+        CHAIN["dp8tp1"],
+        ("init_state", "zero_gradients", "zero_sums", "grad", "apply"),
+    )
+    shapes = ((ROWS, LENGTH), (ROWS, 2 * LENGTH))
+    trainer = make_trainer(layout, *programs, micro_shapes=shapes, by_need=True)
+    smaller = Key("grad", layout.split, ROWS, LENGTH)
+    assert trainer.programs.missing() == [smaller]
+    assert (trainer.to_compile(by_need=False), trainer.to_compile(by_need=True)) == (1, 0)
+    state = trainer["init_state"](jax.device_put(host_weights(), trainer.shardings))
+    _, result = trainer.update(state, TrainBatch([list(micro_batches())], 1.0), None)
+    assert result.applied == (True,) and not trainer.programs.missing()
+    assert trainer.programs.waited_s > 0
+
+
 def built(*options: str) -> Trainer:
     """Of a run with a supervised stage."""
     config = parse([*TINY, "--profile", "none", "--run_dir", "unused", *options])
