@@ -200,7 +200,7 @@ def test_which_part_is_meant(part: str, place: tuple[str, str]):
 
 
 def test_what_says_no_split_is_left_out_beside_what_does():
-    found = by_place(["train.jsonl", "eval.jsonl", "holdout.jsonl", "more/a.jsonl"])
+    found = by_place(["train.jsonl", "eval.jsonl", "unsaid.jsonl", "more/a.jsonl"])
     assert found == {
         ("default", "train"): ["train.jsonl"],
         ("default", "test"): ["eval.jsonl"],
