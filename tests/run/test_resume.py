@@ -15,6 +15,7 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.run.metrics import read_metrics
 
 STEPS = 12
+FEW = 4  # requests of a rollout's eight
 OPTIONS = [
     *TINY,
     "--deterministic",
@@ -34,14 +35,16 @@ def score(prompts, completions, **columns):
 
 
 def prefer_tensor_parallelism_for_few(profile: Path) -> None:
-    """A profile by which a switch pays in every rollout, whatever this machine measures."""
+    """A profile by which a switch pays in every rollout, whatever this machine measures.
+
+    It may hold rows that other runs of this model have measured.
+    """
     content = json.loads(profile.read_text())
     measured = LatencyModel.from_json(content["latency"])
-    fewest = min(rows for _, rows, _ in measured.decode_table)
     doctored = replace(
         measured,
         decode_table={
-            (split, rows, length): 0.1 if split.tp == 1 else 0.001 if rows == fewest else 1.0
+            (split, rows, length): 0.1 if split.tp == 1 else 0.001 if rows <= FEW else 1.0
             for split, rows, length in measured.decode_table
         },
         reslice_table=dict.fromkeys(measured.reslice_table, 1e-4),
