@@ -50,7 +50,7 @@ class GivenRows:
             if name in _SECTIONS and isinstance(value, Mapping):
                 _check_section(name, value)
                 found[key] = self.taken_from(value, f"{name}.")
-            elif name in _FILES and not _are_names(value):
+            elif name in _FILES and not (_are_names(value) or _is_none(name, value)):
                 found[key] = self._add(name, _content(name, value))
             else:
                 found[key] = value
@@ -182,6 +182,11 @@ def _are_names(value: object) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(each, str | os.PathLike) for each in value)
     return value is None or isinstance(value, str | os.PathLike)
+
+
+def _is_none(option: str, value: object) -> bool:
+    """An empty list is as config.yaml has no sets to evaluate on; without data there is no run."""
+    return option == "eval.data" and isinstance(value, list | tuple) and not value
 
 
 def _content(option: str, rows: Any) -> bytes:

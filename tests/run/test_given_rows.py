@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from runs import SMALL_ROLLOUT, write_checkpoint, write_problems
 
 import pat_jax
@@ -101,6 +103,14 @@ def test_a_resumed_run_finds_them(tasks: list[Task], model: str, tmp_path: Path)
     assert len({json.dumps(task.checksums) for task in tasks}) == 1
     pat_jax.train(resume=True, run_dir=folder, data=ROWS_OF_SUMS[:40])
     assert tasks[-1].checksums != tasks[0].checksums and path.is_file()
+
+
+def test_options_of_config_yaml_can_be_given_again(tasks: list[Task], model: str, tmp_path: Path):
+    first = pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=str(tmp_path / "1"))
+    saved = yaml.safe_load((first.folder / CONFIG_FILE).read_text())
+    assert saved["eval"]["data"] == []
+    again = pat_jax.train(saved, run_dir=str(tmp_path / "2"))
+    assert again.config == replace(first.config, run_dir=again.config.run_dir)
 
 
 def test_they_go_with_the_folder(tasks: list[Task], model: str, tmp_path: Path):
