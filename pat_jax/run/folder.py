@@ -170,13 +170,31 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
     if not config.resume:
         return []
     before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
-    changes = differences(asdict(before), asdict(config))
+    changes = differences(_wherever(before), _wherever(config))
     each_start = re.compile(r"run_dir|resume|distributed\..*")
     return [
         f"{name} {old} -> {new}"
         for name, (old, new) in changes.items()
         if not each_start.fullmatch(name)
     ]
+
+
+def name_of_rows(path: str) -> str:
+    """What a file of given rows is called in its run's folder, wherever that lies; empty of any other path.
+
+    The name follows from the rows: files of one name have the same.
+    """
+    name = "/".join(Path(path).parts[-3:])
+    return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
+
+
+def _wherever(config: AnyRun) -> dict[str, Any]:
+    """The options, whose files of given rows are as where the folder was before."""
+    options = asdict(config)
+    for section, name in (("data", "files"), ("eval", "data")):
+        files = options[section][name]
+        options[section][name] = tuple(name_of_rows(file) or file for file in files)
+    return options
 
 
 def differences(
