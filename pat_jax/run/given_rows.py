@@ -144,6 +144,8 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
         return
     try:
         if not (run / CONFIG_FILE).exists():
+            # A process that has opened the file and not locked it yet is left with one that is gone:
+            # filelock sees that (st_nlink is 0) and opens the next. Its early versions do not.
             (run / LOCK_FILE).unlink(missing_ok=True)
             _remove(files, None if existed else run)
     finally:
