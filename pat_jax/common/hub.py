@@ -1,16 +1,17 @@
 """Names of the Hugging Face Hub, `owner/name`, become files of its client's cache.
 
 Knows models, adapters and datasets, and the client, which is imported where a name is asked for.
-Does not know what is in the files. A path that is there always wins.
+Does not know what is in the files. A path that is there wins, unless the name was one of the Hub
+before: a process, and a run that is resumed, go on with the commit that they began with.
 """
 
 import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,24 @@ _USUAL = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _NOT_READ = ("*/*", "*.py", "consolidated*")  # code, and the weights in another form
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
+_Kind = Literal["model", "dataset"]
+_commits: dict[tuple[_Kind, str], str] = {}  # of names that were found, as they were given
+
+
+def commits() -> dict[str, dict[str, str]]:
+    """Of models and of datasets, by the names that this process has found on the Hub."""
+    found: dict[str, dict[str, str]] = {}
+    for (kind, name), commit in _commits.items():
+        found.setdefault(kind, {})[name] = commit
+    return found
+
+
+def go_on_with(commits: Mapping[str, Mapping[str, str]]) -> None:
+    """What another process has had of `commits()`."""
+    kinds: tuple[_Kind, ...] = ("model", "dataset")
+    for kind in kinds:
+        _commits.update({(kind, name): commit for name, commit in commits.get(kind, {}).items()})
+
 
 def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
     """The directory of a model of the Hub, in the client's cache; any other name as it is.
@@ -47,9 +66,11 @@ def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) 
     repo = _repo(name, option, "model")
     if repo is None:
         return name
-    if weights:
-        return _whole(repo, (*_DESCRIPTION, "*.safetensors"), _of_weights, _USUAL)
-    return _whole(repo, _DESCRIPTION, _of_description, _USUAL)
+    described = _whole(repo, _DESCRIPTION, _of_description, _USUAL)
+    if not weights:
+        return described
+    same = replace(repo, revision=Path(described).name)
+    return _whole(same, (*_DESCRIPTION, "*.safetensors"), _of_weights)
 
 
 def is_checkpoint(name: str) -> bool:
@@ -84,7 +105,7 @@ def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
 class _Repo:
     given: str
     option: str
-    kind: Literal["model", "dataset"]
+    kind: _Kind
     id: str
     part: str
     revision: str | None
@@ -104,6 +125,11 @@ class _Repo:
             )
         except _client_errors() as error:
             raise self.refusal(error) from None
+
+    def found(self, folder: str) -> str:
+        """The folder of a snapshot, with which the process goes on."""
+        _commits.setdefault((self.kind, self.given), Path(folder).name)
+        return folder
 
     def file_names(self) -> tuple[Sequence[str], bool]:
         """Of all its files, and whether the Hub has said them."""
@@ -167,15 +193,17 @@ def _client_errors() -> tuple[type[Exception], ...]:
     return HTTPError, HFValidationError, OSError, ValueError, RuntimeError
 
 
-def _repo(name: str, option: str, kind: Literal["model", "dataset"]) -> _Repo | None:
+def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
     """None: it is no name of the Hub, or something here is called so."""
-    found = _NAME.fullmatch(name)
-    if not found or os.path.exists(name) or (found["part"] and kind == "model"):
+    found, commit = _NAME.fullmatch(name), _commits.get((kind, name))
+    if not found or (found["part"] and kind == "model"):
         return None
-    return _Repo(name, option, kind, found["id"], found["part"] or "", found["revision"])
+    if commit is None and os.path.exists(name):
+        return None
+    return _Repo(name, option, kind, found["id"], found["part"] or "", commit or found["revision"])
 
 
-@cache  # a process goes on with what it has begun with
+@cache  # what a name has been found to be is asked for again and again
 def _whole(
     repo: _Repo,
     wanted: Sequence[str],
@@ -195,17 +223,17 @@ def _whole(
     with suppress(UserError):
         kept = repo.fetch(wanted, is_online=False)
         if not lacking(kept) and all(Path(kept, file).is_file() for file in usual):
-            return kept
+            return repo.found(kept)
     try:
         folder = repo.fetch(wanted)
     except UserError:
         if kept is None or lacking(kept):
             raise
-        return kept  # it may be all that there is
+        return repo.found(kept)  # it may be all that there is
     if lacks := lacking(folder):
         advice = f"choose one that has it, or, if the cache alone lacks it, {repo.download}"
         raise repo.error(f"it has no {lacks[0]}", advice)
-    return folder
+    return repo.found(folder)
 
 
 @cache
@@ -222,7 +250,7 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
     files = found[place]
     if not is_online and num_shards(files[0]) > len(files):
         raise repo.error("not all of it is in the cache", repo.download)
-    folder = repo.fetch([glob.escape(file) for file in files], is_online=is_online)
+    folder = repo.found(repo.fetch([glob.escape(file) for file in files], is_online=is_online))
     return tuple(Path(folder, file) for file in files)
 
 

@@ -20,6 +20,7 @@ from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoint_meta import newest_meta
+from pat_jax.run.hub_names import go_on_with_names
 from pat_jax.run.metrics import METRICS_FILE
 from pat_jax.run.rollouts import ROLLOUTS_FILE
 from pat_jax.run.samples_file import SAMPLES_FILE
@@ -44,7 +45,9 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
-        return parse(["--config", str(saved_config(check_run_dir(resumed))), *argv])
+        folder = check_run_dir(resumed)
+        go_on_with_names(folder)
+        return parse(["--config", str(saved_config(folder)), *argv])
     config = parse(argv)
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
