@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub_files import FORMS, by_place, num_shards, wanted_place
@@ -26,6 +26,14 @@ _NAME = re.compile(
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SECONDS = 10  # until the Hub has said which files there are
+
+# By the status of an answer; elsewhere there may be a connection.
+_ADVICE: dict[int | None, str] = {
+    401: "check HF_TOKEN, or log in anew with `hf auth login`",
+    403: "ask its owner for access, and log in with `hf auth login`",
+    429: "wait a while, or log in with `hf auth login`: who has done so may ask more often",
+    **dict.fromkeys(range(500, 600), "the fault is there: try again later"),
+}
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _DESCRIPTION = (
@@ -115,6 +123,8 @@ class _Repo:
         from huggingface_hub import snapshot_download
 
         try:
+            if is_online:
+                self._ask()  # the client itself would wait for ever for a Hub that is silent
             return snapshot_download(
                 self.id,
                 repo_type=self.kind,
@@ -133,11 +143,8 @@ class _Repo:
 
     def file_names(self) -> tuple[Sequence[str], bool]:
         """Of all its files, and whether the Hub has said them."""
-        from huggingface_hub import HfApi
-
         try:
-            info = HfApi().dataset_info(self.id, revision=self.revision, timeout=_SECONDS)
-            return [file.rfilename for file in info.siblings or ()], True
+            return self._ask(), True
         except _client_errors() as error:
             refusal = self.refusal(error)
         try:
@@ -146,6 +153,14 @@ class _Repo:
             raise refusal from None
         paths = (path for path in folder.rglob("*") if path.is_file())
         return [path.relative_to(folder).as_posix() for path in paths], False
+
+    def _ask(self) -> Sequence[str]:
+        """What files the Hub has; it has to answer soon."""
+        from huggingface_hub import HfApi
+
+        asked: dict[str, Any] = {"repo_type": self.kind, "revision": self.revision}
+        info = HfApi().repo_info(self.id, timeout=_SECONDS, **asked)
+        return [file.rfilename for file in info.siblings or ()]
 
     @property
     def download(self) -> str:
@@ -173,14 +188,17 @@ class _Repo:
         if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
             advice = "check the spelling, or log in with `hf auth login` if it is private"
             return self.error(f"{constants.ENDPOINT} has none of this name", advice)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            advice = "make room, or name another folder with HF_HOME"
-            return self.error(f"{error.strerror} for {constants.HF_HUB_CACHE}", advice)
+        disk = error.__cause__ or error
+        if isinstance(disk, OSError) and (disk.errno in _NO_ROOM or disk.filename):
+            room = "make room, or " * (disk.errno in _NO_ROOM)
+            advice = f"{room}name another folder with HF_HOME"
+            return self.error(f"{disk.strerror} for {constants.HF_HUB_CACHE}", advice)
         reason = str(error.__cause__ or error).partition("\n")[0] or type(error).__name__
         asked = f"{constants.ENDPOINT} does not give it ({reason})"
         if constants.HF_HUB_OFFLINE:
             asked = "HF_HUB_OFFLINE says to ask nobody"
-        return self.error(f"not all of it is in the cache, and {asked}", self.download)
+        advice = _ADVICE.get(_status(error), self.download)
+        return self.error(f"not all of it is in the cache, and {asked}", advice)
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -190,7 +208,14 @@ def _client_errors() -> tuple[type[Exception], ...]:
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-    return HTTPError, HFValidationError, OSError, ValueError, RuntimeError
+    answers_of_no_hub = KeyError, TypeError, AttributeError  # such as a proxy's own
+    return HTTPError, HFValidationError, OSError, ValueError, RuntimeError, *answers_of_no_hub
+
+
+def _status(error: Exception) -> int | None:
+    """Of the answer that was none."""
+    response = getattr(error.__cause__ or error, "response", None)
+    return getattr(response, "status_code", None)
 
 
 def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:

@@ -78,7 +78,8 @@ def check_task(config: RunConfig) -> None:
     if not is_checkpoint(config.model):  # asked after the data, which is less to download
         raise UserError(
             f"option --data is {str(files[0])!r}, which needs a tokenizer, but --model is "
-            f"{config.model!r}, which is no Hugging Face checkpoint directory; give one."
+            f"{config.model!r}, which is no Hugging Face checkpoint directory, and no model of the "
+            "Hugging Face Hub as owner/name; give one."
         )
     if config.warm_start.steps:
         raise UserError(

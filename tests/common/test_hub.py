@@ -147,13 +147,53 @@ def test_no_connection(hub: Hub, tmp_path: Path, env: dict[str, str], words: lis
         assert said.startswith("error: option --") and all(word in said for word in words)
 
 
-def test_a_full_disk(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ((errno.ENOSPC, "No space left on device"), "No space left on device for .*; make room, or"),
+        ((errno.ENOTDIR, "Not a directory", "a"), "Not a directory for .*; name another folder"),
+        ((errno.EACCES, "Permission denied", "a"), "Permission denied for .*; name another folder"),
+    ],
+)
+def test_a_cache_that_takes_nothing(monkeypatch, error: tuple[int, str], words: str):
     def full(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(*error)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(UserError, match=r"No space left on device for .*; make room, or name"):
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", full)
+    with pytest.raises(UserError, match=words):
         local_checkpoint("owner/large")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "check HF_TOKEN, or log in anew"),
+        (403, "ask its owner for access"),
+        (429, "wait a while, or log in with"),
+        (500, "the fault is there: try again later"),
+        (504, "the fault is there: try again later"),
+    ],
+)
+def test_what_the_status_of_an_answer_means(hub: Hub, tmp_path: Path, status: int, words: str):
+    hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (status, b"")
+    for said in hub.ask(tmp_path / "cache", MODEL, DATA):
+        assert said.startswith("error: option --") and words in said
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"3", b"<html>log in</html>", b""])
+def test_an_answer_that_is_no_hubs(hub: Hub, tmp_path: Path, content: bytes):
+    """Such as that of a proxy to log in at."""
+    hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (200, content)
+    for said in hub.ask(tmp_path / "cache", MODEL, DATA):
+        assert f"and {hub.endpoint} does not give it (" in said and "; run `hf download " in said
+
+
+def test_a_hub_that_is_silent(hub: Hub, tmp_path: Path):
+    hub.answers["owner/tiny"] = None
+    patience = "[setattr(hub, '_SECONDS', 0.5)]"
+    _, said = hub.ask(tmp_path / "cache", patience, MODEL)
+    assert f"{hub.endpoint} does not give it (" in said and "timed out" in said
 
 
 def test_a_path_wins_and_other_names_are_no_names_of_the_hub(tmp_path: Path, monkeypatch):
