@@ -159,7 +159,7 @@ class _Repo:
         from huggingface_hub import HfApi
 
         asked: dict[str, Any] = {"repo_type": self.kind, "revision": self.revision}
-        info = HfApi().repo_info(self.id, timeout=_SECONDS, **asked)
+        info: Any = HfApi().repo_info(self.id, timeout=_SECONDS, **asked)
         return [file.rfilename for file in info.siblings or ()]
 
     @property

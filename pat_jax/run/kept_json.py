@@ -13,7 +13,8 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.json_text import parse_json
 
 Found = TypeVar("Found")
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 log = logging.getLogger(__name__)
 
 
