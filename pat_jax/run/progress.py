@@ -133,7 +133,9 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
             totals[stage] = totals.get(stage, 0.0) + seconds
     whole = sum(totals.values())
     parts = sorted(totals.items(), key=lambda stage: -stage[1])
-    split = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds > 0 < whole)
+    split = ", ".join(
+        f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds > 0 < whole
+    )
     lines = [f"{_count(num_steps, 'step')} in {whole:,.1f} s" + (f": {split}" if split else "")]
     if values := _values(rows, "train/loss" if goal == "loss" else "reward/mean"):
         few = min(10, max(1, len(values) // 2))
