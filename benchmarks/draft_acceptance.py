@@ -65,7 +65,7 @@ LAYOUTS = {
 }
 PREDICTED = "own, siblings", "own, siblings, earlier"
 CONTROL = "codegen"  # a base model, which repeats little: not in the prior
-MOST = 8  # tokens of the drafts that are foretold
+MOST = 8  # tokens of the drafts that are predicted
 TREES = ((6, 2), (12, 4))  # tokens of a draft, and of another beside it
 ENGINE = {
     "the same in the engine": "longest match of at most 16 tokens, of equal ones the row's own and the newest; "
@@ -124,7 +124,7 @@ def counted(groups: Sequence[Group], record: Record, drafts: Sequence[int]) -> M
     return found
 
 
-def foretold(groups: Sequence[Group], record: Record, rules: Rules, trees: bool) -> Counted:
+def predicted(groups: Sequence[Group], record: Record, rules: Rules, trees: bool) -> Counted:
     """All steps with drafts of every length, and a branch of the same beside each in `trees`."""
     tokens = [sum(map(len, group.responses)) for group in groups]
     steps = {
@@ -143,7 +143,7 @@ def all_of(
         sets[name] = counted(groups, record, drafts)
         print(name, json.dumps(sets[name]), flush=True)
         for sources in [x for x in PREDICTED if x in rules_of(groups)]:
-            chains, trees = (foretold(groups, record, SOURCES[sources], x) for x in (False, True))
+            chains, trees = (predicted(groups, record, SOURCES[sources], x) for x in (False, True))
             if sources == "own, siblings" and not name.startswith(CONTROL):
                 priors.append(trees.counts(MOST))
             if len(groups) > 1:

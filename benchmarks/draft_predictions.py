@@ -2,7 +2,7 @@
 of chains alone, and of trees with a branch of as many tokens beside each.
 
 Half of a set's prompts are a first rollout, with drafts of one length; the other half is the next, with drafts of
-another: each burst is foretold before it runs, and learned from, as the planner does it.
+another: each burst is predicted before it runs, and learned from, as the planner does it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from pat_jax.profiling.simulate.draft_counting import Steps, right_of
 from pat_jax.profiling.simulate.draft_runs import InRuns
 
 BURST = 32  # steps
-SHORT = 3  # tokens of a draft: from it too longer ones are foretold
+SHORT = 3  # tokens of a draft: from it too longer ones are predicted
 SINGLE = "single bursts"  # how far each is off, in the mean
 
 
@@ -85,14 +85,14 @@ class Counted:
         return self.tokens.sum() / self.steps[draft].sum() - 1
 
     def expected(self, known: Acceptance, draft: int) -> float:
-        """The same as foretold."""
+        """The same as predicted."""
         return known.always(draft, draft if self.has_branches else 0) - 1
 
     def counts(self, draft: int) -> Drafted:
         return Drafted(*(x.sum(axis=(0, 1)) for x in self.drafted[draft]))
 
     def bursts(self, draft: int) -> list[Verified]:
-        """What came of each, in the order in which they run; nothing of it was foreseen."""
+        """What came of each, in the order in which they run; nothing of it was predicted."""
         found, age = [], 0.0
         by_burst = zip(*(x.sum(axis=1) for x in self.drafted[draft]), strict=True)
         steps, accepted = (x[draft].sum(axis=1).tolist() for x in (self.steps, self.accepted))
@@ -121,8 +121,8 @@ def told(known: AcceptanceByAge, counted: Counted, draft: int) -> Told:
         right = known.times * of_age
         expected += burst.row_steps * right
         off += abs(burst.row_steps * (1 + right) - burst.tokens)
-        foreseen = DraftPrediction(1 + right, of_age, step_s=1.0, plain_s=1.0)
-        known = known.observed(replace(burst, foreseen=foreseen))
+        predicted = DraftPrediction(1 + right, of_age, step_s=1.0, plain_s=1.0)
+        known = known.observed(replace(burst, predicted=predicted))
     steps = counted.steps[draft].sum()
     return Told(known, expected / steps, off / steps)
 

@@ -21,7 +21,7 @@ from the beginning. A draft model's cache has pages for --speculation.cache_toke
 it computes to catch up with its policy, behind a stretch without drafts or a switch, is added to its time; the planner does not foresee it.
 
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
-    foretold    tokens of a row in a step with drafts that the planner expected / those that it said
+    predicted    tokens of a row in a step with drafts that the planner expected / those that it said
 """
 
 import argparse
@@ -230,7 +230,7 @@ def _did(workload: Workload, done: RolloutReport, behind_s: float) -> dict[str, 
         "tokens_a_step": done.tokens_per_row_step,
         "steps_with_drafts": sums.steps / done.decode_steps,
         "drafts_verified": done.drafted / int(workload.responses.sum()),
-        "foretold": sums.expected_tokens / sums.tokens if sums.steps else 1.0,
+        "predicted": sums.expected_tokens / sums.tokens if sums.steps else 1.0,
         "catching_up_s": behind_s,
         "path": " > ".join(done.trace.path),
     }
@@ -274,13 +274,13 @@ def of_cell(found: Mapping[str, Any]) -> dict[str, Any]:
 def print_cell(cell: Cell, found: Mapping[str, Any]) -> None:
     one = of_cell(found)
     print(f"\n{cell}: {one['seconds'][BEST]:.1f} s in the best static layout")
-    print(f"{'':40}{'seconds':>9}{'speed-up':>9}{'tokens':>8}{'drafted':>9}{'foretold':>9}")
+    print(f"{'':40}{'seconds':>9}{'speed-up':>9}{'tokens':>8}{'drafted':>9}{'predicted':>9}")
     for name in (x for x in SYSTEMS if x in one["seconds"]):
         up, did = one[f"speed_up_over_{BEST}"][name]["mean"], one["did"].get(name)
         line = f"{name:40}{one['seconds'][name]:9.1f}{up:9.2f}"
         if did:
             line += (
-                f"{did['tokens_a_step']:8.2f}{did['steps_with_drafts']:9.0%}{did['foretold']:9.3f}"
+                f"{did['tokens_a_step']:8.2f}{did['steps_with_drafts']:9.0%}{did['predicted']:9.3f}"
             )
         print(line)
 

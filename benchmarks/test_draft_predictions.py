@@ -94,7 +94,7 @@ def test_groups_are_counted_alone():
         np.testing.assert_array_equal(2 * np.array(one), other)
 
 
-def test_a_rollout_like_the_last_one_is_foretold():
+def test_a_rollout_like_the_last_one_is_predicted():
     found = errors(counted(4), 8, splits=2)
     assert found["accepted a step"][0] < found["accepted a step"][-1]
     same, first, before = (

@@ -35,6 +35,9 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     served: list[str] = field(default_factory=list)  # files that were downloaded
     endpoint: str = ""
+    # What is answered for a repository in the place of its files; None: nothing at all.
+    answers: dict[str, tuple[int, bytes] | None] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def ask(self, cache: Path, *expressions: str, **env: str) -> list[str]:
         """What expressions of `hub` give, in a process whose client knows this Hub."""
@@ -55,6 +58,7 @@ def serving(root: Path) -> Iterator[Hub]:
         hub.endpoint = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield hub
+        hub.ended.set()
         server.shutdown()
 
 
@@ -74,6 +78,12 @@ class _Handler(BaseHTTPRequestHandler):
         parts = [part for part in parts[is_api:] if part != "models"]
         size = 3 if parts[0] == "datasets" else 2
         name, rest = "/".join(parts[:size]), parts[size:]
+        if name in self.hub.answers:
+            answer = self.hub.answers[name]
+            if answer is None:
+                self.hub.ended.wait(60)
+                return None
+            return self._answer(answer[1], answer[0])
         folder = self.hub.root / name
         if not folder.is_dir():
             return self._refuse(401, "RepoNotFound")

@@ -41,7 +41,7 @@ def evaluate(config: EvaluateConfig) -> None:
     run = config.run_config(model, len(devices))
     skips = run.reward_skip_special_tokens
     tokenizer = HuggingFaceTokenizer(
-        local_checkpoint(config.model), run.data.chat, skip_special_tokens=skips
+        local_checkpoint(config.model, weights=False), run.data.chat, skip_special_tokens=skips
     )
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     exam = load_exam(run, tokenizer)

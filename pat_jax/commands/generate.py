@@ -93,7 +93,7 @@ def prepared(
     Raises:
       UserError: whatever in the options or their files cannot work.
     """
-    folder, options = Path(local_checkpoint(config.model)), config.model_options
+    folder, options = Path(local_checkpoint(config.model, weights=False)), config.model_options
     recommended = recommended_overrides(folder)
     if saved_run:
         options = replace(options, data=saved_run.config.data)
@@ -114,10 +114,10 @@ def prepared(
         line = (config.overrides, recommended, tokenizer)
         asked = reach(prompts, lambda given: parse_ask(given, *line, max_length=most.length), most)
     run = replace(config.run_config(model, len(devices), asked), data=options.data)
+    engine, head = build_engine(run, model, devices), None
     if not saved_run:
         load = weights_of_model(run, model, config.adapter)
-    engine, head = build_engine(run, model, devices), None
-    if saved_run:
+    else:
         saved = find_policy(str(saved_run.folder), None)
         saved.check(model)
         layout = next(iter(engine.layouts.values()))

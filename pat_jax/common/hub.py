@@ -1,19 +1,20 @@
 """Names of the Hugging Face Hub, `owner/name`, become files of its client's cache.
 
 Knows models, adapters and datasets, and the client, which is imported where a name is asked for.
-Does not know what is in the files. A path that is there always wins.
+Does not know what is in the files. A path that is there wins, unless the name was one of the Hub
+before: a process, and a run that is resumed, go on with the commit that they began with.
 """
 
 import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub_files import FORMS, by_place, num_shards, wanted_place
@@ -26,6 +27,14 @@ _NAME = re.compile(
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SECONDS = 10  # until the Hub has said which files there are
 
+# By the status of an answer; elsewhere there may be a connection.
+_ADVICE: dict[int | None, str] = {
+    401: "check HF_TOKEN, or log in anew with `hf auth login`",
+    403: "ask its owner for access, and log in with `hf auth login`",
+    429: "wait a while, or log in with `hf auth login`: who has done so may ask more often",
+    **dict.fromkeys(range(500, 600), "the fault is there: try again later"),
+}
+
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _DESCRIPTION = (
     *(_CONFIG, _INDEX, "generation_config.json", "chat_template*", "tokenizer*", "spiece.model"),
@@ -34,6 +43,24 @@ _DESCRIPTION = (
 _USUAL = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _NOT_READ = ("*/*", "*.py", "consolidated*")  # code, and the weights in another form
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+_Kind = Literal["model", "dataset"]
+_commits: dict[tuple[_Kind, str], str] = {}  # of names that were found, as they were given
+
+
+def commits() -> dict[str, dict[str, str]]:
+    """Of models and of datasets, by the names that this process has found on the Hub."""
+    found: dict[str, dict[str, str]] = {}
+    for (kind, name), commit in _commits.items():
+        found.setdefault(kind, {})[name] = commit
+    return found
+
+
+def go_on_with(commits: Mapping[str, Mapping[str, str]]) -> None:
+    """What another process has had of `commits()`."""
+    kinds: tuple[_Kind, ...] = ("model", "dataset")
+    for kind in kinds:
+        _commits.update({(kind, name): commit for name, commit in commits.get(kind, {}).items()})
 
 
 def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) -> str:
@@ -47,9 +74,11 @@ def local_checkpoint(name: str, *, option: str = "model", weights: bool = True) 
     repo = _repo(name, option, "model")
     if repo is None:
         return name
-    if weights:
-        return _whole(repo, (*_DESCRIPTION, "*.safetensors"), _of_weights, _USUAL)
-    return _whole(repo, _DESCRIPTION, _of_description, _USUAL)
+    described = _whole(repo, _DESCRIPTION, _of_description, _USUAL)
+    if not weights:
+        return described
+    same = replace(repo, revision=Path(described).name)
+    return _whole(same, (*_DESCRIPTION, "*.safetensors"), _of_weights)
 
 
 def is_checkpoint(name: str) -> bool:
@@ -84,7 +113,7 @@ def dataset_files(name: str, option: str, split: str) -> Sequence[Path]:
 class _Repo:
     given: str
     option: str
-    kind: Literal["model", "dataset"]
+    kind: _Kind
     id: str
     part: str
     revision: str | None
@@ -94,6 +123,8 @@ class _Repo:
         from huggingface_hub import snapshot_download
 
         try:
+            if is_online:
+                self._ask()  # the client itself would wait for ever for a Hub that is silent
             return snapshot_download(
                 self.id,
                 repo_type=self.kind,
@@ -105,13 +136,15 @@ class _Repo:
         except _client_errors() as error:
             raise self.refusal(error) from None
 
+    def found(self, folder: str) -> str:
+        """The folder of a snapshot, with which the process goes on."""
+        _commits.setdefault((self.kind, self.given), Path(folder).name)
+        return folder
+
     def file_names(self) -> tuple[Sequence[str], bool]:
         """Of all its files, and whether the Hub has said them."""
-        from huggingface_hub import HfApi
-
         try:
-            info = HfApi().dataset_info(self.id, revision=self.revision, timeout=_SECONDS)
-            return [file.rfilename for file in info.siblings or ()], True
+            return self._ask(), True
         except _client_errors() as error:
             refusal = self.refusal(error)
         try:
@@ -120,6 +153,14 @@ class _Repo:
             raise refusal from None
         paths = (path for path in folder.rglob("*") if path.is_file())
         return [path.relative_to(folder).as_posix() for path in paths], False
+
+    def _ask(self) -> Sequence[str]:
+        """What files the Hub has; it has to answer soon."""
+        from huggingface_hub import HfApi
+
+        asked: dict[str, Any] = {"repo_type": self.kind, "revision": self.revision}
+        info: Any = HfApi().repo_info(self.id, timeout=_SECONDS, **asked)
+        return [file.rfilename for file in info.siblings or ()]
 
     @property
     def download(self) -> str:
@@ -147,14 +188,17 @@ class _Repo:
         if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
             advice = "check the spelling, or log in with `hf auth login` if it is private"
             return self.error(f"{constants.ENDPOINT} has none of this name", advice)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            advice = "make room, or name another folder with HF_HOME"
-            return self.error(f"{error.strerror} for {constants.HF_HUB_CACHE}", advice)
+        disk = error.__cause__ or error
+        if isinstance(disk, OSError) and (disk.errno in _NO_ROOM or disk.filename):
+            room = "make room, or " * (disk.errno in _NO_ROOM)
+            advice = f"{room}name another folder with HF_HOME"
+            return self.error(f"{disk.strerror} for {constants.HF_HUB_CACHE}", advice)
         reason = str(error.__cause__ or error).partition("\n")[0] or type(error).__name__
         asked = f"{constants.ENDPOINT} does not give it ({reason})"
         if constants.HF_HUB_OFFLINE:
             asked = "HF_HUB_OFFLINE says to ask nobody"
-        return self.error(f"not all of it is in the cache, and {asked}", self.download)
+        advice = _ADVICE.get(_status(error), self.download)
+        return self.error(f"not all of it is in the cache, and {asked}", advice)
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -164,18 +208,27 @@ def _client_errors() -> tuple[type[Exception], ...]:
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-    return HTTPError, HFValidationError, OSError, ValueError, RuntimeError
+    answers_of_no_hub = KeyError, TypeError, AttributeError  # such as a proxy's own
+    return HTTPError, HFValidationError, OSError, ValueError, RuntimeError, *answers_of_no_hub
 
 
-def _repo(name: str, option: str, kind: Literal["model", "dataset"]) -> _Repo | None:
+def _status(error: Exception) -> int | None:
+    """Of the answer that was none."""
+    response = getattr(error.__cause__ or error, "response", None)
+    return getattr(response, "status_code", None)
+
+
+def _repo(name: str, option: str, kind: _Kind) -> _Repo | None:
     """None: it is no name of the Hub, or something here is called so."""
-    found = _NAME.fullmatch(name)
-    if not found or os.path.exists(name) or (found["part"] and kind == "model"):
+    found, commit = _NAME.fullmatch(name), _commits.get((kind, name))
+    if not found or (found["part"] and kind == "model"):
         return None
-    return _Repo(name, option, kind, found["id"], found["part"] or "", found["revision"])
+    if commit is None and os.path.exists(name):
+        return None
+    return _Repo(name, option, kind, found["id"], found["part"] or "", commit or found["revision"])
 
 
-@cache  # a process goes on with what it has begun with
+@cache  # what a name has been found to be is asked for again and again
 def _whole(
     repo: _Repo,
     wanted: Sequence[str],
@@ -195,17 +248,17 @@ def _whole(
     with suppress(UserError):
         kept = repo.fetch(wanted, is_online=False)
         if not lacking(kept) and all(Path(kept, file).is_file() for file in usual):
-            return kept
+            return repo.found(kept)
     try:
         folder = repo.fetch(wanted)
     except UserError:
         if kept is None or lacking(kept):
             raise
-        return kept  # it may be all that there is
+        return repo.found(kept)  # it may be all that there is
     if lacks := lacking(folder):
         advice = f"choose one that has it, or, if the cache alone lacks it, {repo.download}"
         raise repo.error(f"it has no {lacks[0]}", advice)
-    return folder
+    return repo.found(folder)
 
 
 @cache
@@ -222,7 +275,7 @@ def _files(repo: _Repo, split: str) -> Sequence[Path]:
     files = found[place]
     if not is_online and num_shards(files[0]) > len(files):
         raise repo.error("not all of it is in the cache", repo.download)
-    folder = repo.fetch([glob.escape(file) for file in files], is_online=is_online)
+    folder = repo.found(repo.fetch([glob.escape(file) for file in files], is_online=is_online))
     return tuple(Path(folder, file) for file in files)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pat_jax.common.errors import UserError, shown
-from pat_jax.common.options.declared import options_of
+from pat_jax.common.options.declared import NONE_OF_MANY, options_of
 from pat_jax.common.options.files import preset_names
 from pat_jax.common.rules import OptionError
 from pat_jax.config.command_line import PRESETS
@@ -70,7 +70,8 @@ def _words(options: Mapping[str, Any], prefix: str, sections: set[str]) -> Itera
             texts = [_text(name, each) for each in value]
             if any(text.startswith("--") for text in texts):
                 raise OptionError(name, value, "texts that do not begin with --")
-            yield from [f"--{name}", *texts] if len(texts) != 1 else [f"--{name}={texts[0]}"]
+            one = texts[0] if texts else NONE_OF_MANY
+            yield from [f"--{name}", *texts] if len(texts) > 1 else [f"--{name}={one}"]
         elif value is not None:
             yield f"--{name}={_text(name, value)}"
 

@@ -49,7 +49,7 @@ class Burst:
     threshold: int  # it ends when no group has more live sequences
     is_ahead: bool  # dispatched behind another
     reach: np.ndarray | None  # of drafts, see Plan
-    foreseen: DraftPrediction | None  # of them
+    predicted: DraftPrediction | None  # of them
     reserved: ReservedPages  # pages for its rows to draw; where they are too few, it ends
 
 
@@ -287,10 +287,10 @@ class Controller:
         lacking = tables.lacking(shapes.pace(plan.budget).check_tokens)
         if (lacking > tables.free).any():
             return 0
-        if self.by_need is not None and plan.foreseen is not None:
+        if self.by_need is not None and plan.predicted is not None:
             shape, steps = self._next(plan.budget, tokens_before=0)
             if not self.by_need.has(shape):
-                self._lacked = shape, max(0.0, plan.foreseen.saved_s(steps))
+                self._lacked = shape, max(0.0, plan.predicted.saved_s(steps))
                 return 0
         return plan.budget
 
@@ -368,9 +368,9 @@ class Controller:
         assert self._reserve is not None
         self._count_pages()
         self._running.append(shape)
-        foreseen = plan.foreseen if shape.budget else None
+        predicted = plan.predicted if shape.budget else None
         laid_out = self._reserve.laid_out()
-        return Burst(shape, steps, threshold, is_ahead, plan.reach, foreseen, laid_out)
+        return Burst(shape, steps, threshold, is_ahead, plan.reach, predicted, laid_out)
 
     def collect(self, output: RowsOutput) -> Collected:
         """Takes over the results of the oldest burst on its way."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pat_jax.common.hub import local_checkpoint
-from pat_jax.common.rules import require
+from pat_jax.common.rules import OptionError, require
 from pat_jax.config.speculation import EXIT, MODEL, SpeculationConfig
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.draft_vocabulary import other_tokens
@@ -61,10 +61,10 @@ def checkpoint_of(draft_model: str) -> ModelConfig:
       UserError: it is none.
     """
     expected = f"the folder of a checkpoint behind {MODEL}, and there is no such folder"
-    folder = local_checkpoint(draft_model, option="speculation.source")
-    is_there = Path(folder).is_dir()
-    require(is_there, "speculation.source", MODEL + draft_model, expected)
-    return check_checkpoint(folder)
+    shape = checkpoint_shape(draft_model, "speculation.source")
+    if shape is None:
+        raise OptionError("speculation.source", MODEL + draft_model, expected)
+    return shape
 
 
 def drafter_of(
@@ -165,10 +165,10 @@ def shape_of(draft_model: str) -> ModelConfig:
 def checkpoint_shape(name: str, option: str) -> ModelConfig | None:
     """Of a checkpoint's folder, or of a model of the Hub, whose weights are not fetched; None: of
     neither."""
-    if Path(name).is_dir():
-        return check_checkpoint(name)
     folder = local_checkpoint(name, option=option, weights=False)
-    return read_config(folder) if Path(folder).is_dir() else None
+    if not Path(folder).is_dir():
+        return None
+    return check_checkpoint(folder) if folder == name else read_config(folder)
 
 
 def _check_draft_model(

@@ -102,7 +102,7 @@ class RolloutReport:
         self.by_source_in.append(drafted.by_source.tolist())
         self.total_rows += burst.steps * burst.rows * burst.split.dp
 
-    def add_drafts(self, burst: Ran, foreseen: DraftPrediction, tokens: float) -> None:
+    def add_drafts(self, burst: Ran, predicted: DraftPrediction, tokens: float) -> None:
         """What was expected of a burst's drafts, and what came.
 
         Args:
@@ -110,10 +110,10 @@ class RolloutReport:
         """
         sums = self.drafts
         sums.steps += burst.steps
-        sums.expected_tokens += burst.steps * foreseen.tokens
+        sums.expected_tokens += burst.steps * predicted.tokens
         sums.tokens += burst.steps * tokens
-        sums.predicted_saving_s += foreseen.saved_s(burst.steps)
-        sums.saving_s += burst.steps * tokens * foreseen.plain_s - burst.seconds
+        sums.predicted_saving_s += predicted.saved_s(burst.steps)
+        sums.saving_s += burst.steps * tokens * predicted.plain_s - burst.seconds
 
     @property
     def tokens_per_s(self) -> float:

@@ -70,14 +70,14 @@ def rollout(
                 ran = Ran(*shape[:3], live, done.held, done.steps, seconds, shape.budget)
                 report.add_burst(ran, began, done.tokens, done.live_steps, done.drafted)
                 controller.charge(ran)
-                if running.foreseen is not None:
-                    report.add_drafts(ran, running.foreseen, done.tokens / max(1, done.live_steps))
+                if running.predicted is not None:
+                    report.add_drafts(ran, running.predicted, done.tokens / max(1, done.live_steps))
                 # What is sent beside a burst slows it down.
                 if is_timed and not controller.two_stages.is_between:
                     planner.observe(ran)
                 if ran.budget:
                     said = done.tokens, done.live_steps
-                    planner.observe(Verified(done.drafted, done.age, running.foreseen, *said))
+                    planner.observe(Verified(done.drafted, done.age, running.predicted, *said))
             ended = [done.ended]
             if has_enough is not None:
                 enough, spoilt = controller.end(has_enough)

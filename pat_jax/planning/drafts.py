@@ -59,7 +59,7 @@ PRIOR_FORKS = (
 PRIOR_SAID = 0.6
 PRIOR_RUNS = 1.0  # that it counts for, of each kind of match and each token
 # Runs after which what was seen counts half: how often matches come changes from burst to burst, as texts
-# grow and begin to repeat; how good they are with the prompt too. What foretold the next burst best.
+# grow and begin to repeat; how good they are with the prompt too. What predicted the next burst best.
 BEGUN_HALVE, RIGHT_HALVE = 500.0, 2_000.0
 MOST_GOES_ON = 0.999  # of the steps at the far end of a run: texts end
 # How likely right a token must be to be verified: what the room of a step comes to.

@@ -17,9 +17,9 @@ AGES = 32 * 2.0 ** (np.arange(24) / 2)
 # Runs of an age after which what was seen of it before counts half.
 AGE_HALVE = 4_000.0
 # Steps of single rows after which what came in this rollout counts half, and tokens of drafts with which one
-# begins as if they had been foretold and come. Seen best of 500, 2,000 and 10,000.
+# begins as if they had been predicted and come. Seen best of 500, 2,000 and 10,000.
 ROLLOUT_HALVE, PRIOR_RIGHT = 500.0, 20.0
-TINY = 1e-9  # tokens, where none ever came and none was foretold
+TINY = 1e-9  # tokens, where none ever came and none was predicted
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class AcceptanceByAge:
     counted: Mapping[int, Drafted] = field(default_factory=dict)  # of this rollout
     # Tokens of drafts that were right in this rollout, and that would have been by what is known of their ages.
     came: float = PRIOR_RIGHT
-    foretold: float = PRIOR_RIGHT
+    predicted: float = PRIOR_RIGHT
 
     @classmethod
     def unseen(cls, *, is_said: bool = False) -> "AcceptanceByAge":
@@ -45,7 +45,7 @@ class AcceptanceByAge:
     @property
     def times(self) -> float:
         """So many times what is known of an age is right in this rollout."""
-        return self.came / max(self.foretold, TINY) if self.known else 1.0
+        return self.came / max(self.predicted, TINY) if self.known else 1.0
 
     def at(self, age: float) -> Acceptance:
         """What is known of rows that have said so many tokens: of the nearest age of which anything is."""
@@ -67,12 +67,12 @@ class AcceptanceByAge:
         before = self.counted.get(number)
         whole = drafted if before is None else Drafted._make(map(np.add, before, drafted))
         latest, counted = self.latest.observed(drafted), {**self.counted, number: whole}
-        if outcome.foreseen is None:
+        if outcome.predicted is None:
             return replace(self, latest=latest, counted=counted)
         kept = 0.5 ** (outcome.row_steps / ROLLOUT_HALVE)
         came = kept * self.came + outcome.tokens - outcome.row_steps
-        foretold = kept * self.foretold + outcome.row_steps * outcome.foreseen.known
-        return AcceptanceByAge(latest, self.known, counted, came, foretold)
+        predicted = kept * self.predicted + outcome.row_steps * outcome.predicted.known
+        return AcceptanceByAge(latest, self.known, counted, came, predicted)
 
     def of_new_rollout(self) -> "AcceptanceByAge":
         """Before its first burst: what the last one has counted is known now."""

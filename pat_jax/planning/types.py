@@ -151,7 +151,7 @@ class Plan:
     # each is right, by which the room is given to them: see `Acceptance.reach`.
     budget: int = 0
     reach: np.ndarray | None = field(default=None, compare=False)
-    foreseen: DraftPrediction | None = None  # of these drafts
+    predicted: DraftPrediction | None = None  # of these drafts
 
 
 class SendLimits(NamedTuple):
@@ -199,7 +199,7 @@ class Verified:
 
     drafted: Drafted
     age: float  # tokens that its rows had said, on average over its steps
-    foreseen: DraftPrediction | None
+    predicted: DraftPrediction | None
     tokens: int  # that were said
     row_steps: int  # in so many steps of single rows
 

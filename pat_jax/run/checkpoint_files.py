@@ -80,7 +80,7 @@ def damage(checkpoint: Path, *, by_checksum: bool = True) -> str | None:
     Args:
       by_checksum: read every byte; without it the files' sizes alone are compared.
     """
-    if not (checkpoint / MANIFEST).exists():
+    if not (checkpoint / MANIFEST).is_file():
         return f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
     try:
         entries: Any = parse_json((checkpoint / MANIFEST).read_bytes())

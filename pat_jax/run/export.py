@@ -59,7 +59,7 @@ def export_policy(
     earlier = company().agree("export before", lambda: _written(folder, directory))
     if earlier == step:
         return
-    source = local_checkpoint(config.model) if is_checkpoint(config.model) else None
+    source = local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
     dtype = DTYPES[config.compute_dtype]
     if form == "adapter":
         params = jax.tree.map(on_host, params)

@@ -20,6 +20,7 @@ from pat_jax.common.printable import printable
 from pat_jax.config.any_run import AnyRun
 from pat_jax.config.command_line import parse
 from pat_jax.run.checkpoint_meta import newest_meta
+from pat_jax.run.hub_names import go_on_with_names
 from pat_jax.run.metrics import METRICS_FILE
 from pat_jax.run.rollouts import ROLLOUTS_FILE
 from pat_jax.run.samples_file import SAMPLES_FILE
@@ -44,7 +45,9 @@ def options_of_run(argv: Sequence[str], parse: Callable[..., Options]) -> Option
     argv = _resume_decided(argv, parse)
     resumed = parse(argv, only=("resume", "run_dir"))
     if resumed.resume:
-        return parse(["--config", str(saved_config(check_run_dir(resumed))), *argv])
+        folder = check_run_dir(resumed)
+        go_on_with_names(folder)
+        return parse(["--config", str(saved_config(folder)), *argv])
     config = parse(argv)
     if not config.run_dir:
         config = replace(config, run_dir=f"runs/{datetime.now():%Y%m%d-%H%M%S}")
@@ -170,13 +173,31 @@ def changed_options(config: AnyRun, folder: Path) -> list[str]:
     if not config.resume:
         return []
     before = parse(["--config", str(folder / CONFIG_FILE)], type(config), presets=None)
-    changes = differences(asdict(before), asdict(config))
+    changes = differences(_wherever(before), _wherever(config))
     each_start = re.compile(r"run_dir|resume|distributed\..*")
     return [
         f"{name} {old} -> {new}"
         for name, (old, new) in changes.items()
         if not each_start.fullmatch(name)
     ]
+
+
+def name_of_rows(path: str) -> str:
+    """What a file of given rows is called in its run's folder, wherever that lies; empty of any other path.
+
+    The name follows from the rows: files of one name have the same.
+    """
+    name = "/".join(Path(path).parts[-3:])
+    return name if re.fullmatch(rf"{ROWS}/[0-9a-f]{{16}}/\w+\.jsonl", name) else ""
+
+
+def _wherever(config: AnyRun) -> dict[str, Any]:
+    """The options, whose files of given rows are as where the folder was before."""
+    options = asdict(config)
+    for section, name in (("data", "files"), ("eval", "data")):
+        files = options[section][name]
+        options[section][name] = tuple(name_of_rows(file) or file for file in files)
+    return options
 
 
 def differences(

@@ -19,7 +19,7 @@ from pat_jax.common.errors import UserError, shown
 from pat_jax.common.files import replace_bytes
 from pat_jax.common.hosts.together import company
 from pat_jax.config.run import RunConfig
-from pat_jax.run.folder import CONFIG_FILE, LOCK_FILE, ROWS
+from pat_jax.run.folder import CONFIG_FILE, LOCK_FILE, ROWS, name_of_rows
 
 # Options that can have rows, and what the file is called: metrics call a set by its file.
 _FILES = {"data": "data.jsonl", "data.files": "data.jsonl", "eval.data": "heldout.jsonl"}
@@ -50,7 +50,7 @@ class GivenRows:
             if name in _SECTIONS and isinstance(value, Mapping):
                 _check_section(name, value)
                 found[key] = self.taken_from(value, f"{name}.")
-            elif name in _FILES and not _are_names(value):
+            elif name in _FILES and not (_are_names(value) or _is_none(name, value)):
                 found[key] = self._add(name, _content(name, value))
             else:
                 found[key] = value
@@ -114,10 +114,10 @@ def _files(config: RunConfig) -> list[str]:
 
 
 def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunConfig:
-    """Of files that were given, or that lie here since the run's folder was moved."""
+    """Of files that were given, or that lie here: the run's folder may have been moved or copied."""
 
     def paths(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(str(files.get(name) or _moved(name, run)) for name in names)
+        return tuple(str(files.get(name) or _here(name, run)) for name in names)
 
     changed = {"files": paths(config.data.files)}, {"data": paths(config.eval.data)}
     if changed == ({"files": config.data.files}, {"data": config.eval.data}):
@@ -128,11 +128,9 @@ def _with_paths(config: RunConfig, run: Path, files: Mapping[str, Path]) -> RunC
     )
 
 
-def _moved(name: str, run: Path) -> str:
-    parts = Path(name).parts[-3:]
-    here = run.joinpath(*parts)
-    is_moved = parts[0:1] == (ROWS,) and not os.path.exists(name) and here.is_file()
-    return str(here) if is_moved else name
+def _here(name: str, run: Path) -> str:
+    own = name_of_rows(name)
+    return str(run / own) if own and (run / own).is_file() else name
 
 
 def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
@@ -146,6 +144,8 @@ def _remove_unused(run: Path, files: Sequence[Path], *, existed: bool) -> None:
         return
     try:
         if not (run / CONFIG_FILE).exists():
+            # A process that has opened the file and not locked it yet is left with one that is gone:
+            # filelock sees that (st_nlink is 0) and opens the next. Its early versions do not.
             (run / LOCK_FILE).unlink(missing_ok=True)
             _remove(files, None if existed else run)
     finally:
@@ -182,6 +182,11 @@ def _are_names(value: object) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(each, str | os.PathLike) for each in value)
     return value is None or isinstance(value, str | os.PathLike)
+
+
+def _is_none(option: str, value: object) -> bool:
+    """An empty list is as config.yaml has no sets to evaluate on; without data there is no run."""
+    return option == "eval.data" and isinstance(value, list | tuple) and not value
 
 
 def _content(option: str, rows: Any) -> bytes:

@@ -31,6 +31,7 @@ from pat_jax.run.folder import (
     log_to,
     make_run_dir,
 )
+from pat_jax.run.hub_names import keep_names
 from pat_jax.run.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from pat_jax.run.page.run_page import RunPage
 from pat_jax.run.progress import Progress, summarize
@@ -74,6 +75,7 @@ class OpenRun:
         self.folder = folder = us.folder(shared)
         self._config_text = dump(self._as_begun(config))
         replace_text(folder / CONFIG_FILE, self._config_text)
+        keep_names(folder)
         self.checkpoints = Checkpointer(
             shared / CHECKPOINTS, config.checkpoint.max_to_keep, fingerprint=fingerprint
         )

@@ -133,7 +133,9 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
             totals[stage] = totals.get(stage, 0.0) + seconds
     whole = sum(totals.values())
     parts = sorted(totals.items(), key=lambda stage: -stage[1])
-    split = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds)
+    split = ", ".join(
+        f"{stage} {seconds / whole:.0%}" for stage, seconds in parts if seconds > 0 < whole
+    )
     lines = [f"{_count(num_steps, 'step')} in {whole:,.1f} s" + (f": {split}" if split else "")]
     if values := _values(rows, "train/loss" if goal == "loss" else "reward/mean"):
         few = min(10, max(1, len(values) // 2))
@@ -167,7 +169,8 @@ def _stages(metrics: Mapping[str, Any]) -> dict[str, float]:
     `timing/step` all of them."""
     names = {name: name.split("/")[1:] for name in metrics if name.startswith("timing/")}
     names.pop("timing/step", None)
-    return {path[0]: metrics[name] for name, path in names.items() if len(path) == 1}
+    stages = {name: path[0] for name, path in names.items() if len(path) == 1}
+    return {stage: x for name, stage in stages.items() for x in _values([metrics], name)}
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:

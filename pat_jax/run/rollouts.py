@@ -1,22 +1,17 @@
 """The rollouts of a run that its page shows: the first, the slowest and the newest."""
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pat_jax.common.declared_types import has_declared_types
-from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.json_text import parse_json
 from pat_jax.engine.trace import RolloutTrace
+from pat_jax.run.kept_json import declared, gone_on_with, read_kept
 
 ROLLOUTS_FILE = "rollouts.json"
 FIRST, SLOWEST, NEWEST = NAMES = "first", "slowest", "newest"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,11 +27,7 @@ class KeptRollouts:
 
     def resume(self, steps_done: int) -> None:
         """Goes on with those in the folder of steps that are not repeated."""
-        try:
-            found = read_rollouts(self._folder) if steps_done else {}
-        except (UserError, OSError) as error:  # nothing that a run needs
-            log.warning("rollouts of before are left out: %s", error)
-            found = {}
+        found = gone_on_with(read_rollouts, self._folder, "rollouts") if steps_done else {}
         self._kept = {name: one for name, one in found.items() if one.step <= steps_done}
         self._is_written = len(self._kept) == len(found)
         if known := self._kept.values():
@@ -70,18 +61,14 @@ def read_rollouts(folder: Path) -> Mapping[str, KeptRollout]:
     path = folder / ROLLOUTS_FILE
     if not path.is_file():
         return {}
-    try:
-        rows: Any = parse_json(path.read_bytes())
-        found = {
-            name: KeptRollout(rows[name]["step"], RolloutTrace.from_fields(rows[name]["trace"]))
-            for name in NAMES
-            if name in rows
-        }
-        if not all(map(has_declared_types, found.values())):
-            raise TypeError("a field is of another type")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{path} is not as a run writes it ({type(error).__name__}: {error}): expected "
-            "rollouts of its steps; begin another file by moving it away."
-        ) from None
-    return found
+    return read_kept(path, "rollouts of its steps", _rollouts)
+
+
+def _rollouts(rows: Any) -> Mapping[str, KeptRollout]:
+    return {
+        name: declared(
+            KeptRollout(rows[name]["step"], RolloutTrace.from_fields(rows[name]["trace"]))
+        )
+        for name in NAMES
+        if name in rows
+    }

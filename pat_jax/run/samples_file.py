@@ -1,23 +1,18 @@
 """The samples of a run in its folder: of the latest steps, long texts cut."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pat_jax.common.declared_types import has_declared_types
-from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.json_text import parse_json
+from pat_jax.run.kept_json import declared, gone_on_with, read_kept
 from pat_jax.run.samples import Sample
 
 SAMPLES_FILE = "samples.json"
 MOST_STEPS = 50  # in the file
 MOST_CHARACTERS = 4000  # of a text: of a longer one its begin and its end
-
-log = logging.getLogger(__name__)
 
 
 class SamplesFile:
@@ -29,7 +24,7 @@ class SamplesFile:
 
     def __init__(self, folder: Path, resume_step: int | None):
         self._folder = folder
-        found = {} if resume_step is None else _kept(folder)
+        found = {} if resume_step is None else gone_on_with(read_samples, folder, "samples")
         self._steps = {step: few for step, few in found.items() if step < (resume_step or 0)}
 
     def add(self, step: int, samples: Sequence[Sample]) -> None:
@@ -52,25 +47,11 @@ def read_samples(folder: Path) -> Mapping[int, Sequence[Sample]]:
     path = folder / SAMPLES_FILE
     if not path.is_file():
         return {}
-    try:
-        rows: Any = parse_json(path.read_bytes())
-        found = {int(step): [Sample(**each) for each in few] for step, few in rows.items()}
-        if not all(has_declared_types(one) for few in found.values() for one in few):
-            raise TypeError("a sample has fields of other types")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} is not as a run writes it ({error}): expected the samples of its steps; "
-            "begin another file by moving it away."
-        ) from None
-    return found
+    return read_kept(path, "the samples of its steps", _samples)
 
 
-def _kept(folder: Path) -> Mapping[int, Sequence[Sample]]:
-    try:
-        return read_samples(folder)
-    except (UserError, OSError) as error:  # nothing that a run needs
-        log.warning("samples of before are left out: %s", error)
-        return {}
+def _samples(rows: Any) -> Mapping[int, Sequence[Sample]]:
+    return {int(step): [declared(Sample(**each)) for each in few] for step, few in rows.items()}
 
 
 def _cut(sample: Sample) -> Sample:

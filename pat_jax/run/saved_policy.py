@@ -21,6 +21,7 @@ from pat_jax.run.checkpoint_files import checkpoints_in, damage
 from pat_jax.run.checkpoint_meta import as_json, check_same, read_meta
 from pat_jax.run.checkpoint_orbax import read_part
 from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.run.hub_names import go_on_with_names
 from pat_jax.training.trained import Leaves
 
 _OF_A_MODEL = [field.name for field in fields(ModelConfig)]
@@ -118,6 +119,7 @@ def find_policy(run_dir: str, step: int | None) -> SavedPolicy:
             f"pat_jax.sft that has saved a checkpoint in {CHECKPOINTS}/; check the path, or give a "
             "Hugging Face directory with --model."
         )
+    go_on_with_names(folder.parent)
     there = ", ".join(path.name for path in paths)
     if step is not None and not (paths := [path for path in paths if path.name == str(step)]):
         raise UserError(

@@ -9,7 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pat_jax.common.declared_types import has_declared_types
 from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError, shown
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
@@ -21,6 +20,8 @@ from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.run.curves import PANELS, Panel, draw_curves
 from pat_jax.run.folder import CONFIG_FILE
+from pat_jax.run.hub_names import go_on_with_names
+from pat_jax.run.kept_json import declared, read_kept
 from pat_jax.run.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.plot import draw_rollout
 from pat_jax.run.progress import summarize
@@ -51,6 +52,7 @@ class SavedRun:
         self.folder = Path(folder)
         if not os.path.isfile(self.folder / CONFIG_FILE):  # False for names that no file can have
             raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
+        go_on_with_names(self.folder)
 
     @property
     def config(self) -> RunConfig:
@@ -77,16 +79,9 @@ class SavedRun:
         path = self.folder / "rollout.json"
         if not path.is_file():
             raise UserError(f"{path} is not there: a run writes its last rollout when it ends.")
-        try:
-            trace = RolloutTrace.from_json(path.read_bytes())
-            if not has_declared_types(trace):
-                raise TypeError("a field is of another type")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(
-                f"{path} is not as a run writes it ({type(error).__name__}: {error}): expected its last rollout; "
-                "take the file of another run."
-            ) from None
-        return trace
+        return read_kept(
+            path, "its last rollout", lambda fields: declared(RolloutTrace.from_fields(fields))
+        )
 
     def plot(self, *names: str) -> "Figure":
         """Metrics over the steps: those named, or the ones that a person looks at first."""
@@ -137,7 +132,9 @@ class SavedRun:
         *_, layout = chain.values()  # the one with least on each device
         dtype = DTYPES[config.compute_dtype]
         params = weights_of_run(config, saved, policy, layout)(dtype, policy, layout)
-        source = local_checkpoint(config.model) if is_checkpoint(config.model) else None
+        source = (
+            local_checkpoint(config.model, weights=False) if is_checkpoint(config.model) else None
+        )
         export(Path(directory), policy, params, dtype, tokenizer_dir=source)
         return Path(directory)
 

@@ -19,7 +19,7 @@ from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.rules import require
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft_model import DraftSource
-from pat_jax.engine.draft_choice import DraftChoice, wanted_drafts
+from pat_jax.engine.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
 from pat_jax.engine.draft_memory import Drafter
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout, layout_chain
@@ -41,7 +41,7 @@ from pat_jax.engine.memory import (
     memory_model,
 )
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.hf_load import load_params
 from pat_jax.models.kernel_choice import Kernels
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
@@ -55,6 +55,7 @@ from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.kernels import other_kernels
 from pat_jax.run.task import Task, check_task, load_task, load_tokenizer
+from pat_jax.run.weights import check_weights
 from pat_jax.training.build import DTYPES, build_lora, build_trainer, rollout_policy
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.trained import Leaves
@@ -98,11 +99,16 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     """Raises UserError for whatever in the configuration or its files cannot work.
 
     What is cheap to find out comes first: options, headers of files, layouts; then the tokenizer
-    and the data, which take seconds; then whether the kernels are right on these devices.
+    and the data, which take seconds; then whether the kernels are right on these devices; last of
+    all weights, which may have to be downloaded.
     """
     setup = _built(config, devices)
     kernels = other_kernels(config, setup.engine, also=("rows",))
-    return setup if kernels is None else _built(config, devices, kernels)
+    if kernels is not None:
+        setup = _built(config, devices, kernels)
+    check_weights(config.model)
+    check_weights(config.speculation.draft_model, "speculation.source")
+    return setup
 
 
 def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None = None) -> Setup:
@@ -163,11 +169,15 @@ def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
-    """The rollout's part of a run alone, without its data; raises UserError as `build` does."""
+    """The rollout's part of a run alone, without its data; raises UserError as `build` does, but for
+    the weights of `config.model`, which not all who ask need."""
     engine = _built_engine(config, model, devices)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
     kernels = other_kernels(config, engine, also=scores)
-    return engine if kernels is None else _built_engine(config, model, devices, kernels)
+    if kernels is not None:
+        engine = _built_engine(config, model, devices, kernels)
+    check_weights(config.speculation.draft_model, "speculation.source")
+    return engine
 
 
 def _built_engine(
@@ -221,7 +231,7 @@ def _engine(
     dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
     draft = drafts.policy and DraftSource(
         drafts.policy,
-        partial(load_params, local_checkpoint(config.speculation.draft_model), drafts.policy),
+        partial(_load_drafter, config.speculation.draft_model, drafts.policy),
     )
     policy = rollout_policy(config, policy)
     room = kv_bytes(
@@ -252,6 +262,12 @@ def _engine(
     )
 
 
+def _load_drafter(name: str, policy: Policy, shardings: Params, dtype: jnp.dtype) -> Params:
+    return load_params(
+        local_checkpoint(name, option="speculation.source"), policy, shardings, dtype
+    )
+
+
 def _alone(
     config: RunConfig,
     policy: Policy,
@@ -278,8 +294,8 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
     Raises:
       UserError: `config.model` is no usable checkpoint directory and no built-in shape.
     """
-    if Path(folder := local_checkpoint(config.model)).is_dir():
-        model = check_checkpoint(folder)
+    if shape := checkpoint_shape(config.model, "model"):
+        model = shape
     elif os.sep in config.model:
         raise UserError(
             f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory or "

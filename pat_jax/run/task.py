@@ -78,7 +78,8 @@ def check_task(config: RunConfig) -> None:
     if not is_checkpoint(config.model):  # asked after the data, which is less to download
         raise UserError(
             f"option --data is {str(files[0])!r}, which needs a tokenizer, but --model is "
-            f"{config.model!r}, which is no Hugging Face checkpoint directory; give one."
+            f"{config.model!r}, which is no Hugging Face checkpoint directory, and no model of the "
+            "Hugging Face Hub as owner/name; give one."
         )
     if config.warm_start.steps:
         raise UserError(
@@ -105,10 +106,11 @@ def find_files(
     """
     found: dict[Path, None] = {}
     for name in names:
-        found_here = [name]
-        if not os.path.exists(name):
-            is_pattern = glob.has_magic(name)
-            found_here = matches(name, option) if is_pattern else dataset_files(name, option, split)
+        found_here = dataset_files(name, option, split)
+        if not found_here and os.path.exists(name):
+            found_here = [name]
+        elif not found_here and glob.has_magic(name):
+            found_here = matches(name, option)
         if not found_here:
             raise UserError(
                 f"option --{option} is {name!r}: no such file{otherwise}; give .json, .jsonl or "
@@ -143,7 +145,9 @@ def load_tokenizer(config: RunConfig) -> Tokenizer:
         return arithmetic.TOKENIZER
     skips = config.reward_skip_special_tokens
     return HuggingFaceTokenizer(
-        local_checkpoint(config.model), config.data.chat, skip_special_tokens=skips
+        local_checkpoint(config.model, weights=False),
+        config.data.chat,
+        skip_special_tokens=skips,
     )
 
 

@@ -21,7 +21,7 @@ from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.models.adapted_weight import AdaptedWeight
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import load_params
+from pat_jax.models.hf_load import check_checkpoint, load_params
 from pat_jax.models.lora import Lora
 from pat_jax.models.peft_adapter import load_adapter, read_adapter
 from pat_jax.models.policy import Params, Policy
@@ -36,13 +36,27 @@ from pat_jax.training.transfer import base_checksum
 Load = Callable[[jnp.dtype, Policy, Layout], Params]
 
 
+def check_weights(model: str, option: str = "model") -> None:
+    """Has those of a model of the Hub here; those of a directory were seen with its shape.
+
+    Asked for last: it may be the download of many gigabytes.
+
+    Raises:
+      UserError: they cannot be had, or do not belong to its config.json.
+    """
+    folder = local_checkpoint(model, option=option)
+    if folder != model:
+        check_checkpoint(folder)
+
+
 def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Load:
     """Of --model, with the adapter in the directory --adapter, if there is one, merged.
 
     Raises:
-      UserError: the adapter is none, or is of another model.
+      UserError: the adapter is none, or is of another model, whose weights may be none either.
     """
     if not adapter:
+        check_weights(config.model)
         return partial(_load_model, config)
     require(
         is_checkpoint(config.model),
@@ -52,6 +66,7 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
     )
     adapter = local_adapter(adapter)
     lora = read_adapter(adapter, Policy.from_config(model))
+    check_weights(config.model)
     return partial(_load_adapted, config.model, adapter, lora)
 
 

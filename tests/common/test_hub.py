@@ -66,7 +66,8 @@ def test_what_is_planned_alone_needs_no_weights(hub: Hub, tmp_path: Path):
     cache = tmp_path / "cache"
     described = hub.ask(cache, "hub.local_checkpoint('owner/tiny', weights=False)")
     assert sorted(hub.served) == ["config.json", "tokenizer.json"]
-    assert "run `hf download owner/tiny` where there is" in hub.ask(cache, MODEL, **OFFLINE)[0]
+    command = f"run `hf download owner/tiny --revision {SHA}` where there is"
+    assert command in hub.ask(cache, MODEL, **OFFLINE)[0]
     assert hub.ask(cache, MODEL) == described
     assert hub.served.count("config.json") == 1 and "model.safetensors" in hub.served
 
@@ -77,7 +78,7 @@ def test_every_shard_is_there(hub: Hub, tmp_path: Path):
     assert len(list(Path(folder).glob("*.safetensors"))) == 2
     Path(folder, "model-00001-of-00002.safetensors").unlink()
     (said,) = hub.ask(cache, asked, **OFFLINE)
-    assert "run `hf download owner/sharded --revision main` where" in said
+    assert f"run `hf download owner/sharded --revision {SHA}` where" in said
     assert hub.ask(cache, asked) == [folder]
 
 
@@ -146,22 +147,82 @@ def test_no_connection(hub: Hub, tmp_path: Path, env: dict[str, str], words: lis
         assert said.startswith("error: option --") and all(word in said for word in words)
 
 
-def test_a_full_disk(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            (errno.ENOSPC, "No space left on device"),
+            "No space left on device for .*; make room, or",
+        ),
+        ((errno.ENOTDIR, "Not a directory", "a"), "Not a directory for .*; name another folder"),
+        ((errno.EACCES, "Permission denied", "a"), "Permission denied for .*; name another folder"),
+    ],
+)
+def test_a_cache_that_takes_nothing(monkeypatch, error: tuple[int, str], words: str):
     def full(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(*error)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", full)
-    with pytest.raises(UserError, match=r"No space left on device for .*; make room, or name"):
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", full)
+    with pytest.raises(UserError, match=words):
         local_checkpoint("owner/large")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "check HF_TOKEN, or log in anew"),
+        (403, "ask its owner for access"),
+        (429, "wait a while, or log in with"),
+        (500, "the fault is there: try again later"),
+        (504, "the fault is there: try again later"),
+    ],
+)
+def test_what_the_status_of_an_answer_means(hub: Hub, tmp_path: Path, status: int, words: str):
+    hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (status, b"")
+    for said in hub.ask(tmp_path / "cache", MODEL, DATA):
+        assert said.startswith("error: option --") and words in said
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"3", b"<html>log in</html>", b""])
+def test_an_answer_that_is_no_hubs(hub: Hub, tmp_path: Path, content: bytes):
+    """Such as that of a proxy to log in at."""
+    hub.answers["owner/tiny"] = hub.answers["datasets/owner/sums"] = (200, content)
+    for said in hub.ask(tmp_path / "cache", MODEL, DATA):
+        assert f"and {hub.endpoint} does not give it (" in said and "; run `hf download " in said
+
+
+def test_a_hub_that_is_silent(hub: Hub, tmp_path: Path):
+    hub.answers["owner/tiny"] = None
+    patience = "[setattr(hub, '_SECONDS', 0.5)]"
+    _, said = hub.ask(tmp_path / "cache", patience, MODEL)
+    assert f"{hub.endpoint} does not give it (" in said and "timed out" in said
 
 
 def test_a_path_wins_and_other_names_are_no_names_of_the_hub(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner/tiny").mkdir(parents=True)
-    for name in ("owner/tiny", "demo", "/absent/tiny", "./a/b", "a/b/c", "a/b:c", "", "../a"):
+    (tmp_path / "owner/here").mkdir(parents=True)
+    for name in ("owner/here", "demo", "/absent/tiny", "./a/b", "a/b/c", "a/b:c", "", "../a"):
         assert local_checkpoint(name) == name
-    for name in ("owner/tiny", "arithmetic", "data/absent.jsonl", "data/a.parquet", "a/b/c.json"):
+    for name in ("owner/here", "arithmetic", "data/absent.jsonl", "data/a.parquet", "a/b/c.json"):
         assert dataset_files(name, "data", "train") == ()
+
+
+def test_a_folder_made_since_takes_no_place_of_a_name(hub: Hub, tmp_path: Path):
+    """In this process, and in one that goes on with what this one has found."""
+    cache, made = tmp_path / "cache", tmp_path / "cache/owner/tiny"
+    (name,) = hub.ask(cache, MODEL)
+    (data,) = hub.ask(cache, DATA)
+    names = [str(cache / name) for name in ("owner/tiny", "owner/sums")]
+    make = (
+        f"[hub.os.chdir({str(cache)!r}), *map(lambda x: hub.os.makedirs(x, 0o777, True), {names})]"
+    )
+    found = hub.ask(cache, MODEL, DATA, make, MODEL, DATA, "hub.commits()")
+    assert made.is_dir() and found[:2] == found[3:5] == [name, data]
+    assert found[5] == str({"model": {"owner/tiny": SHA}, "dataset": {"owner/sums": SHA}})
+    begun = f"hub.go_on_with({found[5]})"
+    assert hub.ask(cache, make, begun, MODEL, DATA)[2:] == [name, data]
+    assert hub.ask(cache, make, MODEL, DATA)[1:] == ["owner/tiny", "[]"]
 
 
 @pytest.mark.parametrize(

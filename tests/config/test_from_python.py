@@ -56,6 +56,17 @@ def test_options_win_over_files_and_dictionaries(tmp_path: Path):
     assert read({"steps": 3}, steps=4).steps == 4
 
 
+def test_an_empty_list_is_none_of_many(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("eval:\n  data: [a.jsonl]\nreward_weights: [1]\n")
+    for words_of in ({"eval": {"data": []}}, {"eval.data": ()}):
+        found = read(path, reward_weights=[], **words_of)
+        assert (found.eval.data, found.reward_weights) == ((), ())
+    with pytest.raises(UserError, match=r"option --data.files is '': expected"):
+        read(data=[])
+    assert parse(["--eval.data=[]"]) == parse([])
+
+
 def test_an_object_is_written_as_one():
     variables = {"enable_thinking": False, "name": "ä"}
     found = parse(

@@ -123,7 +123,7 @@ def test_drafts_without_a_program_are_left_out_until_what_they_would_save_has_pa
     needed.programs.declare(decode_key(drafting), lambda x: x, NUMBER)
     # Each step saves 0.05 s: two tokens at the price of one and a half.
     predicted = DraftPrediction(tokens=2.0, known=1.0, step_s=0.15, plain_s=0.1)
-    plan = Plan(DP2, 0, budget=3, foreseen=predicted)
+    plan = Plan(DP2, 0, budget=3, predicted=predicted)
     controller.fit()
     burst = controller.burst(plan)
     assert burst.shape.budget == 0 and burst.max_steps == 16

@@ -54,7 +54,7 @@ def test_a_layout_is_due_once_its_rent_has_paid_for_the_switch():
 
 
 @pytest.mark.parametrize(("loss", "rent"), [(-1.0, 1.0), (1.5, 1.5), (2.5, 2.5), (50.0, MOST_RENT)])
-def test_rent_must_outgrow_a_loss_that_is_foreseen(loss: float, rent: float):
+def test_rent_must_outgrow_a_loss_that_is_predicted(loss: float, rent: float):
     account, step = RegretBudget(np.zeros(4), 0), np.array([0.3, 0.3, 0.3, 0.2])
     cost, losses = np.array([0.0, 9.0, 9.0, 1.0]), np.array([0.0, 9.0, 9.0, loss])
     while account.due(0, step, cost, losses) is None:

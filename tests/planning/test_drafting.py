@@ -64,15 +64,15 @@ def test_drafts_are_planned_for_what_rows_will_have_said():
 
 def test_what_a_rollout_has_counted_is_known_when_the_next_begins():
     one, load = planner(Acceptance.unseen()), make_load(8, TP8)
-    foreseen = one.plan(load, TP8).foreseen
+    predicted = one.plan(load, TP8).predicted
     counts = Drafted(*(x[0] for x in NONE_DRAFTED))._replace(begun=100 * np.eye(KINDS)[0])
-    one.observe(Verified(counts, 40.0, foreseen, tokens=3200, row_steps=3200))
+    one.observe(Verified(counts, 40.0, predicted, tokens=3200, row_steps=3200))
     assert one.acceptance is not None and not one.acceptance.known
     one.start(load)
     assert len(one.acceptance.known) == 1 and one.acceptance.times == 1
-    # What was foreseen and did not come is foreseen no more of an age of which something is known.
-    foreseen = one.plan(load, TP8).foreseen
-    assert foreseen is None or foreseen.tokens < 1.1
+    # What was predicted and did not come is predicted no more of an age of which something is known.
+    predicted = one.plan(load, TP8).predicted
+    assert predicted is None or predicted.tokens < 1.1
     one.observe(
         Verified(counts, 40.0, DraftPrediction(2.0, 1.0, 1.0, 1.0), tokens=3200, row_steps=3200)
     )
@@ -80,11 +80,11 @@ def test_what_a_rollout_has_counted_is_known_when_the_next_begins():
 
 
 def test_no_row_is_expected_to_say_more_than_its_draft():
-    acceptance = AcceptanceByAge(NOTHING, {0: Acceptance.unseen()}, came=1e4, foretold=1.0)
-    foreseen = (
-        replace(planner(NOTHING), acceptance=acceptance).plan(make_load(8, TP8), TP8).foreseen
+    acceptance = AcceptanceByAge(NOTHING, {0: Acceptance.unseen()}, came=1e4, predicted=1.0)
+    predicted = (
+        replace(planner(NOTHING), acceptance=acceptance).plan(make_load(8, TP8), TP8).predicted
     )
-    assert foreseen is not None and foreseen.tokens == 1 + DRAFTS.longest > 1 + foreseen.known
+    assert predicted is not None and predicted.tokens == 1 + DRAFTS.longest > 1 + predicted.known
 
 
 def test_budgets_that_only_other_layouts_have_are_none():

@@ -189,7 +189,7 @@ def test_before_anything_is_seen_it_is_what_was_counted():
 
 @pytest.mark.parametrize("learned_with", [3, 7])
 @pytest.mark.parametrize("seed", range(3))
-def test_runs_drawn_from_known_odds_are_foretold_for_every_draft(seed, learned_with):
+def test_runs_drawn_from_known_odds_are_predicted_for_every_draft(seed, learned_with):
     """Learned with drafts of one length, and right of others too."""
     rng = np.random.default_rng(seed)
     begin = rng.dirichlet(np.full(KINDS, 3.0))
@@ -209,7 +209,7 @@ def test_runs_drawn_from_known_odds_are_foretold_for_every_draft(seed, learned_w
 @pytest.mark.parametrize("budget", [1, 3])
 @pytest.mark.parametrize("count", [1, 2, 8])
 @pytest.mark.parametrize("branches", [False, True])
-def test_rows_that_share_their_room_are_foretold(branches, count, budget):
+def test_rows_that_share_their_room_are_predicted(branches, count, budget):
     """The room of a step is given to the likeliest tokens of all rows, as `device/lines.py` does."""
     rng, draft = np.random.default_rng(0), 7
     begin = np.array([0.15, 0.25, 0.2, 0.15, 0.1, 0.1, 0.05])
@@ -242,7 +242,7 @@ def test_rows_that_share_their_room_are_foretold(branches, count, budget):
 
 
 @pytest.mark.parametrize("draft, branch", [(1, 1), (3, 2), (2, 6), (7, 7)])
-def test_steps_of_always_the_same_tree_are_foretold(draft, branch):
+def test_steps_of_always_the_same_tree_are_predicted(draft, branch):
     rng = np.random.default_rng(1)
     begin, right = rng.dirichlet(np.full(KINDS, 3.0)), np.linspace(0.0, 0.8, KINDS)
     made_of = rng, begin, right, right[::-1] * np.arange(KINDS) / KINDS

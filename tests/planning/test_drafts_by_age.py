@@ -15,7 +15,7 @@ RUNS = 100_000  # so many that nothing from before them counts
 
 
 def came(rate: float, age: float, known: AcceptanceByAge | None = None) -> Verified:
-    """Of a burst whose drafts are right token by token with so much probability; foreseen as `known` has it."""
+    """Of a burst whose drafts are right token by token with so much probability; predicted as `known` has it."""
     begun = RUNS * np.eye(KINDS)[MATCHED]
     tried, right = np.zeros((2, 2, KINDS, MOST))
     tried[DRAFTS, MATCHED] = RUNS * rate ** np.arange(MOST)
@@ -23,11 +23,11 @@ def came(rate: float, age: float, known: AcceptanceByAge | None = None) -> Verif
     forks = RUNS * np.eye(KINDS)[:1] * np.ones((KINDS, 1))
     drafted = Drafted(begun, tried, right, forks, 0, NO_SOURCES)
     said = sum(rate**n for n in range(1 + DRAFT))
-    foreseen = None
+    predicted = None
     if known is not None:
         of_age = float(known.at(age).tokens(DRAFT, DRAFT, 1)) - 1
-        foreseen = DraftPrediction(1 + known.times * of_age, of_age, 1.0, 1.0)
-    return Verified(drafted, age, foreseen, round(said * RUNS), RUNS)
+        predicted = DraftPrediction(1 + known.times * of_age, of_age, 1.0, 1.0)
+    return Verified(drafted, age, predicted, round(said * RUNS), RUNS)
 
 
 def rollout(known: AcceptanceByAge, rates: dict[float, float]) -> AcceptanceByAge:
@@ -61,7 +61,7 @@ def test_in_the_next_each_age_is_expected_to_be_what_it_was():
     # Of other ages, what is known of the nearest: here in doublings.
     assert right(known, 1200) == right(known, 4000) and right(known, 1e6) == right(known, 4000)
     assert right(known, 0) == right(known, 10)
-    # And the same from step to step as it goes as foretold.
+    # And the same from step to step as it goes as predicted.
     again = rollout(known, rates)
     assert again.times == pytest.approx(1.0, abs=0.01)
 
@@ -81,14 +81,14 @@ def test_a_rollout_that_is_worse_than_the_last_is_expected_to_be_so_at_every_age
 def test_where_nothing_was_ever_right_nothing_is_expected():
     """After so many steps that no float holds what a rollout began with."""
     known = AcceptanceByAge.unseen().observed(came(0.0, 10.0)).of_new_rollout()
-    foreseen, steps = DraftPrediction(1.0, 0.0, 1.0, 1.0), 10**7
-    none_right = Verified(came(0.0, 10.0).drafted, 10.0, foreseen, steps, steps)
+    predicted, steps = DraftPrediction(1.0, 0.0, 1.0, 1.0), 10**7
+    none_right = Verified(came(0.0, 10.0).drafted, 10.0, predicted, steps, steps)
     assert known.observed(none_right).times == 0
 
 
 def test_a_few_steps_say_little_of_a_rollout():
     known = rollout(AcceptanceByAge.unseen(), {10.0: 0.8}).of_new_rollout()
-    none_right = Verified(came(0.0, 10.0).drafted, 10.0, came(0.8, 10.0, known).foreseen, 4, 4)
+    none_right = Verified(came(0.0, 10.0).drafted, 10.0, came(0.8, 10.0, known).predicted, 4, 4)
     assert 0.6 < known.observed(none_right).times < 0.8
 
 

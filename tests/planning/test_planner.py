@@ -255,7 +255,7 @@ class TestRent:
         assert self.splits_of_a_rollout(reslice=3.5) == {DP8}
 
     def test_the_rent_is_there_without_the_way_back(self):
-        """The same plans, their foreseen loss left out of the account."""
+        """The same plans, their predicted loss left out of the account."""
         due = RegretBudget.due
 
         def of_the_switch_alone(account, here, step_s, cost_s, loss_s):

@@ -71,7 +71,7 @@ def test_past_the_last_point_times_never_fall_however_noisy(grid, n, more_n, m, 
 
 
 @given(st.floats(1e-4, 1e-1), st.floats(0, 1e-3), st.floats(0, 1e-6))
-def test_a_step_that_is_physics_is_foreseen_beyond_the_profile(fixed, per_row, per_token):
+def test_a_step_that_is_physics_is_predicted_beyond_the_profile(fixed, per_row, per_token):
     """Up to four times the rows and the length of the largest measured point."""
     truth = Physics(fixed, per_row, per_token)
     rows, lengths = (1, 2, 4, 8, 16, 32, 64), (256, 512, 1024, 2048, 4096)

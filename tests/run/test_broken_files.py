@@ -2,6 +2,7 @@
 it is read, left out, or refused in one sentence."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -209,6 +210,27 @@ def test_what_lies_beside_checkpoints(where: int, wild: str):
             call()
         except ValueError as error:
             assert len(str(error)) < 1000
+
+
+@SOME
+@given(where=ANYWHERE, wild=WILD)
+@example(where=3, wild='"x"')
+@example(where=3, wild="-2")
+def test_metrics_have_a_summary(tmp_path_factory, where: int, wild: str):
+    folder = tmp_path_factory.mktemp("metrics")
+    (folder / CONFIG_FILE).touch()
+    row = {"timing/rollout": 1.5, "timing/update": 2, "reward/mean": 0.5, "rollout/tokens": 9}
+    lines = [json.dumps({"step": 1} | row), with_wild({"step": 2} | row, where, wild)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert "rollout" in repr(SavedRun(folder))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/full")])
+def test_sums_of_a_checkpoint_that_are_no_file(make, tmp_path: Path):
+    make(tmp_path / MANIFEST)
+    assert damage(tmp_path) == (
+        f"it has no {MANIFEST}, so that nobody can tell whether its files are as they were written"
+    )
 
 
 def test_metrics_that_are_sound_are_all_read(tmp_path: Path):

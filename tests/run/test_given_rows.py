@@ -1,7 +1,9 @@
 """Rows of a program in the place of data files: the run's folder keeps them for its resumption."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from runs import SMALL_ROLLOUT, write_checkpoint, write_problems
 
 import pat_jax
@@ -103,12 +106,37 @@ def test_a_resumed_run_finds_them(tasks: list[Task], model: str, tmp_path: Path)
     assert tasks[-1].checksums != tasks[0].checksums and path.is_file()
 
 
+def test_options_of_config_yaml_can_be_given_again(tasks: list[Task], model: str, tmp_path: Path):
+    first = pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=str(tmp_path / "1"))
+    saved = yaml.safe_load((first.folder / CONFIG_FILE).read_text())
+    assert saved["eval"]["data"] == []
+    again = pat_jax.train(saved, run_dir=str(tmp_path / "2"))
+    assert again.config == replace(first.config, run_dir=again.config.run_dir)
+
+
 def test_they_go_with_the_folder(tasks: list[Task], model: str, tmp_path: Path):
     pat_jax.train(OPTIONS, model=model, data=ROWS_OF_SUMS, run_dir=str(tmp_path / "old"))
     (tmp_path / "old").rename(tmp_path / "new")
     run = pat_jax.train(resume=True, run_dir=str(tmp_path / "new"))
     assert tasks[0].checksums == tasks[1].checksums
     assert Path(run.config.data.files[0]).is_relative_to(tmp_path / "new")
+
+
+@pytest.mark.parametrize("move", [Path.rename, shutil.copytree])
+def test_a_folder_that_lies_elsewhere_has_no_other_options(
+    tasks: list[Task], model: str, tmp_path: Path, move
+):
+    asked = {"model": model, "data": ROWS_OF_SUMS, "eval": {"data": ROWS_OF_SUMS[:7]}}
+    pat_jax.train(OPTIONS, run_dir=str(tmp_path / "old"), **asked)
+    move(tmp_path / "old", tmp_path / "new")
+    resumed = options_of_run(["--resume", "--run_dir", str(tmp_path / "new")], parse)
+    with GivenRows().placed(resumed) as config:
+        assert changed_options(config, tmp_path / "new") == []
+        for path in map(Path, (*config.data.files, *config.eval.data)):
+            assert path.is_relative_to(tmp_path / "new") and path.is_file()
+        others = replace(config, data=replace(config.data, files=config.eval.data))
+    (changed,) = changed_options(others, tmp_path / "new")
+    assert changed.startswith("data.files ")
 
 
 def test_a_folder_of_another_run_gets_none(tasks: list[Task], model: str, tmp_path: Path):

@@ -10,7 +10,9 @@ import pytest
 
 from pat_jax.batch_generation.config import GenerateConfig
 from pat_jax.commands import evaluate, generate, plan
+from pat_jax.common import hub
 from pat_jax.common.errors import UserError
+from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.command_line import dump, parse
 from pat_jax.config.sft import SftConfig
 from pat_jax.engine.draft_choice import checkpoint_of
@@ -18,7 +20,9 @@ from pat_jax.evaluation.config import EvaluateConfig
 from pat_jax.models.lora import Lora
 from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.models.policy import Policy
-from pat_jax.run.setup import build
+from pat_jax.run.folder import CONFIG_FILE, options_of_run
+from pat_jax.run.hub_names import NAMES_FILE, go_on_with_names, keep_names
+from pat_jax.run.setup import build, build_engine, model_config
 from pat_jax.run.sft import setup as sft
 from pat_jax.training.build import build_lora
 from tests.hub_server import SHA
@@ -97,6 +101,69 @@ def test_examples():
     assert found.num_heldout == 20
     lora = build_lora(config.lora, found.policy)
     assert lora is not None and lora.rank == 2
+
+
+@pytest.fixture(scope="module")
+def described(cache: Path) -> str:
+    """A model whose weights are still to be downloaded."""
+    folder = write_checkpoint(_snapshot(cache, "models", "owner/described"))
+    (folder / "model.safetensors").unlink()
+    return "owner/described"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "download owner/described --revision"),
+        (["--layout", "dp7tp9"], "option --layout is 'dp7tp9'"),
+        (["--data.answer_key", "x"], "has the columns question, answer"),
+        (["--rollout.max_prompt_length", "3"], "leaves nothing to train on"),
+        (["--speculation.source", "model:absent"], "there is no such folder"),
+    ],
+)
+def test_weights_are_asked_for_last(described: str, options: list[str], words: str):
+    with pytest.raises(UserError, match=words):
+        build(parse([*OPTIONS, "--model", described, *options]), jax.devices()[:2])
+
+
+def test_weights_of_examples_are_asked_for_last(described: str):
+    texts = ["--data.prompt_key", "question", "--data.completion_key", "answer"]
+    options = ["--model", described, "--data", DATA, "--max_length", "128", *texts]
+    for more, words in (
+        (["--max_length", "3"], "which leaves nothing to learn from"),
+        ([], "download owner/described --revision"),
+    ):
+        with pytest.raises(UserError, match=words):
+            sft.build(parse([*options, *more], SftConfig, presets=None), jax.devices()[:1])
+
+
+def test_a_profile_needs_no_weights(described: str):
+    config, devices = parse([*OPTIONS, "--model", described]), jax.devices()[:2]
+    assert build_engine(config, model_config(config, devices), devices).layouts
+
+
+def test_a_resumed_run_takes_no_folder_made_since(cache: Path, tmp_path: Path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / CONFIG_FILE).write_text(dump(parse([*OPTIONS, "--model", "owner/again"])) + "...\n")
+    monkeypatch.setattr(hub, "_commits", {})
+    snapshot = write_checkpoint(_snapshot(cache, "models", "owner/again"))
+    local_checkpoint("owner/again")
+    keep_names(folder)
+    monkeypatch.setattr(hub, "_commits", {})
+    (tmp_path / "owner/again").mkdir(parents=True)
+    assert local_checkpoint("owner/again") == "owner/again"
+    config = options_of_run(["--resume", "--run_dir", str(folder)], parse)
+    assert local_checkpoint(config.model) == str(snapshot)
+    assert checkpoint_of(config.model) == checkpoint_of(MODEL)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"model": {"owner/x": "main"}}', '{"model": 3}'])
+def test_names_that_no_run_has_written_are_left_out(content: str, tmp_path: Path, caplog):
+    (tmp_path / NAMES_FILE).write_text(content)
+    go_on_with_names(tmp_path)
+    assert "commits of the Hub of before are left out" in caplog.text
+    assert "owner/x" not in hub.commits().get("model", {})
 
 
 def test_an_adapter_names_its_base(cache: Path):

@@ -19,6 +19,7 @@ from pat_jax.common.rules import OptionError
 # Metadata of the field, one at most, that its section's bare name stands for.
 SHORT_FORM = {"is_short_form": True}
 _STANDS_FOR = "stands_for"
+NONE_OF_MANY = "[]"  # as YAML writes it, where an option takes many
 LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 
 
@@ -68,7 +69,8 @@ class Option:
         for text in texts:
             self._check_text(text)
         if self.takes_many:
-            return tuple(map(self._convert, texts))
+            is_none = list(texts) == [NONE_OF_MANY]
+            return () if is_none else tuple(map(self._convert, texts))
         (text,) = texts
         return self._convert(text)
 

@@ -72,7 +72,7 @@ class MovePrices:
           plan: of the next burst, in whose layout sequences go to their `group`, int[live].
           step_s: the profile's of a decode step without drafts, before and after.
         """
-        split, drafts = plan.split, plan.foreseen if plan.budget else None
+        split, drafts = plan.split, plan.predicted if plan.budget else None
         fullest, after = (int(np.bincount(x).max()) for x in (load.group, group))
         words = (
             f"{int((group != load.group).sum())} of {load.live} sequences, from {fullest} to {after} "

@@ -31,7 +31,7 @@ class Drafting:
     # is right by what is known of its age alone.
     steps: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
-    def foreseen(self, split: int, budget: int, times: float) -> DraftPrediction:
+    def predicted(self, split: int, budget: int, times: float) -> DraftPrediction:
         """
         Args:
           times: as long as priced that steps take in the split.

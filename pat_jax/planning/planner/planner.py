@@ -155,7 +155,7 @@ class CostModelPlanner(Planner):
 
         drafting = costs(Schedule.of(queue, queue.order, lengths, rows, 0.0)).drafting
         budget = int(drafting.best[here])
-        right = drafting.foreseen(here, budget, 1.0).tokens - 1 if budget else 0.0
+        right = drafting.predicted(here, budget, 1.0).tokens - 1 if budget else 0.0
         priced = seconds, prefill_s
         bars = {"safety": self.safety, "least": self.min_saving}
         return decided(queue, lengths, rows, right, *priced, **bars)
@@ -178,9 +178,9 @@ class CostModelPlanner(Planner):
         if not budget or self.acceptance is None:
             return plan
         times = self.latency.correction.factor(plan.split)
-        foreseen = costs.drafting.foreseen(there, budget, times)
+        predicted = costs.drafting.predicted(there, budget, times)
         reach = self.acceptance.at(forecast.age[0]).reach
-        return replace(plan, budget=budget, reach=reach, foreseen=foreseen)
+        return replace(plan, budget=budget, reach=reach, predicted=predicted)
 
     def _path(self, load: Load, current: Split, forecast: Forecast, costs: Costs) -> Plan:
         here = self.splits.index(current)

@@ -12,10 +12,11 @@ from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.config.sft import SftConfig
+from pat_jax.engine.draft_choice import checkpoint_shape
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
 from pat_jax.engine.memory import memory_limit
 from pat_jax.models.config import ModelConfig
-from pat_jax.models.hf_load import check_checkpoint, load_params
+from pat_jax.models.hf_load import load_params
 from pat_jax.models.policy import Params, Policy
 from pat_jax.profiling.measure.kernel_check import usable_kernels
 from pat_jax.rl.batches import TrainBatch
@@ -27,6 +28,7 @@ from pat_jax.run.adapters import first_adapters, identity
 from pat_jax.run.checkpoint_meta import check_fingerprint
 from pat_jax.run.folder import CHECKPOINTS
 from pat_jax.run.task import find_files
+from pat_jax.run.weights import check_weights
 from pat_jax.training.build import DTYPES, build_lora
 from pat_jax.training.state_placement import check_offload
 from pat_jax.training.supervised import build_supervised_trainer, row_shapes
@@ -67,7 +69,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     """Raises UserError for whatever in the configuration or its files cannot work.
 
     What is cheap to find out comes first: options, headers of files; then the tokenizer and the
-    examples, which take seconds.
+    examples, which take seconds; last of all weights, which may have to be downloaded.
     """
     model = _model_config(config, len(devices))
     policy = Policy.from_config(model)
@@ -92,6 +94,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
         trainer = build_supervised_trainer(config, policy, layout, steps)
     shapes = row_shapes(config, layout.split.dp)
     heldout = evaluated.heldout[: config.eval.num_examples] if config.eval.every else []
+    check_weights(config.model)
     return SftSetup(
         policy,
         trainer,
@@ -108,7 +111,8 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
 
 
 def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
-    if not Path(folder := local_checkpoint(config.model)).is_dir():
+    model = checkpoint_shape(config.model, "model")
+    if model is None:
         raise UserError(
             f"option --model is {config.model!r}: expected a Hugging Face checkpoint directory, with "
             "config.json, weights and tokenizer; give one."
@@ -118,7 +122,6 @@ def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
             "option --data is not given: expected .json, .jsonl or .parquet files of examples; give "
             "one or several."
         )
-    model = check_checkpoint(folder)
     if config.max_length > model.max_position:
         raise UserError(
             f"option --max_length is {config.max_length}: expected at most the {model.max_position} "
@@ -132,7 +135,9 @@ def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:
     """What is trained on and what is evaluated on: of the same files, or of others."""
     files, heldout = find_files("data", config.data.files, otherwise=""), config.eval.data
     evaluated_files = find_files("eval.data", heldout, otherwise="", split="test")
-    tokenizer = HuggingFaceTokenizer(local_checkpoint(config.model), config.data.chat)
+    tokenizer = HuggingFaceTokenizer(
+        local_checkpoint(config.model, weights=False), config.data.chat
+    )
     check_vocabulary(tokenizer, model.vocab_size, source=config.model)
     reader = ExampleReader(
         tokenizer,
