@@ -31,17 +31,17 @@ log = logging.getLogger(__name__)
 
 def show_switch(run: Run) -> None:
     """Changes nothing that the run has learned or saved; a failure costs a line."""
-    config, layouts = run.config, run.setup.layouts
-    if len(layouts) == 1 or not company().is_alone:
-        return
-    if config.steps <= run.first_step:  # nothing is new
+    is_new = run.config.steps > run.first_step
+    if len(run.setup.layouts) == 1 or not (company().is_alone and is_new):
         return
     try:
         shown = replace(same_rollout(run), computed=computed_plan())
         _keep(run, shown)
     except Exception as error:  # whatever it is, the run is complete
         first, *_ = f"{error}".splitlines() or [""]
-        log.warning("--show_switch shows nothing (%s: %s)", type(error).__name__, first)
+        told = f"--show_switch shows nothing ({type(error).__name__}: {first})"
+        log.warning("%s", told)
+        print(told)
         return
     _tell(run, shown)
 
@@ -58,7 +58,7 @@ def computed_plan(command: str = PLAN) -> ComputedPlan:
         target=config.target,
         responses=config.responses,
         max_tokens=config.max_completion_length,
-        margin=report.steps.margin,
+        reliance=report.steps.reliance,
         planned_s=found.adaptive.mean_s,
         static=tuple((system.name, system.mean_s) for system in found.static),
         trace=found.traces[0],
@@ -75,9 +75,7 @@ def _keep(run: Run, shown: ShownSwitch) -> None:
 def _tell(run: Run, shown: ShownSwitch) -> None:
     assert shown.computed is not None
     lines = [*shown.lines(), f"computed, nothing ran: {shown.computed.words}", f"  {PLAN}"]
-    for line in (
-        *lines,
-        f"next: look at {run.folder / PAGE_FILE}, then train a real model: {NEXT}",
-    ):
+    lines.append(f"next: look at {run.folder / PAGE_FILE}, then train a real model: {NEXT}")
+    for line in lines:
         print(line)
         log.info("%s", line.strip())

@@ -28,7 +28,6 @@ def same_rollout(run: Run) -> ShownSwitch:
     requests = _next_requests(run)
     done, report = _rollout(run, run.generator.planner, requests)
     again, forced = _forced(run, requests)
-    lengths = [len(one.tokens) for one in done]
     return ShownSwitch(
         step=run.config.steps + 1,
         is_cpu=run.devices[0].platform == "cpu",
@@ -36,7 +35,7 @@ def same_rollout(run: Run) -> ShownSwitch:
         planned=report.trace,
         forced=forced.trace,
         responses=len(requests),
-        tokens=sum(lengths),
+        tokens=sum(max(len(a.tokens), len(b.tokens)) for a, b in zip(done, again, strict=True)),
         same_tokens=sum(map(same_tokens, done, again)),
     )
 
@@ -77,7 +76,8 @@ def two_layouts(run: Run) -> tuple[Split, Split]:
     splits = list(run.setup.engine.layouts)
     chosen = [split for split in splits if split in ready]
     if len(chosen) == 1:
-        chosen = sorted({chosen[0], *splits[:2]}, key=splits.index)[:2]
+        other = splits[0] if chosen[0] != splits[0] else splits[1]
+        chosen = sorted({chosen[0], other}, key=splits.index)
     return chosen[0], chosen[-1]
 
 

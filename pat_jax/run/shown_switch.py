@@ -16,6 +16,7 @@ from pat_jax.common.json_text import parse_json
 from pat_jax.common.text_table import percent
 from pat_jax.engine.trace import RolloutTrace, Switch
 
+CARRIED = {"migrate": "migrated", "recompute": "recomputed", "mixed": "migrated and recomputed"}
 SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.png"
 
 
@@ -28,7 +29,7 @@ class ComputedPlan:
     target: str
     responses: int
     max_tokens: int  # of a response
-    margin: str  # of its seconds, in words
+    reliance: str  # on its seconds, in a sentence
     planned_s: float
     static: tuple[
         tuple[str, float], ...
@@ -57,8 +58,8 @@ class ShownSwitch:
     planned: RolloutTrace
     forced: RolloutTrace  # with one switch
     responses: int
-    tokens: int  # of all responses as planned
-    same_tokens: int  # of these, before the first one that is another with the switch
+    tokens: int  # of all responses; of one that is another with the switch, of the longer of both
+    same_tokens: int  # of these, before the first of a response that is another
     computed: ComputedPlan | None = None
 
     @property
@@ -74,7 +75,7 @@ class ShownSwitch:
             f"({switch.source} -> {switch.target}): {self.same_tokens:,} of {self.tokens:,} tokens are the same"
         )
         yield (
-            f"the switch took {switch.seconds:.3f} s (weights resliced, KV cache by {switch.kv}, "
+            f"the switch took {switch.seconds:.3f} s (weights resliced, KV cache {CARRIED[switch.kv]}, "
             f"{moved / 2**20:.1f} MiB moved); the rollout took {self.forced.total_s:.2f} s with "
             f"it, {self.planned.total_s:.2f} s as planned (one run each)"
         )

@@ -53,7 +53,7 @@ COMPUTED = ComputedPlan(
     target="h100:8",
     responses=512,
     max_tokens=24576,
-    margin="× 0.9 to 1.4",
+    reliance="Measured steps took × 0.9 to 1.4.",
     planned_s=75.0,
     static=(("dp8tp1", 200.0), ("dp1tp8", 100.0)),
     trace=replace(PLANNED, is_computed=True),
@@ -93,7 +93,7 @@ def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
     html = run_page(tmp_path)
     assert "The same rollout twice" in html and "The rollout that step 61 would have made" in html
     assert "2,999 of 3,000 tokens are the same" in html
-    assert "the switch took 0.062 s (weights resliced, KV cache by migrate, 1.0 MiB moved)" in html
+    assert "the switch took 0.062 s (weights resliced, KV cache migrated, 1.0 MiB moved)" in html
     assert "2.50 s with it, 2.00 s as planned" in html
     before, _, after = html.partition("With a forced switch")
     assert before.count("live sequences, and the layout in force") == 1

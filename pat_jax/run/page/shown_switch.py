@@ -46,14 +46,16 @@ def _plot(trace: RolloutTrace) -> str:
 
 def _computed(plan: ComputedPlan) -> Iterator[str]:
     yield f"<h3>{escape(plan.model)} on {escape(plan.target)}: computed, not measured</h3>"
-    yield f"<p>{escape(plan.words)}. Nothing ran: the planner that ships, on a simulated clock; "
-    yield f"steps {escape(plan.margin)}.</p>"
-    rows = [("as planned", plan.planned_s), *plan.static]
+    yield f"<p>{escape(plan.words)}. Nothing ran: it is the planner that ships on a "
+    yield f"simulated clock. {escape(plan.reliance)}</p>"
     yield html_table(
         Table(
             ["layout", "seconds, computed", "saved by planning"],
-            [[name, each, percent(1 - plan.planned_s / each)] for name, each in rows],
+            [
+                ["as planned", plan.planned_s, None],
+                *([name, each, percent(1 - plan.planned_s / each)] for name, each in plan.static),
+            ],
         )
     )
     yield _plot(plan.trace)
-    yield f"<p>Again:</p><pre>{escape(plan.command)}</pre>"
+    yield f"<p>Computed again by:</p><pre>{escape(plan.command)}</pre>"
