@@ -28,7 +28,7 @@ from pat_jax.run.rollouts import read_rollouts
 from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.shown_switch import read_switch
 
-SAMPLES = ["--eval.num_generations", "2"]
+SHOWN = ["--eval.num_generations", "2", "--show_switch", "true"]
 REWARD = """
 def score(prompts, completions, finish_reason, **columns):
     assert all(prompt.endswith("=") for prompt in prompts) and set(columns) == {"answer"}
@@ -40,7 +40,7 @@ def score(prompts, completions, finish_reason, **columns):
 def finished(tmp_path_factory) -> tuple[Path, str]:
     """A run with every default of the planner, and what it printed."""
     run_dir = tmp_path_factory.mktemp("runs") / "deep" / "run"
-    return run_dir, run(*TINY, *SAMPLES, "--show_switch", "true", "--run_dir", str(run_dir))
+    return run_dir, run(*TINY, *SHOWN, "--run_dir", str(run_dir))
 
 
 def test_a_run_leaves_its_files(finished: tuple[Path, str]):
@@ -131,7 +131,7 @@ def test_a_run_shows_progress_and_a_summary(finished: tuple[Path, str]):
 def test_the_configuration_of_a_run_reads_back_equal(finished: tuple[Path, str]):
     run_dir, _ = finished
     again = parse(["--config", str(run_dir / "config.yaml")])
-    assert again == parse([*TINY, *SAMPLES, "--run_dir", str(run_dir)])
+    assert again == parse([*TINY, *SHOWN, "--run_dir", str(run_dir)])
     assert dump(again) == (run_dir / "config.yaml").read_text()
 
 
