@@ -66,7 +66,7 @@ OPTIONS = (
     *("--rollout.min_length", "128", "--rollout.prefill_blocks", "16"),
     *("--algorithm.mini_batch_size", "4", "--algorithm.tokens_per_micro_batch", "1024"),
     *("--layout", "auto", "--switch_to", "dp1tp2", "--switch_at", "3"),
-    *("--eval.every", "4", "--eval.num_prompts", "8"),
+    *("--eval.every", "4", "--eval.num_prompts", "8", "--show_switch", "false"),
     *("--steps", str(STEPS)),
 )
 # In a process of its own, and slow enough to die in.

@@ -65,6 +65,8 @@ TINY = [
     "8",
     "--rollout.compile",
     "all",
+    "--show_switch",
+    "false",
     *SMALL_ROLLOUT,
 ]
 

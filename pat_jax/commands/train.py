@@ -32,6 +32,12 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
             try:
                 company().agree("rows", lambda: rows.keep(config))
                 training.run()
+                if config.show_switch:
+                    from pat_jax.commands.show_switch import (
+                        show_switch,  # and replays, for those who ask
+                    )
+
+                    show_switch(training)
             finally:
                 training.open.release()
     return config.run_dir

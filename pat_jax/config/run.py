@@ -127,6 +127,10 @@ class RunConfig:
     log_samples_every: int = 20
     """Iterations between two looks at the responses to two prompts, with their rewards: on the page
     run.html in the run folder and in the trackers. The first iteration is shown too; 0 shows none."""
+    show_switch: bool = False
+    """After the run, on at least two devices of one process, make the next rollout twice, as planned and
+    with a forced switch of layout, and show it on run.html beside a computed plan of eight H100s; nothing
+    is learned of it."""
     trackers: tuple[str, ...] = ()
     """Where metrics go beside metrics.jsonl and TensorBoard: wandb, trackio or both. Offline by their own
     settings (WANDB_MODE=offline; Trackio keeps to this machine by itself)."""

@@ -24,6 +24,7 @@ from pat_jax.run.hub_names import go_on_with_names
 from pat_jax.run.metrics import METRICS_FILE
 from pat_jax.run.rollouts import ROLLOUTS_FILE
 from pat_jax.run.samples_file import SAMPLES_FILE
+from pat_jax.run.shown_switch import SWITCH_FILE, SWITCH_PICTURE
 
 CONFIG_FILE, CHECKPOINTS, LOG_FILE, LOCK_FILE = "config.yaml", "checkpoints", "run.log", ".lock"
 PAGE_FILE = "run.html"
@@ -141,6 +142,8 @@ def _check_kinds(folder: Path, option: str) -> None:
         PAGE_FILE,
         ROLLOUTS_FILE,
         SAMPLES_FILE,
+        SWITCH_FILE,
+        SWITCH_PICTURE,
     ):
         if (folder / name).is_dir():
             raise UserError(f"{option}: expected {name} there to be a file, not a folder; move it.")

@@ -4,6 +4,7 @@ Knows `RolloutTrace` and matplotlib, which is imported only when a picture is dr
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -50,22 +51,51 @@ def plot_rollout(trace: RolloutTrace, path: str | Path, *, axis: Axis = "time") 
 def draw_rollout(trace: RolloutTrace, axis: Axis = "time") -> "Figure":
     from pat_jax.common.picture import Picture
 
-    told_in = 0.16 * (min(len(trace.switches), MOST_TOLD + 1) + any(trace.drafted))
-    figure = Picture(9.0, 3.8 + told_in)
-    axes = figure.add_subplot()
+    told = _told(trace)
+    figure = Picture(9.0, 3.8 + 0.16 * len(told))
+    _draw_on(figure.add_subplot(), trace, axis)
+    _tell(figure, told)
+    return figure
+
+
+def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> "Figure":
+    """One below the other, over the same seconds.
+
+    Args:
+      traces: by what is said of each.
+    """
+    from pat_jax.common.picture import Picture
+
+    told = [line for trace in traces.values() for line in _told(trace)]
+    figure = Picture(9.0, 3.2 * len(traces) + 0.16 * len(told))
+    longest = max(trace.total_s for trace in traces.values())
+    for place, (name, trace) in enumerate(traces.items(), start=1):
+        axes = figure.add_subplot(len(traces), 1, place)
+        _draw_on(axes, trace, "time", name, right=longest)
+    _tell(figure, told)
+    return figure
+
+
+def _draw_on(
+    axes: "Axes", trace: RolloutTrace, axis: Axis, name: str = "", right: float = 0.0
+) -> None:
+    """
+    Args:
+      name: of the rollout, in the title.
+      right: where the axis ends at least.
+    """
     edges = _edges(trace, axis)
     at, live = live_curve(trace, edges)
-    axes.set_xlim(0, edges[-1] or 1)
+    axes.set_xlim(0, max(edges[-1], right) or 1)
     axes.set_ylim(0, HEADROOM * max(*live, 1))
     _draw_bands(axes, trace, edges)
     axes.fill_between(at, live, step="post", color=_INK, alpha=0.08, linewidth=0)
     axes.step(at, live, where="post", color=_INK, linewidth=1.8)
     for number, switch in enumerate(trace.switches, start=1):
         _draw_switch(axes, switch, _position(trace, switch, edges), number, axis)
-    _dress(axes, trace, axis)
+    _dress(axes, trace, axis, name)
     if max(trace.tokens_per_step, default=1.0) > 1.0:
         _draw_drafts(axes, trace, edges)
-    return figure
 
 
 def _draw_drafts(axes: "Axes", trace: RolloutTrace, edges: list[float]) -> None:
@@ -182,26 +212,41 @@ def _draw_switch(axes: "Axes", switch: Switch, x: float, number: int, axis: Axis
 
 def _switch_words(switch: Switch, number: int) -> str:
     moved = "" if switch.bytes_moved is None else f", {_bytes(switch.bytes_moved)} moved"
-    return (
+    told = (
         f"{number}: {switch.source} to {switch.target} at {switch.live:,} live, {switch.kv} KV{moved}; "
-        f"cost {_seconds(switch.seconds)} (predicted {_seconds(switch.predicted_cost_s)}), "
+        f"cost {_seconds(switch.seconds)}"
+    )
+    if not switch.predicted_cost_s:  # scripted
+        return told
+    return (
+        f"{told} (predicted {_seconds(switch.predicted_cost_s)}), "
         f"predicted saving {_seconds(switch.predicted_saving_s)}"
     )
 
 
-def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
-    below = "seconds since the rollout began" if axis == "time" else "decode steps"
-    axes.set_xlabel(below, loc="left" if any(trace.accepted) else "center")
+def _told(trace: RolloutTrace) -> list[str]:
+    """Lines under the picture."""
     told = [_switch_words(switch, i) for i, switch in enumerate(trace.switches, start=1)]
     if len(told) > MOST_TOLD:
         told[MOST_TOLD:] = [f"and {len(told) - MOST_TOLD} more: see the .json beside this picture"]
     if any(trace.drafted):
         told.append(_draft_words(trace))
+    return told
+
+
+def _tell(figure: "Figure", told: Sequence[str]) -> None:
+    if told:
+        figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
+
+
+def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis, name: str) -> None:
+    below = "seconds since the rollout began" if axis == "time" else "decode steps"
+    axes.set_xlabel(below, loc="left" if any(trace.accepted) else "center")
     axes.set_ylabel("live sequences")
     switches = len(trace.switches)
     pad = 18 if switches else 6  # above the numbers of the switches
     axes.set_title(
-        f"{max(trace.live, default=0):,} responses in {_seconds(trace.total_s)}:"
+        f"{name}{': ' * bool(name)}{max(trace.live, default=0):,} responses in {_seconds(trace.total_s)}:"
         f" {trace.total_steps:,} decode steps, {switches} switch{'' if switches == 1 else 'es'}",
         loc="left",
         fontsize=10,
@@ -210,8 +255,6 @@ def _dress(axes: "Axes", trace: RolloutTrace, axis: Axis) -> None:
     )
     if trace.is_computed:
         axes.set_title(COMPUTED, loc="right", fontsize=10, color=_DRAFTS, pad=pad)
-    if told:
-        axes.figure.supxlabel("\n".join(told), x=0.01, ha="left", fontsize=8, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_GREY)
     axes.tick_params(colors=_GREY, labelsize=9)

@@ -26,8 +26,9 @@ from pat_jax.rl.tokenizer import HuggingFaceTokenizer
 from pat_jax.run.metrics import read_metrics
 from pat_jax.run.rollouts import read_rollouts
 from pat_jax.run.saved_run import SavedRun
+from pat_jax.run.shown_switch import read_switch
 
-SAMPLES = ["--eval.num_generations", "2"]
+SHOWN = ["--eval.num_generations", "2", "--show_switch", "true"]
 REWARD = """
 def score(prompts, completions, finish_reason, **columns):
     assert all(prompt.endswith("=") for prompt in prompts) and set(columns) == {"answer"}
@@ -39,7 +40,7 @@ def score(prompts, completions, finish_reason, **columns):
 def finished(tmp_path_factory) -> tuple[Path, str]:
     """A run with every default of the planner, and what it printed."""
     run_dir = tmp_path_factory.mktemp("runs") / "deep" / "run"
-    return run_dir, run(*TINY, *SAMPLES, "--run_dir", str(run_dir))
+    return run_dir, run(*TINY, *SHOWN, "--run_dir", str(run_dir))
 
 
 def test_a_run_leaves_its_files(finished: tuple[Path, str]):
@@ -54,9 +55,12 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
         "run.html",
         "rollouts.json",
         "samples.json",
+        "switch.json",
+        "switch.png",
     }
     assert names == files | {".lock", "profile.json", "checkpoints", "tensorboard"}
-    assert (run_dir / "rollout.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("rollout.png", "switch.png"):
+        assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["2"]
     (events,) = (run_dir / "tensorboard").iterdir()
     assert b"reward/mean" in events.read_bytes() and b"samples/text_summary" in events.read_bytes()
@@ -71,6 +75,21 @@ def test_a_run_leaves_its_files(finished: tuple[Path, str]):
     kept = read_rollouts(run_dir)
     assert (kept["first"].step, kept["newest"].step) == (1, 2)
     assert kept["newest"].trace == SavedRun(run_dir).rollout
+
+
+def test_a_run_makes_one_more_rollout_twice(finished: tuple[Path, str]):
+    """The same tokens, whatever the layouts; what it cost is said after the run's own words."""
+    run_dir, output = finished
+    shown = read_switch(run_dir)
+    assert shown is not None and shown.computed is not None
+    assert shown.step == 3 and shown.responses == 8
+    assert shown.same_tokens == shown.tokens >= 8
+    assert shown.forced.path == ["dp2tp1", "dp1tp2"] and shown.switch.seconds > 0
+    _, _, told = output.partition(f"in {run_dir}: the configuration")
+    for line in (*shown.lines(), shown.computed.words, shown.computed.command, "\nnext: look at "):
+        assert line in told
+    page = (run_dir / "run.html").read_text()
+    assert "The same rollout twice" in page and shown.computed.command in page
 
 
 def test_a_run_writes_the_metrics_of_every_step(finished: tuple[Path, str]):
@@ -112,7 +131,7 @@ def test_a_run_shows_progress_and_a_summary(finished: tuple[Path, str]):
 def test_the_configuration_of_a_run_reads_back_equal(finished: tuple[Path, str]):
     run_dir, _ = finished
     again = parse(["--config", str(run_dir / "config.yaml")])
-    assert again == parse([*TINY, *SAMPLES, "--run_dir", str(run_dir)])
+    assert again == parse([*TINY, *SHOWN, "--run_dir", str(run_dir)])
     assert dump(again) == (run_dir / "config.yaml").read_text()
 
 

@@ -25,8 +25,10 @@ from pat_jax.run.page.curves import curves, layouts
 from pat_jax.run.page.numbers import drafts, facts, failed_rewards
 from pat_jax.run.page.rollouts import rollouts
 from pat_jax.run.page.samples import samples
+from pat_jax.run.page.shown_switch import shown_switch
 from pat_jax.run.rollouts import KeptRollouts, read_rollouts
 from pat_jax.run.samples_file import read_samples
+from pat_jax.run.shown_switch import read_switch
 
 SHARE = 0.01  # of a run's time that its page may take: it is made of all of its metrics
 
@@ -48,11 +50,15 @@ class RunPage:
         try:
             yield
         finally:
-            self._not_before = -math.inf
-            self.write()
+            self.write_now()
 
     def rollout(self, step: int, trace: RolloutTrace) -> None:
         self._rollouts.add(step, trace)
+
+    def write_now(self) -> None:
+        """Whatever share of the time it takes."""
+        self._not_before = -math.inf
+        self.write()
 
     def write(self) -> None:
         """If that takes no more than SHARE of the time. A failure, such as a full disk, costs a line of the
@@ -83,6 +89,7 @@ def run_page(folder: Path) -> str:
         lambda: tiles(facts(rows)),
         lambda: _over_the_steps(rows),
         lambda: rollouts(read_rollouts(folder), rows),
+        lambda: shown_switch(read_switch(folder)),
         lambda: drafts(rows),
         lambda: failed_rewards(rows),
         lambda: samples(read_samples(folder)),

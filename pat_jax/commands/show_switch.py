@@ -1,0 +1,81 @@
+"""What `--show_switch` adds to a run that has ended: a switch here, and a plan for devices that are not there."""
+
+import logging
+import shlex
+from dataclasses import replace
+
+from pat_jax.commands.plan import question_of
+from pat_jax.common.hosts.together import company
+from pat_jax.config.command_line import parse
+from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.planned import planned
+from pat_jax.run.folder import PAGE_FILE
+from pat_jax.run.loop import Run
+from pat_jax.run.plot import draw_rollouts
+from pat_jax.run.same_rollout import same_rollout
+from pat_jax.run.shown_switch import (
+    SWITCH_PICTURE,
+    ComputedPlan,
+    ShownSwitch,
+    write_switch,
+)
+
+PLAN = (
+    "python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 512 --max_completion_length 24576 "
+    "--rollouts 1 --train false --compile false --speculation.source none"
+)
+NEXT = "python -m pat_jax.train --preset qwen2.5-0.5b"
+
+log = logging.getLogger(__name__)
+
+
+def show_switch(run: Run) -> None:
+    """Changes nothing that the run has learned or saved; a failure costs a line."""
+    is_new = run.config.steps > run.first_step
+    if len(run.setup.layouts) == 1 or not (company().is_alone and is_new):
+        return
+    try:
+        shown = replace(same_rollout(run), computed=computed_plan())
+        _keep(run, shown)
+    except Exception as error:  # whatever it is, the run is complete
+        first, *_ = f"{error}".splitlines() or [""]
+        told = f"--show_switch shows nothing ({type(error).__name__}: {first})"
+        log.warning("%s", told)
+        print(told)
+        return
+    _tell(run, shown)
+
+
+def computed_plan(command: str = PLAN) -> ComputedPlan:
+    """Of an 8B policy on eight H100s, by the tables that are shipped."""
+    argv = shlex.split(command)[3:]
+    config = parse(argv, PlanConfig, prog="python -m pat_jax.plan", presets=None)
+    report = planned(question_of(config, command), None)
+    found = report.comparison
+    return ComputedPlan(
+        command=command,
+        model=config.model,
+        target=config.target,
+        responses=config.responses,
+        max_tokens=config.max_completion_length,
+        reliance=report.steps.reliance,
+        planned_s=found.adaptive.mean_s,
+        static=tuple((system.name, system.mean_s) for system in found.static),
+        trace=found.traces[0],
+    )
+
+
+def _keep(run: Run, shown: ShownSwitch) -> None:
+    write_switch(run.folder, shown)
+    pictures = {"as planned": shown.planned, "with a forced switch": shown.forced}
+    draw_rollouts(pictures).savefig(run.folder / SWITCH_PICTURE)
+    run.page.write_now()
+
+
+def _tell(run: Run, shown: ShownSwitch) -> None:
+    assert shown.computed is not None
+    lines = [*shown.lines(), f"computed, nothing ran: {shown.computed.words}", f"  {PLAN}"]
+    lines.append(f"next: look at {run.folder / PAGE_FILE}, then train a real model: {NEXT}")
+    for line in lines:
+        print(line)
+        log.info("%s", line.strip())

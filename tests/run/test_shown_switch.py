@@ -1,0 +1,162 @@
+"""The same rollout twice: what is kept of it, said of it and shown on the page."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from pat_jax.common.errors import UserError
+from pat_jax.engine.sequences.responses import Completion
+from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.planning.types import Split
+from pat_jax.run import same_rollout
+from pat_jax.run.page.run_page import run_page
+from pat_jax.run.page.shown_switch import shown_switch
+from pat_jax.run.plot import draw_rollouts
+from pat_jax.run.same_rollout import two_layouts
+from pat_jax.run.shown_switch import (
+    SWITCH_FILE,
+    ComputedPlan,
+    ShownSwitch,
+    read_switch,
+    write_switch,
+)
+
+PLANNED = RolloutTrace(
+    times_s=(0.25, 1.0),
+    steps=(0, 64),
+    live=(128, 24),
+    layout=("dp2tp1", "dp2tp1"),
+    total_s=2.0,
+    total_steps=96,
+)
+SWITCH = Switch(
+    step=64,
+    live=24,
+    source="dp2tp1",
+    target="dp1tp2",
+    bytes_moved=2**20,
+    seconds=0.0625,
+    predicted_saving_s=0.0,
+    predicted_cost_s=0.0,
+    kv="migrate",
+    reason="scripted",
+    at_s=1.0,
+)
+FORCED = replace(PLANNED, layout=("dp2tp1", "dp1tp2"), switches=(SWITCH,), total_s=2.5)
+COMPUTED = ComputedPlan(
+    command="python -m pat_jax.plan --model <8b>",
+    model="<8b>",
+    target="h100:8",
+    responses=512,
+    max_tokens=24576,
+    reliance="Measured steps took × 0.9 to 1.4.",
+    planned_s=75.0,
+    static=(("dp8tp1", 200.0), ("dp1tp8", 100.0)),
+    trace=replace(PLANNED, is_computed=True),
+)
+SHOWN = ShownSwitch(
+    step=61,
+    is_cpu=True,
+    reason="stay in dp2tp1: no other saves any of 2.00 s",
+    planned=PLANNED,
+    forced=FORCED,
+    responses=128,
+    tokens=3000,
+    same_tokens=2999,
+    computed=COMPUTED,
+)
+
+
+@pytest.mark.parametrize("shown", [SHOWN, replace(SHOWN, computed=None)], ids=["whole", "here"])
+def test_it_comes_back_from_its_file(tmp_path: Path, shown: ShownSwitch):
+    assert read_switch(tmp_path) is None
+    write_switch(tmp_path, shown)
+    assert read_switch(tmp_path) == shown
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", "\xff", '{"step": 61}'])
+def test_another_file_is_one_sentence_and_takes_one_section(tmp_path: Path, text: str, caplog):
+    (tmp_path / SWITCH_FILE).write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=r"switch\.json is not as a run writes it"):
+        read_switch(tmp_path)
+    assert "A section is left out here" in run_page(tmp_path)
+    assert len(caplog.messages) == 1
+
+
+def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
+    assert "The same rollout twice" not in run_page(tmp_path)
+    write_switch(tmp_path, SHOWN)
+    html = run_page(tmp_path)
+    assert "The same rollout twice" in html and "The rollout that step 61 would have made" in html
+    assert "2,999 of 3,000 tokens are the same" in html
+    assert "the switch took 0.062 s (weights resliced, KV cache migrated, 1.0 MiB moved)" in html
+    assert "2.50 s with it, 2.00 s as planned" in html
+    before, _, after = html.partition("With a forced switch")
+    assert before.count("live sequences, and the layout in force") == 1
+    assert after.count("live sequences, and the layout in force") == 2  # and the computed one
+
+
+def test_what_was_computed_is_marked_and_comes_with_its_command():
+    html = shown_switch(SHOWN)
+    measured, _, computed = html.partition("&lt;8b&gt; on h100:8: computed, not measured")
+    assert "computed" not in measured and "Nothing ran" in computed
+    assert "100.0 s in dp1tp8, the best static layout: 25.0 % saved" in computed
+    assert "<pre>python -m pat_jax.plan --model &lt;8b&gt;</pre>" in computed
+    assert "62.5 %" in computed and "× 0.9 to 1.4" in computed
+    assert "8b" not in shown_switch(replace(SHOWN, computed=None))
+
+
+def test_that_a_switch_saves_nothing_is_said_where_it_is_so():
+    *_, last = SHOWN.lines()
+    assert "saves next to nothing" in last and SHOWN.reason in last
+    for other in (replace(SHOWN, is_cpu=False), replace(SHOWN, planned=FORCED)):
+        assert not any("saves next to nothing" in line for line in other.lines())
+
+
+def test_rollouts_are_drawn_over_the_same_seconds():
+    figure = draw_rollouts({"as planned": PLANNED, "forced": FORCED})
+    assert [axes.get_xlim() for axes in figure.axes] == [(0, 2.5), (0, 2.5)]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title.partition(":")[0] for title in titles] == ["as planned", "forced"]
+    (told,) = [text.get_text() for text in figure.texts]
+    assert "dp2tp1 to dp1tp2 at 24 live" in told
+    assert "predicted" not in told  # nothing is, of a switch that no planner has chosen
+
+
+def said(*tokens: int) -> Completion:
+    return Completion(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [((1, 2, 3), (1, 2, 3), 3), ((1, 2, 3), (1, 4, 3), 1), ((1, 2, 3), (1, 2), 2), ((5,), (6,), 0)],
+)
+def test_tokens_are_the_same_up_to_the_first_other_one(one, other, same: int):
+    assert same_rollout.same_tokens(said(*one), said(*other)) == same
+
+
+CHAIN = Split(4, 1), Split(2, 2), Split(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("ready", "pair"),
+    [
+        (CHAIN, (Split(4, 1), Split(1, 4))),
+        (CHAIN[:1], CHAIN[:2]),
+        (CHAIN[1:2], CHAIN[:2]),
+        (CHAIN[2:], (Split(4, 1), Split(1, 4))),
+        (CHAIN[1:], CHAIN[1:]),
+    ],
+)
+@pytest.mark.parametrize("is_lazy", [True, False])
+def test_the_switch_is_between_layouts_that_are_compiled(ready, pair, is_lazy: bool):
+    run: Any = SimpleNamespace(
+        setup=SimpleNamespace(engine=SimpleNamespace(layouts=dict.fromkeys(CHAIN)))
+    )
+    run.lazy = SimpleNamespace(ready=list(ready)) if is_lazy else None
+    run.first_layouts = CHAIN[:1] if is_lazy else ready
+    assert two_layouts(cast(Any, run)) == pair
