@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pat_jax.common.declared_types import has_declared_types
-from pat_jax.common.errors import UserError
 from pat_jax.common.files import replace_text
-from pat_jax.common.json_text import parse_json
 from pat_jax.common.text_table import percent
 from pat_jax.engine.trace import RolloutTrace, Switch
+from pat_jax.run.kept_json import declared, read_kept
 
 CARRIED = {"migrate": "migrated", "recompute": "recomputed", "mixed": "migrated and recomputed"}
 SWITCH_FILE, SWITCH_PICTURE = "switch.json", "switch.png"
@@ -97,18 +95,7 @@ def read_switch(folder: Path) -> ShownSwitch | None:
       UserError: the file is not as a run writes it.
     """
     path = folder / SWITCH_FILE
-    if not path.is_file():
-        return None
-    try:
-        found = _of_fields(parse_json(path.read_bytes()))
-        if not has_declared_types(found) or not found.forced.switches:
-            raise TypeError("a field is of another type")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{path} is not as a run writes it ({type(error).__name__}: {error}): expected a rollout that was "
-            "made twice; move it away."
-        ) from None
-    return found
+    return read_kept(path, "a rollout that was made twice", _of_fields) if path.is_file() else None
 
 
 def _of_fields(fields: Any) -> ShownSwitch:
@@ -120,4 +107,7 @@ def _of_fields(fields: Any) -> ShownSwitch:
         trace = RolloutTrace.from_fields(fields["computed"]["trace"])
         static = tuple((name, seconds) for name, seconds in computed.static)
         computed = replace(computed, trace=trace, static=static)
-    return replace(shown, computed=computed, **traces)
+    found = declared(replace(shown, computed=computed, **traces))
+    if not found.forced.switches:
+        raise TypeError("its rollout with a switch has none")
+    return found
