@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import pytest
@@ -22,6 +22,14 @@ from pat_jax.run.sft import setup as sft
 from pat_jax.run.stop_signals import StopSignals
 
 LENGTHS = ("--rollout.max_completion_length", "56")
+
+
+class NamedDevice(NamedTuple):
+    """What is asked of a device before anything is put there."""
+
+    platform: str
+    id: int = 0
+    process_index: int = 0
 
 
 class Seen(Exception):
@@ -87,7 +95,7 @@ def test_examples_are_read_and_recorded_with_what_the_model_brings(folder: Path,
 def test_every_command_computes_in_what_suits_the_devices(
     folder: Path, seen, monkeypatch, platform: str, dtype: str
 ):
-    devices: Any = [SimpleNamespace(platform=platform)]
+    devices: Any = [NamedDevice(platform)]
     model, data = ["--model", str(folder / "model")], ["--data", str(folder / "sums.jsonl")]
     for module in (evaluate, generate, profile):
         monkeypatch.setattr(module, "configure", lambda _: devices)
