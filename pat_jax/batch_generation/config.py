@@ -49,7 +49,8 @@ class GenerateConfig:
     """Completes a file of prompts, one JSON line each. How to sample: a line's own fields win over
     these options, which win over the checkpoint's generation_config.json.
 
-        python -m pat_jax.generate --model DIR --prompts prompts.jsonl --out results.jsonl
+        python -m pat_jax.generate --model Qwen/Qwen2.5-0.5B-Instruct \\
+            --prompts examples/prompts.jsonl --out results.jsonl
     """
 
     model: str = "demo"

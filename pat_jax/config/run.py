@@ -58,7 +58,7 @@ class RunConfig:
     """Improves a language model by reinforcement learning: prompts, sampled responses, rewards, an
     update, and again. Without a model and data it is a demonstration that runs anywhere.
 
-        python -m pat_jax.train --model DIR --data FILE --steps 200
+        python -m pat_jax.train --model Qwen/Qwen2.5-0.5B-Instruct --data openai/gsm8k:main/train
     """
 
     model: str = "demo"

@@ -92,9 +92,10 @@ class SftEvalConfig:
 @dataclass(frozen=True)
 class SftConfig:
     """Teaches a language model by examples: completions of prompts, chats or texts, packed into rows.
-    What it exports is where `python -m pat_jax.train --model OUT` can go on.
+    What this exports is where `python -m pat_jax.train --model taught` can go on.
 
-        python -m pat_jax.sft --model DIR --data FILE --checkpoint.export_dir OUT
+        python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
+            --checkpoint.export_dir taught
     """
 
     model: str = ""

@@ -42,7 +42,8 @@ class EvaluateConfig:
     """Evaluates a model on files of problems: the rewards of several samples of each, pass@k, majority
     votes, and how sure they are.
 
-        python -m pat_jax.evaluate --model DIR --data math500.jsonl aime.jsonl --num_generations 8
+        python -m pat_jax.evaluate --model Qwen/Qwen2.5-0.5B-Instruct \\
+            --data examples/problems.jsonl --num_generations 8
     """
 
     model: str = ""

@@ -47,9 +47,10 @@ class PlannedOptimizerConfig:
 @dataclass(frozen=True)
 class PlanConfig:
     """Predicts rollouts on machines that are not there: which layouts fit, what a step takes, what
-    adapting gains. Compiles the engine's own programs with the compiler of the target.
+    adapting gains. Compiles the engine's own programs with the compiler of the target, of the extra
+    `plan`, or with --compile false counts shapes.
 
-        python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024
+        python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --compile false
     """
 
     model: str = "llama-3.1-8b"
