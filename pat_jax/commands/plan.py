@@ -91,13 +91,10 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
 
 def _settled(config: PlanConfig, question: Question) -> PlanConfig:
     """The options with nothing open, as the question has them."""
-    longest, context = (
-        question.run.rollout.max_completion_length,
-        question.plant.order.model.max_position,
-    )
+    longest, model = question.run.rollout.max_completion_length, question.plant.order.model
     if config.max_completion_length is None:
         lengths = {"max_completion_length": (longest, LONGEST)}
-        if shorter := shortened(config.model, context, "", lengths):
+        if shorter := shortened(config.model, model.max_position, "", lengths):
             note(shorter)
     return replace(config, max_completion_length=longest)
 

@@ -92,7 +92,7 @@ class SftEvalConfig:
 @dataclass(frozen=True)
 class SftConfig:
     """Teaches a language model by examples: completions of prompts, chats or texts, packed into rows.
-    What this exports is where `python -m pat_jax.train --model taught` can go on.
+    `python -m pat_jax.train --model taught` can go on from what this exports.
 
         python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
             --checkpoint.export_dir taught
