@@ -36,7 +36,7 @@ def train(config: RunConfig) -> list[float]:
     """Returns the mean reward of each step."""
     # Task, policy, layouts, engine and trainer; what is wrong with the options is found here.
     setup = build(config, configure(config.devices))
-    task, engine, trainer = setup.task, setup.engine, setup.trainer
+    config, task, engine, trainer = setup.config, setup.task, setup.engine, setup.trainer
 
     # Every program of the update, and a few of the rollout, which compiles others when it needs them.
     trainer.compile()

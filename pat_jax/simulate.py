@@ -1,6 +1,7 @@
 """`python -m pat_jax.simulate`: replays what-if questions on a measured machine.
 
-    python -m pat_jax.simulate --profile P --lengths L --responses 512,2048 --link_slowdown 1,4
+    python -m pat_jax.simulate --profile examples/profile.json --responses 64,128 \\
+        --prompt_tokens 60 --max_completion_length 132 --link_slowdown 1,4
 
 The planner that ships runs on a simulated clock whose durations are those of a profile, with response
 lengths from a file or a built-in distribution, against every layout for good. Nothing runs on a

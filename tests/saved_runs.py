@@ -54,7 +54,7 @@ def save_run(
     base = load_params(model, policy, None, jnp.dtype(jnp.float32))
     fingerprint = asdict(policy.config) | {"learns_from": "examples"} | identity(lora)
     meta = {
-        "config": dump(SftConfig(model=str(model))),
+        "config": dump(SftConfig(model=str(model), compute_dtype="float32")),
         "base_checksum": int(base_checksum(policy, base)) if lora else None,
     }
     with Checkpointer(folder / CHECKPOINTS, 10, fingerprint=fingerprint) as checkpoints:

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from command_words import check_stands
 from config_classes import CLASSES
 from runs import ROOT
 
@@ -36,6 +37,11 @@ def test_a_command_has_options_that_are_there(document: str, command: str, words
     assert asked <= known
     if "--preset" in words:
         assert (PRESETS / f"{words[words.index('--preset') + 1]}.yaml").is_file()
+
+
+@pytest.mark.parametrize(("command", "words"), [(c, w) for d, c, w in told() if d == "README.md"])
+def test_a_command_of_the_readme_runs_as_it_stands(command: str, words: list[str]):
+    check_stands(command, words)
 
 
 def test_extras_are_installed_from_the_clone_and_are_there():

@@ -1,12 +1,59 @@
 """The examples run, and what they show is so."""
 
 import importlib.util
+import json
+from pathlib import Path
 
 import jax
 import pytest
-from runs import ROOT, SMALL_ROLLOUT
+from runs import QWEN3, ROOT, SMALL_ROLLOUT, write_checkpoint
 
+from pat_jax.batch_generation.overrides import SamplingOverrides
+from pat_jax.batch_generation.prompt_lines import parse_ask, read_lines
+from pat_jax.commands.simulate import simulated
 from pat_jax.config.command_line import parse
+from pat_jax.config.sft import SftConfig
+from pat_jax.evaluation.config import EvaluateConfig
+from pat_jax.evaluation.exam import load_exam
+from pat_jax.rl.tokenizer import HuggingFaceTokenizer
+from pat_jax.run.sft.setup import build as build_sft
+from pat_jax.simulate import read
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("examples") / "model")
+
+
+def test_lessons_can_be_learned_and_some_are_held_out(model: Path):
+    files = ["--model", str(model), "--data", str(EXAMPLES / "lessons.jsonl"), "--run_dir", "x"]
+    built = build_sft(parse(files, SftConfig, presets=None), jax.devices()[:1])
+    assert built.num_heldout > 0 and built.steps > 0
+    assert "left out: 0 longer" in built.note
+
+
+def test_problems_can_be_asked(model: Path):
+    files = ["--model", str(model), "--data", str(EXAMPLES / "problems.jsonl"), "--out", "x"]
+    config = parse(files, EvaluateConfig, presets=None)
+    exam = load_exam(config.run_config(QWEN3, 1), HuggingFaceTokenizer(str(model)))
+    (problems,) = exam.sets
+    rows = (EXAMPLES / "problems.jsonl").read_text().splitlines()
+    assert len(problems.prompts) == len(rows) > 10 and exam.rewards == ["math"]
+
+
+def test_prompts_can_be_continued(model: Path):
+    tokenizer, nothing = HuggingFaceTokenizer(str(model)), SamplingOverrides()
+    lines = [json.loads(line) for _, line in read_lines(EXAMPLES / "prompts.jsonl")]
+    asks = [parse_ask(line, nothing, nothing, tokenizer, max_length=2048) for line in lines]
+    assert len(asks) == 3
+
+
+def test_the_profile_can_be_replayed():
+    words = "--responses 16 --prompt_tokens 60 --max_completion_length 132"
+    found = simulated(read(["--profile", str(EXAMPLES / "profile.json"), *words.split()]))
+    assert "16 responses, cap 132" in str(found)
 
 
 @pytest.mark.slow  # a run that learns

@@ -22,6 +22,7 @@ from pat_jax.common.rules import (
     matches,
 )
 from pat_jax.config.data import JSON_OBJECT, WHOLE_TEXT, DataConfig
+from pat_jax.config.rollout import ComputeDtype
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
@@ -48,7 +49,8 @@ class GenerateConfig:
     """Completes a file of prompts, one JSON line each. How to sample: a line's own fields win over
     these options, which win over the checkpoint's generation_config.json.
 
-        python -m pat_jax.generate --model DIR --prompts prompts.jsonl --out results.jsonl
+        python -m pat_jax.generate --model Qwen/Qwen2.5-0.5B-Instruct \\
+            --prompts examples/prompts.jsonl --out results.jsonl
     """
 
     model: str = "demo"
@@ -108,8 +110,9 @@ class GenerateConfig:
     devices: int = 0
     """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
     to min(cores, 8) in each process)."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Weights and arithmetic."""
+    compute_dtype: ComputeDtype = "auto"
+    """Weights and arithmetic. auto: bfloat16 for a checkpoint directory or a model of the Hub on GPUs and
+    TPUs, else float32."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers,
     with a scale for each output: a half or a quarter of the memory, and another model by a little."""

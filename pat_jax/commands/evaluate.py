@@ -10,6 +10,7 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
+from pat_jax.config.by_model import settled_dtype
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import Session
 from pat_jax.evaluation.config import EvaluateConfig
@@ -35,6 +36,8 @@ def evaluate(config: EvaluateConfig) -> None:
     config, saved = with_saved(config)
     join(config.distributed)
     devices = configure(config.devices)
+    dtype = settled_dtype(config.compute_dtype, devices[0].platform, is_checkpoint=True)
+    config = replace(config, compute_dtype=dtype)
     model = model_config(config.model_options, devices)
     if saved:
         saved.check(model)
@@ -84,7 +87,9 @@ def with_saved(config: EvaluateConfig) -> tuple[EvaluateConfig, SavedPolicy | No
     """With --run_dir, the checkpoint that is evaluated, and the options, which then name it."""
     saved = find_policy(config.run_dir, config.checkpoint) if config.run_dir else None
     if saved:
-        config = replace(config, model=config.model or saved.model, checkpoint=saved.step)
+        dtype = saved.compute_dtype if config.compute_dtype == "auto" else config.compute_dtype
+        name = config.model or saved.model
+        config = replace(config, model=name, checkpoint=saved.step, compute_dtype=dtype)
     if not is_checkpoint(config.model):
         begun = f", with which the run in {config.run_dir!r} began" if saved else ""
         raise UserError(

@@ -19,6 +19,7 @@ from pat_jax.common.devices import configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.config.by_model import settled_dtype
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.memory import memory_limit
@@ -58,7 +59,7 @@ def generate(config: GenerateConfig) -> None:
         if parts.engine.specs.drafts.budgets and session.report.bursts:
             print(session.drafts.words, file=sys.stderr)
     if config.weights != "auto" and sample.sequences:
-        print(gap_words(config, parts.run, parts.engine, sample, parts.load), file=sys.stderr)
+        print(gap_words(parts.config, parts.run, parts.engine, sample, parts.load), file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ def prepared(
         options = replace(options, data=saved_run.config.data)
     devices = configure(config.devices)
     model = model_config(options, devices)
+    platform = devices[0].platform
+    dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=folder.is_dir())
+    config = replace(config, compute_dtype=dtype)
     tokenizer = None
     if folder.is_dir() or saved_run:
         tokenizer = load_tokenizer(options)

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pat_jax.common.bars import bar as progress_bar
+from pat_jax.common.bars import note
 from pat_jax.common.devices import configure
 from pat_jax.common.files import replace_text
 from pat_jax.common.hub import local_checkpoint
 from pat_jax.common.rules import check_context
+from pat_jax.config.by_model import shortened
 from pat_jax.config.command_line import dump
 from pat_jax.engine.draft_choice import checkpoint_shape, drafter_of, shape_of
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.presets import preset
 from pat_jax.profiling.capacity.costs import costs_of
 from pat_jax.profiling.capacity.page import write_page
-from pat_jax.profiling.capacity.plan_config import PlanConfig
+from pat_jax.profiling.capacity.plan_config import LONGEST, PlanConfig
 from pat_jax.profiling.capacity.planned import Question, planned
 from pat_jax.profiling.capacity.recorded_responses import (
     Encode,
@@ -71,7 +73,7 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
         config = replace(config, run_dir=f"runs/{folder_name(config, datetime.now())}")
     configure(0)
     question = question_of(config, command)
-    target = question.plant.order.target
+    config, target = _settled(config, question), question.plant.order.target
     run = config.run(target)
     folder = check_run_dir(run)
     if config.compile:
@@ -87,12 +89,23 @@ def made_plan(config: PlanConfig, command: str) -> Planned:
     return Planned(report, folder)
 
 
+def _settled(config: PlanConfig, question: Question) -> PlanConfig:
+    """The options with nothing open, as the question has them."""
+    longest, model = question.run.rollout.max_completion_length, question.plant.order.model
+    if config.max_completion_length is None:
+        lengths = {"max_completion_length": (longest, LONGEST)}
+        if shorter := shortened(config.model, model.max_position, "", lengths):
+            note(shorter)
+    return replace(config, max_completion_length=longest)
+
+
 def question_of(config: PlanConfig, command: str) -> Question:
     """
     Raises:
       UserError: whatever is wrong with what was asked; nothing has been written or compiled.
     """
     target, model = Target.parse(config.target), model_of(config.model)
+    config = config.settled(model.max_position)
     lengths_asked = {
         "max_prompt_length": config.max_prompt_length,
         "max_completion_length": config.max_completion_length,

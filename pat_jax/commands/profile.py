@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from pat_jax.common.bars import bar as progress_bar
+from pat_jax.common.bars import note
 from pat_jax.common.devices import PROFILE_DIR, Device, configure
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.join import join
@@ -18,6 +19,7 @@ from pat_jax.common.hosts.together import company
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout_choice import check_lengths
+from pat_jax.models.config import ModelConfig
 from pat_jax.planning.latency.profile import Profile, ProfileError, Subject, load_profile
 from pat_jax.profiling.measure.collectives import all_reduce_seconds
 from pat_jax.profiling.measure.config import ProfileConfig
@@ -25,7 +27,7 @@ from pat_jax.profiling.measure.report import draw_profile, plot_profile, tables
 from pat_jax.profiling.measure.warm_up import Warmup
 from pat_jax.profiling.predict.shard_profile import ShardProfiler
 from pat_jax.profiling.predict.targets import Target, paper_devices
-from pat_jax.run.setup import build_engine, model_config, profile_subject
+from pat_jax.run.setup import build_engine, model_config, profile_subject, settled_options
 from pat_jax.training.build import DTYPES
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ def measured(config: ProfileConfig) -> Measured:
     if config.shards:
         return measure_shards(config, devices[0])
     model = model_config(config, devices)
+    config = _settled(config, model, devices)
     subject = profile_subject(config, model, devices)
     path = Path(config.out) if config.out else PROFILE_DIR / subject.file_name
     us = company()
@@ -70,10 +73,18 @@ def measured(config: ProfileConfig) -> Measured:
     return kept(measure(config, engine, subject, known, own), own)
 
 
+def _settled(config: ProfileConfig, model: ModelConfig, devices: Sequence[Device]) -> ProfileConfig:
+    config, shortened = settled_options(config, model, devices)
+    if shortened:
+        note(shortened)
+    return config
+
+
 def measure_shards(config: ProfileConfig, device: Device) -> Measured:
     """A profile of the machine that `config.shards` names, from one of its devices."""
     target = Target.parse(config.shards)
     model = model_config(config, paper_devices(target))
+    config = _settled(config, model, [device])
     check_lengths(config, model)
     subject = profile_subject(config, model, [device])
     subject = replace(subject, num_devices=target.num_devices)

@@ -12,4 +12,4 @@ def run(config: SftConfig, signals: StopSignals) -> None:
     config = meet(config, signals)
     check_places(config)
     setup = build(config, configure(config.devices))
-    SftRun(config, setup, signals).run()
+    SftRun(setup, signals).run()

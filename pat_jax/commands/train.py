@@ -28,7 +28,7 @@ def run(config: RunConfig, signals: StopSignals, rows: GivenRows) -> str:
     with rows.placed(config) as config:
         setup = build(config, configure(config.devices))
         with open_scorer(config, setup.task.rewards) as scorer:
-            training = Run(config, setup, scorer, signals)
+            training = Run(setup, scorer, signals)
             try:
                 company().agree("rows", lambda: rows.keep(config))
                 training.run()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pat_jax.common.options.declared import auto
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     MEMORY_GIB,
@@ -14,6 +15,8 @@ from pat_jax.common.rules import (
     require,
 )
 
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
+
 
 @dataclass(frozen=True)
 class RolloutConfig:
@@ -23,10 +26,13 @@ class RolloutConfig:
     """Prompts in one iteration."""
     num_generations: int = 8
     """Responses sampled for each prompt (the group of GRPO)."""
-    max_prompt_length: int = 96
-    """Longest prompt in tokens; longer ones are filtered out and counted."""
-    max_completion_length: int = 160
-    """Longest response in tokens, cut there; with the longest prompt at most the model's context."""
+    max_prompt_length: int = auto()
+    """Longest prompt in tokens; longer ones are filtered out and counted. auto: 512 for a checkpoint
+    directory or a model of the Hub, at most half of its context; 96 for a built-in shape."""
+    max_completion_length: int = auto()
+    """Longest response in tokens, cut there; with the longest prompt at most the model's context. auto:
+    1,024 for a checkpoint directory or a model of the Hub, at most what the prompt leaves of its
+    context; 160 for a built-in shape."""
     temperature: float = 1.0
     """Softmax temperature; 0 is greedy."""
     top_p: float = 1.0
@@ -82,7 +88,9 @@ class RolloutConfig:
 
     def __post_init__(self):
         check(self, "prompts_per_step num_generations", RESPONSES, "rollout.")
-        check(self, "max_prompt_length max_completion_length", TOKENS, "rollout.")
+        for name in ("max_prompt_length", "max_completion_length"):
+            if getattr(self, name) is not None:
+                check(self, name, TOKENS, "rollout.")
         check(self, "check_every burst_steps page_size min_length", TOKENS, "rollout.")
         check(self, "prefill_blocks min_rows", RESPONSES, "rollout.")
         check(self, "temperature", TEMPERATURE, "rollout.")

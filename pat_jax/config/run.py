@@ -32,7 +32,7 @@ from pat_jax.config.learning import (
 )
 from pat_jax.config.lora import LoraConfig, check_lora
 from pat_jax.config.rewards import check_rewards
-from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.rollout import ComputeDtype, RolloutConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.config.tracking import check_tracking
 
@@ -58,7 +58,7 @@ class RunConfig:
     """Improves a language model by reinforcement learning: prompts, sampled responses, rewards, an
     update, and again. Without a model and data it is a demonstration that runs anywhere.
 
-        python -m pat_jax.train --model DIR --data FILE --steps 200
+        python -m pat_jax.train --model Qwen/Qwen2.5-0.5B-Instruct --data openai/gsm8k:main/train
     """
 
     model: str = "demo"
@@ -110,8 +110,9 @@ class RunConfig:
     devices: int = 0
     """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
     to min(cores, 8) in each process)."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype."""
+    compute_dtype: ComputeDtype = "auto"
+    """Arithmetic of the forward pass; what is trained is kept in --optimizer.weight_dtype. auto:
+    bfloat16 for a checkpoint directory or a model of the Hub on GPUs and TPUs, else float32."""
     remat: Literal["full", "attention", "dots", "none"] = "full"
     """What the backward pass keeps of each layer, the rest being computed anew: its input alone (full),
     the output of attention too, so that its kernel runs forward once (attention), the products with

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pat_jax.common.hosts.options import DistributedConfig
-from pat_jax.common.options.declared import SHORT_FORM
+from pat_jax.common.options.declared import SHORT_FORM, auto
 from pat_jax.common.rules import (
     COUNT,
     DEVICES,
@@ -25,6 +25,7 @@ from pat_jax.config.data import JSON_OBJECT, WHOLE_TEXT
 from pat_jax.config.evaluation import check_schedule
 from pat_jax.config.learning import OptimizerConfig
 from pat_jax.config.lora import LoraConfig, check_lora
+from pat_jax.config.rollout import ComputeDtype
 from pat_jax.config.run import CheckpointConfig
 from pat_jax.config.tracking import check_tracking
 from pat_jax.rl.example_files import ExampleColumns
@@ -91,9 +92,10 @@ class SftEvalConfig:
 @dataclass(frozen=True)
 class SftConfig:
     """Teaches a language model by examples: completions of prompts, chats or texts, packed into rows.
-    What it exports is where `python -m pat_jax.train --model OUT` can go on.
+    `python -m pat_jax.train --model taught` can go on from what this exports.
 
-        python -m pat_jax.sft --model DIR --data FILE --checkpoint.export_dir OUT
+        python -m pat_jax.sft --model Qwen/Qwen2.5-0.5B --data examples/lessons.jsonl \\
+            --checkpoint.export_dir taught
     """
 
     model: str = ""
@@ -104,8 +106,9 @@ class SftConfig:
     """Optimizer steps; 0 takes --epochs."""
     batch_size: int = 32
     """Examples in one optimizer step. The loss is the mean over all their tokens that are learned."""
-    max_length: int = 1024
-    """Longest example in tokens, at most the model's context; longer ones are left out and counted."""
+    max_length: int = auto()
+    """Longest example in tokens, at most the model's context; longer ones are left out and counted.
+    auto: 1,024, or the context if that is shorter."""
     truncate: bool = False
     """Cut longer examples at max_length instead."""
     completion_only_loss: bool = True
@@ -122,8 +125,9 @@ class SftConfig:
     to min(cores, 8) in each process)."""
     device_memory_gib: float = 0.0
     """Memory of one device in GiB; 0 asks the device."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the forward pass; master weights are kept in --optimizer.weight_dtype."""
+    compute_dtype: ComputeDtype = "auto"
+    """Arithmetic of the forward pass; master weights are kept in --optimizer.weight_dtype. auto:
+    bfloat16 on GPUs and TPUs, float32 on CPUs."""
     remat: Literal["full", "attention", "dots", "none"] = "full"
     """What the backward pass keeps of each layer, the rest being computed anew: its input alone (full),
     the output of attention too, so that its kernel runs forward once (attention), the products with
@@ -152,7 +156,8 @@ class SftConfig:
         check(self, "epochs", positive(10**6))
         check(self, "steps", STEPS)
         check(self, "batch_size", RESPONSES)
-        check(self, "max_length", count(2, 2**24))
+        if self.max_length is not None:
+            check(self, "max_length", count(2, 2**24))
         check(self, "tokens_per_micro_batch", COUNT)
         check(self, "seed", SEED)
         check(self, "devices", DEVICES)

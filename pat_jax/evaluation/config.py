@@ -7,6 +7,7 @@ from typing import Literal
 
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.options import DistributedConfig
+from pat_jax.common.options.declared import auto
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     DEVICES,
@@ -27,6 +28,7 @@ from pat_jax.common.rules import (
 from pat_jax.config.data import DataConfig
 from pat_jax.config.evaluation import REWARD, EvalConfig, check_samples_differ
 from pat_jax.config.rewards import check_rewards
+from pat_jax.config.rollout import ComputeDtype
 from pat_jax.config.run import AlgorithmConfig, RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.models.config import ModelConfig
@@ -40,7 +42,8 @@ class EvaluateConfig:
     """Evaluates a model on files of problems: the rewards of several samples of each, pass@k, majority
     votes, and how sure they are.
 
-        python -m pat_jax.evaluate --model DIR --data math500.jsonl aime.jsonl --num_generations 8
+        python -m pat_jax.evaluate --model Qwen/Qwen2.5-0.5B-Instruct \\
+            --data examples/problems.jsonl --num_generations 8
     """
 
     model: str = ""
@@ -73,11 +76,12 @@ class EvaluateConfig:
     """Nucleus sampling mass; 1 turns it off."""
     top_k: int = 0
     """Sample among the k likeliest tokens; 0 turns it off."""
-    max_prompt_length: int | None = None
-    """Longest prompt in tokens; problems with longer ones are left out and counted. Unless given 1,024,
-    or half of the model's context."""
-    max_completion_length: int | None = None
-    """Longest response in tokens, cut there. Unless given 2,048, or what the context leaves."""
+    max_prompt_length: int = auto()
+    """Longest prompt in tokens; problems with longer ones are left out and counted. auto: 1,024, or half
+    of the model's context if that is less."""
+    max_completion_length: int = auto()
+    """Longest response in tokens, cut there. auto: 2,048, or what the prompt leaves of the context if
+    that is less."""
     reward: tuple[str, ...] = ("auto",)
     """As of `python -m pat_jax.train`; auto is math."""
     reward_weights: tuple[float, ...] = ()
@@ -106,8 +110,9 @@ class EvaluateConfig:
     devices: int = 0
     """Devices to use, of all processes together; 0 takes all (on CPU the largest power of two up
     to min(cores, 8) in each process)."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Weights and arithmetic."""
+    compute_dtype: ComputeDtype = "auto"
+    """Weights and arithmetic. auto: with --run_dir those of the run, else bfloat16 on GPUs and TPUs and
+    float32 on CPUs."""
     weights: Literal["auto", "int8", "fp8"] = "auto"
     """auto keeps the weights in compute_dtype; int8 and fp8 (e4m3) quantize those of linear layers."""
     num_completions_to_print: int = 0

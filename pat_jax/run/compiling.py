@@ -29,7 +29,7 @@ class Compiled:
 
 def announce(config: RunConfig, setup: Setup, progress: Progress) -> None:
     """Tells what the run is, and which of its options do more than their names say."""
-    for note in filter(None, [setup.task.note, *config.learning_notes]):
+    for note in filter(None, [setup.shortened, setup.task.note, *config.learning_notes]):
         progress.print(note)
     if padding := padding_of_heads(setup.policy.config):
         log.info("%s", padding)

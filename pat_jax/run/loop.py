@@ -13,7 +13,6 @@ from typing import Any
 
 from pat_jax.common.hosts.together import company
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.config.run import RunConfig
 from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.memory_words import describe_peak
 from pat_jax.models.policy import Params
@@ -58,8 +57,9 @@ COMPARE_EVERY = 16
 class Run:
     """One run, from the first compilation to the last picture."""
 
-    def __init__(self, config: RunConfig, setup: Setup, scorer: RewardScorer, signals: StopSignals):
-        self.config, self.setup, self.scorer, self.signals = config, setup, scorer, signals
+    def __init__(self, setup: Setup, scorer: RewardScorer, signals: StopSignals):
+        self.setup, self.scorer, self.signals = setup, scorer, signals
+        self.config = config = setup.config
         self.trainer, self.task = setup.trainer, setup.task
         self.devices = list(setup.engine.mesh.devices.flat)
         self.learning_rates = learning_rates(config)

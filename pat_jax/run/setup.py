@@ -17,6 +17,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
 from pat_jax.common.hub import is_checkpoint, local_checkpoint
 from pat_jax.common.rules import require
+from pat_jax.config.by_model import KnownModel, Options, settled
 from pat_jax.config.run import RunConfig
 from pat_jax.engine.device.draft_model import DraftSource
 from pat_jax.engine.draft_choice import DraftChoice, checkpoint_shape, wanted_drafts
@@ -69,10 +70,12 @@ log = logging.getLogger(__name__)
 class Setup:
     """The parts of a run, nothing compiled yet."""
 
+    config: RunConfig  # with nothing open
     task: Task
     policy: Policy
     layouts: dict[Split, Layout]
     dropped: Sequence[str]  # why layouts of the chain are missing
+    shortened: str  # which lengths the model's context has shortened, if any
     engine: RolloutEngine
     trainer: Trainer
     scripted: Planner | None  # the path that the options write down; None: plan by cost
@@ -103,7 +106,7 @@ def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     all weights, which may have to be downloaded.
     """
     setup = _built(config, devices)
-    kernels = other_kernels(config, setup.engine, also=("rows",))
+    kernels = other_kernels(setup.config, setup.engine, also=("rows",))
     if kernels is not None:
         setup = _built(config, devices, kernels)
     check_weights(config.model)
@@ -120,6 +123,7 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
         f"merged with --model {config.model!r}: its base is random numbers that no other program has",
     )
     model = model_config(config, devices)
+    config, shortened = settled_options(config, model, devices)
     check_lengths(config, model)
     check_vocabulary_options(config, model)
     subject = profile_subject(config, model, devices)
@@ -149,10 +153,12 @@ def _built(config: RunConfig, devices: Sequence[Device], kernels: Kernels | None
             layouts, trainer = kept, build_trainer(config, policy, first, kept, drafts.drafter)
     engine = _engine(config, policy, devices, layouts, tokenizer.eos_ids, resident, drafts=drafts)
     return Setup(
+        config,
         task,
         policy,
         layouts,
         dropped,
+        shortened,
         engine,
         trainer,
         scripted_planner(config, layouts),
@@ -307,6 +313,14 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
         model = preset(config.model)
     names = config.switch_to or (config.layout if config.layout != "auto" else "")
     return padded_for(devices, model, [int(n) for n in re.findall(r"tp(\d+)", names)])
+
+
+def settled_options(
+    config: Options, model: ModelConfig, devices: Sequence[Device]
+) -> tuple[Options, str]:
+    """The options with what this model and these devices bring where nothing is written; see `settled`."""
+    context, platform = model.max_position, devices[0].platform
+    return settled(config, KnownModel(config.model, is_checkpoint(config.model), context, platform))
 
 
 def profile_subject(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> Subject:

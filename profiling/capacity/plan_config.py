@@ -1,8 +1,9 @@
 """Options of `python -m pat_jax.plan`."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal
 
+from pat_jax.common.options.declared import auto
 from pat_jax.common.rules import (
     COUNT_OR_ZERO,
     FRACTION,
@@ -27,6 +28,8 @@ from pat_jax.planning.drafts import PRIOR_SAID
 from pat_jax.profiling.predict.targets import Target
 from pat_jax.profiling.simulate.draw import CORRELATION
 
+LONGEST = 24_576  # tokens of a response, where the model's context has room for them
+
 
 @dataclass(frozen=True)
 class PlannedOptimizerConfig:
@@ -44,9 +47,10 @@ class PlannedOptimizerConfig:
 @dataclass(frozen=True)
 class PlanConfig:
     """Predicts rollouts on machines that are not there: which layouts fit, what a step takes, what
-    adapting gains. Compiles the engine's own programs with the compiler of the target.
+    adapting gains. Compiles the engine's own programs with the compiler of the target, of the extra
+    `plan`, or with --compile false counts shapes.
 
-        python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024
+        python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 1024 --compile false
     """
 
     model: str = "llama-3.1-8b"
@@ -56,8 +60,9 @@ class PlanConfig:
     """Accelerators and how many: h100:8, h100:8x4 (eight on each of four hosts), v5e:2x4, v5p:2x2x2."""
     responses: int = 1024
     """Responses of one rollout."""
-    max_completion_length: int = 24_576
-    """The cap in tokens at which a response is cut; with the longest prompt at most the model's context."""
+    max_completion_length: int = auto()
+    """The cap in tokens at which a response is cut; with the longest prompt at most the model's context.
+    auto: 24,576, or what the prompt leaves of the context if that is less."""
     max_prompt_length: int = 1024
     """Longest prompt in tokens."""
     lengths: str = ""
@@ -139,7 +144,9 @@ class PlanConfig:
         check(self, "model target", GIVEN)
         check(self, "responses", count(1, MOST_REPLAYED))
         check(self, "num_generations min_rows", RESPONSES)
-        check(self, "max_completion_length max_prompt_length prompt_tokens", TOKENS)
+        check(self, "max_prompt_length prompt_tokens", TOKENS)
+        if self.max_completion_length is not None:
+            check(self, "max_completion_length", TOKENS)
         check(self, "page_size min_length burst_steps check_every", TOKENS)
         check(self, "rollouts", ROLLOUTS)
         check(self, "correlation", (lambda x: 0 <= x < 1, "a number in [0, 1)"))
@@ -209,6 +216,17 @@ class PlanConfig:
     @property
     def learned_from(self) -> str:
         return "prompts and responses"
+
+    def settled(self, context: int) -> "PlanConfig":
+        """With nothing open.
+
+        Args:
+          context: tokens of the longest sequence that the model is for.
+        """
+        if self.max_completion_length is not None:
+            return self
+        longest = max(1, min(LONGEST, context - self.max_prompt_length))
+        return replace(self, max_completion_length=longest)
 
     def run(self, target: Target) -> RunConfig:
         """The run that is planned."""

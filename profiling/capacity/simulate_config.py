@@ -43,7 +43,8 @@ class SimulateConfig:
     """Replays rollouts of a measured machine: other batches, caps and links. Options that take several
     values, separated by commas, are combined in every way.
 
-        python -m pat_jax.simulate --profile FILE --responses 512,2048 --link_slowdown 1,4
+        python -m pat_jax.simulate --profile examples/profile.json --responses 64,128 \\
+            --prompt_tokens 60 --max_completion_length 132 --link_slowdown 1,4
     """
 
     profile: str = "profile.json"

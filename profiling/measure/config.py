@@ -11,7 +11,7 @@ class ProfileConfig(RunConfig):
     """Measures what each step takes on this machine for one model, for `train` to plan by. Takes the
     options of `train`, so that a run's --preset and --config fit as they are.
 
-        python -m pat_jax.profile --preset qwen3-8b --model DIR
+        python -m pat_jax.profile --preset qwen2.5-0.5b
     """
 
     out: str = ""

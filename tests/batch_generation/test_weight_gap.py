@@ -30,6 +30,7 @@ from pat_jax.models.weight_formats import WeightFormat
 CONFIG = replace(QWEN3, num_layers=1)
 SUMMED = {"query": 1, "key": 1, "value": 1, "out": 3, "gate": 1, "up": 1, "down": 1}
 responses = st.lists(st.integers(0, 3 * TOKENS_OF_ONE), max_size=8)
+ROLLOUT = RolloutConfig(max_prompt_length=96, max_completion_length=160)
 
 
 @given(responses, st.integers(0, 4 * TOKENS_OF_ONE))
@@ -78,7 +79,7 @@ def test_the_gap_is_that_of_a_model_with_rounded_weights(weights: WeightFormat, 
     policy = Policy.from_config(CONFIG)
     full = full_params(policy)
     kept = policy.with_weights(weights)
-    engine = RolloutEngine(kept, jax.devices()[:2], RolloutConfig(), capacity=2, eos_ids=(0,))
+    engine = RolloutEngine(kept, jax.devices()[:2], ROLLOUT, capacity=2, eos_ids=(0,))
     layout = next(layout for split, layout in engine.layouts.items() if split.tp == tp)
     stored = kept.store(jax.tree.map(jnp.asarray, full), jnp.float32)
     engine.set_weights(jax.device_put(stored, layout.param_shardings(kept)), layout)
@@ -110,7 +111,7 @@ def test_the_gap_is_that_of_a_model_with_rounded_weights(weights: WeightFormat, 
 
 def test_full_weights_without_room_are_not_loaded():
     kept = Policy.from_config(CONFIG).with_weights("int8")
-    engine = RolloutEngine(kept, jax.devices()[:2], RolloutConfig(), capacity=2, eos_ids=(0,))
+    engine = RolloutEngine(kept, jax.devices()[:2], ROLLOUT, capacity=2, eos_ids=(0,))
     found = measure_gap(engine, Sample(9), lambda *_: pytest.fail("loaded"), limit=1000)
     assert isinstance(found, NoRoom) and found.usable == 900
     # Half of the matrices and of the table, the norms whole.

@@ -196,7 +196,7 @@ def test_a_preset_of_a_real_model_wants_model_and_data():
         ("--resume maybe", "option --resume is 'maybe': expected true or false."),
         (
             "--compute_dtype fp8",
-            "option --compute_dtype is 'fp8': expected one of float32, bfloat16.",
+            "option --compute_dtype is 'fp8': expected one of auto, float32, bfloat16.",
         ),
         (
             "--rollout.weights int4",

@@ -13,7 +13,7 @@ import pytest
 from runs import QWEN3, write_checkpoint
 
 from pat_jax.common.errors import UserError
-from pat_jax.config.run import RunConfig
+from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.config.speculation import SpeculationConfig
 from pat_jax.engine.device.sampling import NEVER
 from pat_jax.engine.device.saying import _of_size
@@ -79,7 +79,8 @@ def test_other_tokens_are_refused_whatever_the_size(policy: Path, tmp_path: Path
 
 
 def test_a_run_compares_the_tokenizers_of_its_folders(policy: Path, tmp_path: Path):
-    options = RunConfig(model=str(policy), train=False)
+    rollout = RolloutConfig(max_prompt_length=96, max_completion_length=160)
+    options = RunConfig(model=str(policy), train=False, compute_dtype="float32", rollout=rollout)
     devices = jax.devices()[:2]
     for folder, change, is_refused in [
         ("same", lambda told: None, False),

@@ -31,7 +31,7 @@ KV_BYTES = {"llama-3.1-8b": 128 * 1024, "qwen3-14b": 160 * 1024}  # of a token, 
 
 
 def order(model: str = "llama-3.1-8b", target: str = "h100:8", layers: int = 0, **options) -> Order:
-    config = PlanConfig(model=model, target=target, **options)
+    config = PlanConfig(model=model, target=target, **options).settled(preset(model).max_position)
     machine, shape = Target.parse(target), preset(model)
     shape = replace(shape, num_layers=layers or shape.num_layers)
     return Order.of(machine, config.run(machine), shape, (2, 4))

@@ -18,7 +18,8 @@ from pat_jax.profiling.measure.report import draw_profile
 from pat_jax.profiling.predict.targets import Target
 
 TARGET, MODEL = Target.parse("h100:8"), preset("qwen3-0.6b")
-PLANT = by_arithmetic(Order.of(TARGET, PlanConfig(model="qwen3-0.6b").run(TARGET), MODEL, (2, 4)))
+ASKED = PlanConfig(model="qwen3-0.6b", max_completion_length=24_576)
+PLANT = by_arithmetic(Order.of(TARGET, ASKED.run(TARGET), MODEL, (2, 4)))
 SUMS = {("all-reduce", n, 4096): 1e-4 for n in (2, 4, 8)}
 SUBJECT = Subject("gpu", "NVIDIA H100", 8, asdict(MODEL), "bfloat16", "0.10.2")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pat_jax.config.rollout import RolloutConfig
+from pat_jax.config.by_model import OF_BUILT_IN_SHAPES
 from pat_jax.rl.arithmetic import (
     LETTERS,
     TOKENIZER,
@@ -136,8 +136,8 @@ def test_the_number_of_terms_has_the_documented_tail():
 def test_the_longest_problem_fits_the_default_limits_of_a_rollout():
     prompt = problems(0, "train", term_counts=LONGEST)[0]
     response = demonstration(prompt, np.random.default_rng(0), CAREFUL)
-    assert len(prompt.tokens) == TermCounts().max_prompt_length <= RolloutConfig().max_prompt_length
-    assert len(response) == 129 <= RolloutConfig().max_completion_length  # as TermCounts says
+    assert len(prompt.tokens) == TermCounts().max_prompt_length <= OF_BUILT_IN_SHAPES.prompt
+    assert len(response) == 129 <= OF_BUILT_IN_SHAPES.response  # as TermCounts says
 
 
 def test_demonstrations_are_of_mixed_quality():

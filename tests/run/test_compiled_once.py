@@ -62,7 +62,7 @@ def test_iterations_compile_nothing(learning: tuple[str, ...], tmp_path: Path, m
     config = parse([*TINY, *switches, *reward, *folder, *learning])
     setup = build(config, jax.devices()[:2])
     with StopSignals() as signals, open_scorer(config, setup.task.rewards) as scorer:
-        run, save = Watched(config, setup, scorer, signals), Checkpointer.save
+        run, save = Watched(setup, scorer, signals), Checkpointer.save
 
         def uncounted(self: Checkpointer, *args: Any) -> None:
             before = len(run.seen)

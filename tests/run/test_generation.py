@@ -27,7 +27,9 @@ from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.generation import EVAL, Generator, describe_rollouts, sampling_request
 
 SPLIT = Split(1, 1)
-CONFIG = RolloutConfig(prompts_per_step=3, num_generations=2, max_completion_length=40)
+CONFIG = RolloutConfig(
+    prompts_per_step=3, num_generations=2, max_prompt_length=96, max_completion_length=40
+)
 PROMPTS = [Prompt(7 + i, (i + 2,), f"p{i}", {}) for i in range(3)]
 
 Stream = Callable[[Sequence[Request]], Iterator[tuple[int, Completion]]]

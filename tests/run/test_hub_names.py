@@ -138,7 +138,8 @@ def test_weights_of_examples_are_asked_for_last(described: str):
 
 
 def test_a_profile_needs_no_weights(described: str):
-    config, devices = parse([*OPTIONS, "--model", described]), jax.devices()[:2]
+    options, devices = [*OPTIONS, "--compute_dtype", "float32"], jax.devices()[:2]
+    config = parse([*options, "--model", described])
     assert build_engine(config, model_config(config, devices), devices).layouts
 
 

@@ -17,7 +17,7 @@ from pat_jax.profiling.measure import kernel_check
 from pat_jax.run import setup
 
 OPTIONS = (
-    "--model tiny --data arithmetic --layout dp1tp1 --rollout.prompts_per_step 2 "
+    "--model tiny --data arithmetic --compute_dtype float32 --layout dp1tp1 --rollout.prompts_per_step 2 "
     "--rollout.num_generations 2 --rollout.max_prompt_length 8 --rollout.max_completion_length 24 "
     "--rollout.min_length 32 --rollout.burst_steps 16 --algorithm.mini_batch_size 2"
 )

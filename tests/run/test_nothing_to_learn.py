@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from runs import TINY, run
 
-from pat_jax.config.run import RunConfig
+from pat_jax.config.run import RolloutConfig, RunConfig
 from pat_jax.engine.report import RolloutReport
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.learning import nothing_to_learn
@@ -44,7 +44,7 @@ def groups_of(*finishes: FinishReason) -> list[RolloutGroup]:
     ],
 )
 def test_a_step_of_which_nothing_is_learned_says_why(truncated, finishes, rewards, words):
-    config = RunConfig()
+    config = RunConfig(rollout=RolloutConfig(max_completion_length=160))
     config = replace(config, algorithm=replace(config.algorithm, truncated=truncated))
     found = nothing_to_learn(config, groups_of(*finishes), np.array([rewards]))
     assert found.startswith(words) and bool(found) == bool(words)

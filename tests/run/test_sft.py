@@ -71,9 +71,9 @@ def whole(given_options, tmp_path_factory) -> tuple[Path, list[str]]:
     """The folder of a run to the end, and what it compiled after its programs."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     export = ["--checkpoint.export_dir", str(folder / "policy")]
-    config, setup = made(*given_options, "--run_dir", str(folder), *export)
+    _, setup = made(*given_options, "--run_dir", str(folder), *export)
     assert setup.steps == STEPS
-    run = SftRun(config, setup, StopSignals())
+    run = SftRun(setup, StopSignals())
     run.compile()
     # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
     with pytest.MonkeyPatch.context() as patch, counted_compilations() as compiled:
@@ -118,7 +118,7 @@ def test_it_learns_what_it_is_shown(whole):
 def test_gradients_that_stay_no_numbers_end_a_run(given_options, tmp_path):
     folder = tmp_path / "run"
     config, setup = made(*given_options, "--run_dir", str(folder), "--optimizer.max_skipped", "2")
-    run = SftRun(config, setup, StopSignals())
+    run = SftRun(setup, StopSignals())
     run.compile()
     run.begin()
     run.state = replace(run.state, params=jax.tree.map(lambda x: x * np.nan, run.state.params))
@@ -170,7 +170,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     folder = tmp_path / "run"
     config, setup = made(*given_options, "--run_dir", str(folder))
     with pytest.raises(Stopped), StopSignals() as signals:
-        stopped = SftRun(config, setup, signals)
+        stopped = SftRun(setup, signals)
         draw, told = setup.examples.draw, iter(range(STEPS))
 
         def draw_and_stop(position: int, size: int) -> list[Example]:
@@ -188,7 +188,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 
     config, setup = made("--resume", "--run_dir", str(folder))
     assert not config.checkpoint.export_dir and config.batch_size == 16
-    SftRun(config, setup, StopSignals()).run()
+    SftRun(setup, StopSignals()).run()
     said = capsys.readouterr().err
     assert f"resumed after step {at}\n" in said and "other examples" not in said
     expected = read_metrics(whole[0] / "metrics.jsonl")
@@ -201,8 +201,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 def test_a_run_that_goes_on_with_other_examples_says_so(whole, given_options, tmp_path, capsys):
     data = write_sums(tmp_path / "sums.jsonl")
     data.write_text(data.read_text().replace("7", "8"))
-    config, setup = made("--resume", "--run_dir", str(whole[0]), "--data", str(data))
-    run = SftRun(config, setup, StopSignals())
+    _, setup = made("--resume", "--run_dir", str(whole[0]), "--data", str(data))
+    run = SftRun(setup, StopSignals())
     run.begin()
     run.open.release()
     said = capsys.readouterr().err
@@ -216,7 +216,7 @@ def test_a_run_that_an_error_ends_goes_on_bit_for_bit(
 ):
     """… which comes when step 4 has been learned, and not been written."""
     folder = tmp_path / "run"
-    config, setup = made(*given_options, "--run_dir", str(folder), "--checkpoint.every", "100")
+    _, setup = made(*given_options, "--run_dir", str(folder), "--checkpoint.every", "100")
     calls = itertools.count(1)
 
     def failing(devices: object) -> dict[str, float]:
@@ -225,15 +225,15 @@ def test_a_run_that_an_error_ends_goes_on_bit_for_bit(
         return describe_memory(devices)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(loop, "describe_memory", failing)
-    failed = SftRun(config, setup, StopSignals())
+    failed = SftRun(setup, StopSignals())
     with pytest.raises(RuntimeError, match="of the test"):
         failed.run()
     failed.open.release()
     assert "the policy after step 4 is saved; go on with" in capsys.readouterr().err
     assert not folder.joinpath(CHECKPOINTS, "3").exists()
 
-    config, setup = made("--resume", "--run_dir", str(folder))
-    SftRun(config, setup, StopSignals()).run()
+    _, setup = made("--resume", "--run_dir", str(folder))
+    SftRun(setup, StopSignals()).run()
     expected = read_metrics(whole[0] / "metrics.jsonl")
     assert without_times(read_metrics(folder / "metrics.jsonl")) == without_times(expected)
     one, other = saved_state(whole[0], given_options), saved_state(folder, given_options)

@@ -41,8 +41,8 @@ def whole(tmp_path_factory) -> tuple[Path, list[str], list[str]]:
         *("--lora.rank", "4", "--optimizer.learning_rate", "3e-2", "--lora.export", "adapter"),
         *("--scan_layers", "true"),
     ]
-    config, setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
-    run = SftRun(config, setup, StopSignals())
+    _, setup = made(*options, "--checkpoint.export_dir", str(folder / "adapter"))
+    run = SftRun(setup, StopSignals())
     run.compile()
     # Orbax compiles slices of what several devices have alike; the last step is saved at the end too.
     with pytest.MonkeyPatch.context() as patch:
@@ -84,10 +84,10 @@ def test_a_resumed_run_wants_its_own_base(whole, tmp_path: Path):
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"] = weights["model.norm.weight"] + np.float32(1e-3)
     save_file(weights, other / "model.safetensors")
-    config, setup = made(
+    _, setup = made(
         *options, "--resume", "--model", str(other), "--checkpoint.export_dir", str(tmp_path / "x")
     )
-    run = SftRun(config, setup, StopSignals())
+    run = SftRun(setup, StopSignals())
     run.compile()
     with pytest.raises(UserError, match="are of another base, whose weights differ"):
         run.begin()

@@ -48,7 +48,7 @@ def test_optimizer_steps_in_a_row_without_a_gradient_end_a_run(tmp_path, monkeyp
     monkeypatch.setattr(loop, "training_batch", spoilt)
     setup = build(config, jax.devices()[: config.devices])
     with open_scorer(config, setup.task.rewards) as scorer:
-        run = Run(config, setup, scorer, StopSignals())
+        run = Run(setup, scorer, StopSignals())
         with pytest.raises(UserError, match=r"4 optimizer steps in a row .* the last in step 3; "):
             run.run()
         run.open.release()

@@ -73,7 +73,8 @@ def load(tmp_path: Path):
     def task(*options: str, **files: range) -> Task:
         """Of the files that are named by `files`, and of `{name}` in options."""
         paths = {name: problems(f"{name}.jsonl", numbers) for name, numbers in files.items()}
-        argv = ["--model", "m", *(option.format(**paths) for option in options)]
+        argv = ["--model", "m", "--rollout.max_prompt_length", "96"]
+        argv += [option.format(**paths) for option in options]
         return load_task(parse(argv), Words())
 
     return task
@@ -166,6 +167,7 @@ def test_a_reward_is_told_of_columns_that_few_rows_have(tmp_path):
     rows = [{"prompt": f"p {i}", "answer": i} | ({"level": 3} if i == 5 else {}) for i in range(40)]
     (tmp_path / "d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     argv = ["--model", "m", "--data", str(tmp_path / "d.jsonl"), "--eval.every", "0"]
+    argv += ["--rollout.max_prompt_length", "96"]
     task = load_task(parse(argv), Words())
     (prompt,) = (one for one in task.train.batch(0, 40) if one.columns["answer"] == "7")
     for told in trial_responses(prompt, task.columns):

@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import field as dataclass_field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,7 +19,8 @@ from pat_jax.common.rules import OptionError
 
 # Metadata of the field, one at most, that its section's bare name stands for.
 SHORT_FORM = {"is_short_form": True}
-_STANDS_FOR = "stands_for"
+_STANDS_FOR, _IS_AUTO = "stands_for", "is_auto"
+AUTO = "auto"
 NONE_OF_MANY = "[]"  # as YAML writes it, where an option takes many
 LARGEST = 2**63 - 1  # what arrays, seeds and files can hold
 
@@ -32,6 +34,14 @@ def stands_for(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {_STANDS_FOR: values}
 
 
+def auto() -> Any:
+    """The default of a number that is None until the model is known; `auto` is the word for it.
+
+    Nothing reads the field before that (`config/by_model.py`), so that its type is that of the number.
+    """
+    return dataclass_field(default=None, metadata={_IS_AUTO: True})
+
+
 @dataclass(frozen=True)
 class Option:
     name: str  # dotted, as on the command line
@@ -40,6 +50,7 @@ class Option:
     help: str
     short: str = ""  # the name of its section, if that alone stands for it
     stands_for: Mapping[str, Mapping[str, Any]] | None = None  # see `stands_for`
+    is_auto: bool = False  # see `auto`
 
     @property
     def section(self) -> str:
@@ -57,7 +68,7 @@ class Option:
         if get_origin(self.kind) is Literal:
             return "one of " + ", ".join(get_args(self.kind))
         names = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-        return names[self.kind]
+        return names[self.kind] + f" or {AUTO}" * self.is_auto
 
     @property
     def _each(self) -> Any:
@@ -72,7 +83,7 @@ class Option:
             is_none = list(texts) == [NONE_OF_MANY]
             return () if is_none else tuple(map(self._convert, texts))
         (text,) = texts
-        return self._convert(text)
+        return None if self.is_auto and text == AUTO else self._convert(text)
 
     def _convert(self, text: str) -> Any:
         kind = self._each
@@ -113,7 +124,8 @@ def options_of(config: Any, prefix: str = "") -> Iterator[Option]:
         if not is_dataclass(value):
             kind, short = _without_none(hints[name]), prefix.rstrip(".") if is_short else ""
             others = field.metadata.get(_STANDS_FOR)
-            yield Option(prefix + name, kind, value, texts[name], short, others)
+            is_auto = _IS_AUTO in field.metadata
+            yield Option(prefix + name, kind, value, texts[name], short, others, is_auto)
     for field, value in values.items():
         if is_dataclass(value):
             yield from options_of(value, f"{prefix}{field.name}.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, get_args
 
-from pat_jax.common.options.declared import Option
+from pat_jax.common.options.declared import AUTO, Option
 
 _INDENT: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 
@@ -67,6 +67,7 @@ def _headline(option: Option) -> str:
     kind = "NAME" if _has_many(option) else kind
     default = str(option.default).lower() if option.kind is bool else option.default
     default = " ".join(map(str, option.default)) if option.takes_many else default
+    default = AUTO if option.is_auto else default
     note = "" if default in ("", None) else f" (default: {default})"
     full = f", or --{option.name}" if option.short else ""
     return f"  --{option.short or option.name} {kind}{full}{note}"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.config.sft import SftConfig
 from pat_jax.rl.examples import Example
 from pat_jax.rl.supervised import num_learned, to_example_batch
 from pat_jax.run.adapters import check_base, freeze_base
@@ -30,8 +29,9 @@ from pat_jax.training.supervised import cross_entropy
 class SftRun:
     """One run, from the first compilation to the export."""
 
-    def __init__(self, config: SftConfig, setup: SftSetup, signals: StopSignals):
-        self.config, self.setup, self.signals = config, setup, signals
+    def __init__(self, setup: SftSetup, signals: StopSignals):
+        self.setup, self.signals = setup, signals
+        self.config = config = setup.config
         self.trainer, self.steps = setup.trainer, setup.steps
         self.learning_rate = schedule_of(config.optimizer_in_use, setup.steps)
         self.open = OpenRun(config, "sft", steps=setup.steps, fingerprint=setup.fingerprint)

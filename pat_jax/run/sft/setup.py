@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pat_jax.common.devices import Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hub import local_checkpoint
+from pat_jax.config.by_model import settled_examples
 from pat_jax.config.sft import SftConfig
 from pat_jax.engine.draft_choice import checkpoint_shape
 from pat_jax.engine.layout.layout import factored_mesh, layout_chain
@@ -41,6 +42,7 @@ from pat_jax.training.update_memory import check_state
 class SftSetup:
     """The parts of a run, nothing compiled yet."""
 
+    config: SftConfig  # with nothing open
     policy: Policy
     trainer: Trainer
     devices: Sequence[Device]
@@ -49,7 +51,7 @@ class SftSetup:
     num_heldout: int
     shapes: Sequence[Shape]  # of micro-batches
     steps: int
-    note: str  # how many examples there are, and how many were left out
+    note: str  # how many examples there are, how many were left out, and what the context has shortened
     fingerprint: Mapping[str, object]  # what a checkpoint has to share with this run
     memory: float  # bytes of a device
 
@@ -71,7 +73,7 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     What is cheap to find out comes first: options, headers of files; then the tokenizer and the
     examples, which take seconds; last of all weights, which may have to be downloaded.
     """
-    model = _model_config(config, len(devices))
+    config, model, shortened = _settled(config, devices)
     policy = Policy.from_config(model)
     lora = identity(build_lora(config.lora, policy))
     fingerprint = asdict(model) | {"learns_from": "examples"} | lora
@@ -95,7 +97,9 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
     shapes = row_shapes(config, layout.split.dp)
     heldout = evaluated.heldout[: config.eval.num_examples] if config.eval.every else []
     check_weights(config.model)
+    counts = str(read) if read is evaluated else f"{read}\neval.data, {evaluated}"
     return SftSetup(
+        config,
         policy,
         trainer,
         devices,
@@ -104,13 +108,14 @@ def build(config: SftConfig, devices: Sequence[Device]) -> SftSetup:
         len(heldout),
         shapes,
         steps,
-        str(read) if read is evaluated else f"{read}\neval.data, {evaluated}",
+        "\n".join(filter(None, [shortened, counts])),
         fingerprint,
         memory,
     )
 
 
-def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
+def _settled(config: SftConfig, devices: Sequence[Device]) -> tuple[SftConfig, ModelConfig, str]:
+    """The options with nothing open, the model's shape, and what `settled_examples` has to say."""
     model = checkpoint_shape(config.model, "model")
     if model is None:
         raise UserError(
@@ -122,13 +127,15 @@ def _model_config(config: SftConfig, num_devices: int) -> ModelConfig:
             "option --data is not given: expected .json, .jsonl or .parquet files of examples; give "
             "one or several."
         )
+    config, note = settled_examples(config, model.max_position, devices[0].platform)
     if config.max_length > model.max_position:
         raise UserError(
             f"option --max_length is {config.max_length}: expected at most the {model.max_position} "
             f"tokens of the context of {config.model!r} (max_position_embeddings in its config.json); "
             f"take --max_length {model.max_position}."
         )
-    return replace(model, vocab_multiple=math.lcm(model.vocab_multiple, num_devices))
+    padded = replace(model, vocab_multiple=math.lcm(model.vocab_multiple, len(devices)))
+    return config, padded, note
 
 
 def _read(config: SftConfig, model: ModelConfig) -> tuple[Read, Read]:

@@ -1,0 +1,97 @@
+"""Options that are open until the model and the devices are known, and what they are then.
+
+A checkpoint, a directory or a model of the Hugging Face Hub, brings lengths for real questions and
+answers, and bfloat16 on accelerators. A built-in shape has those of the small demonstration. What is
+written wins: on the command line, in a file or in a preset. Does not know how a model is found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from pat_jax.config.rollout import ComputeDtype, RolloutConfig
+from pat_jax.config.run import RunConfig
+from pat_jax.config.sft import SftConfig
+
+Options = TypeVar("Options", bound=RunConfig)
+
+
+class Lengths(NamedTuple):
+    """Tokens of the longest prompt and of the longest response."""
+
+    prompt: int
+    response: int
+
+
+OF_CHECKPOINTS, OF_BUILT_IN_SHAPES = Lengths(512, 1024), Lengths(96, 160)
+LONGEST_EXAMPLE = 1024  # tokens, in supervised fine-tuning
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """What the defaults of a model depend on."""
+
+    name: str
+    is_checkpoint: bool
+    context: int  # tokens of the longest sequence that it is for
+    platform: str  # of the devices, such as cpu
+
+
+def settled(config: Options, model: KnownModel) -> tuple[Options, str]:
+    """The options with nothing open.
+
+    Returns:
+      The options, and a sentence where the model's context is too short for its defaults.
+    """
+    usual = OF_CHECKPOINTS if model.is_checkpoint else OF_BUILT_IN_SHAPES
+    dtype = settled_dtype(config.compute_dtype, model.platform, is_checkpoint=model.is_checkpoint)
+    rollout, note = _with_lengths(config.rollout, usual, model)
+    return replace(config, compute_dtype=dtype, rollout=rollout), note
+
+
+def settled_examples(config: SftConfig, context: int, platform: str) -> tuple[SftConfig, str]:
+    """As `settled`, of supervised fine-tuning, whose model is a checkpoint."""
+    dtype = settled_dtype(config.compute_dtype, platform, is_checkpoint=True)
+    if config.max_length is not None:
+        return replace(config, compute_dtype=dtype), ""
+    longest = min(LONGEST_EXAMPLE, context)
+    note = shortened(config.model, context, "", {"max_length": (longest, LONGEST_EXAMPLE)})
+    return replace(config, compute_dtype=dtype, max_length=longest), note
+
+
+def settled_dtype(asked: ComputeDtype, platform: str, *, is_checkpoint: bool) -> ComputeDtype:
+    if asked != "auto":
+        return asked
+    return "bfloat16" if is_checkpoint and platform != "cpu" else "float32"
+
+
+def _with_lengths(
+    rollout: RolloutConfig, usual: Lengths, model: KnownModel
+) -> tuple[RolloutConfig, str]:
+    """In a short context the response gives way first: the prompt has its usual length up to half."""
+    prompt, response, left = rollout.max_prompt_length, rollout.max_completion_length, {}
+    if prompt is None:
+        room = model.context // 2 if response is None else model.context - response
+        prompt = max(1, min(usual.prompt, room))
+        left["max_prompt_length"] = prompt, usual.prompt
+    if response is None:
+        response = max(1, min(usual.response, model.context - prompt))
+        left["max_completion_length"] = response, usual.response
+    found = replace(rollout, max_prompt_length=prompt, max_completion_length=response)
+    return found, shortened(model.name, model.context, "rollout.", left)
+
+
+def shortened(name: str, context: int, section: str, lengths: Mapping[str, tuple[int, int]]) -> str:
+    """What a person is told where a model's context is too short for the usual lengths; else nothing.
+
+    Args:
+      lengths: of each option that was open, what it is and what it usually is.
+    """
+    changes = [
+        f"--{section}{option} is {now:,} in place of {usual:,}"
+        for option, (now, usual) in lengths.items()
+        if now < usual
+    ]
+    if not changes:
+        return ""
+    return f"note: the context of {name!r} has {context:,} tokens: {', '.join(changes)}"
