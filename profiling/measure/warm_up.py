@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from pat_jax.common.hosts.together import company
+from pat_jax.common.memory import give_back
 from pat_jax.engine.device.migration import Migration, Shifting, Traffic
 from pat_jax.engine.device.pages import Exchange, elsewhere
 from pat_jax.engine.device.program_specs import COPIES
@@ -160,11 +161,14 @@ class Warmup:
             pool = self._pages(layout, self.decode_and_prefill(layout))
             _delete(self._shift(layout, pool))
             self.engine.release_weights()
+            give_back()
         for source, target in pairs:
             self._migrate(source, target)
+            give_back()
         for one, other in combinations([*new, *old], 2):
             if one in new or other in new:
                 self._reslice(one, other, load_weights)
+                give_back()
         for name in TABLES:
             for line in describe(name, self.known[name], self.again[name]):
                 log.info("%s", line)
