@@ -94,13 +94,14 @@ def test_of_what_is_known_one_layout_runs(lacks, ran, monkeypatch: pytest.Monkey
     dp2, times = Split(2, 1), warm_up(recheck=True, first="a few")
     rows = {dp2: [1, 8], TP2: [1, 16]}
     measured = SimpleNamespace(rows=rows, lengths=[64])
-    times.specs.measured, times.specs.drafts = measured, SimpleNamespace(of=lambda rows: ())
-    times.specs.prefill_blocks = times.specs.page_size = 1
-    times.specs.reads = "bucket"
+    engine: Any = times.engine
+    engine.specs.measured, engine.specs.drafts = measured, SimpleNamespace(of=lambda rows: ())
+    engine.specs.prefill_blocks = engine.specs.page_size = 1
+    engine.specs.reads = "bucket"
     layouts = {split: SimpleNamespace(split=split, platform="cpu") for split in rows}
-    times.engine.layouts = layouts
-    times.engine.set_weights = lambda weights, layout: None
-    times.engine.release_weights = lambda: None
+    engine.layouts = layouts
+    engine.set_weights = lambda weights, layout: None
+    engine.release_weights = lambda: None
     times.known["decode_table"] = {(split, n, 64): 1.0 for split in rows for n in rows[split]}
     times.known["prefill_table"] = {(split, 64): 1.0 for split in rows}
     times.known["migrate_table"] = {(dp2, dp2, ROUNDS[0]): 1.0}
@@ -115,7 +116,8 @@ def test_of_what_is_known_one_layout_runs(lacks, ran, monkeypatch: pytest.Monkey
     monkeypatch.setattr(times, "decode_and_prefill", decode_and_prefill)
     for name in ("_pages", "_shift", "_migrate", "_reslice"):
         monkeypatch.setattr(times, name, lambda *_: {})
-    found = times.measure(lambda layout: {})
+    weights: Any = {}
+    found = times.measure(lambda layout: weights)
     assert seen == ran
     if lacks == "nothing":  # the machine is half as fast
         assert set(found.decode_table.values()) == {2.0}

@@ -131,5 +131,6 @@ def _of_buckets(one: Acceptance, budget: int, draft: int, rows: np.ndarray) -> n
     key = budget, draft, rows.tobytes()
     if key not in one.remembered:
         live = np.maximum(1.0, FILLED * rows[:, None])
-        one.remembered[key] = one.tokens(rows[:, None] * (1 + budget) / live - 1, draft, live)
+        room = rows[:, None] * (1 + budget) / live - 1
+        one.remembered[key] = np.asarray(one.tokens(room, draft, live))
     return one.remembered[key]
