@@ -128,13 +128,26 @@ class Lora:
     def attach(self, base: Params, adapters: Adapters) -> Params:
         """The policy with its adapters beside its weights."""
 
-        def attached(tensor: HFTensor, weight: Array) -> Array | AdaptedWeight:
-            adapter = adapters.get(tensor.module)
-            if adapter is None:
-                return weight
-            return AdaptedWeight(weight, adapter.a, self.scale * adapter.b)
+        def scaled(x: Array | AdaptedWeight) -> Array | AdaptedWeight:
+            return replace(x, b=self.scale * x.b) if isinstance(x, AdaptedWeight) else x
 
-        return jax.tree.map(attached, hf_tensors(self.policy), base)
+        return jax.tree.map(scaled, self.beside_each(base, adapters), is_leaf=is_adapted)
+
+    def beside_each(self, base: Any, adapters: Any) -> Any:
+        """The same of arrays, shapes or shardings; b without the scale."""
+
+        def paired(tensor: HFTensor, weight: Any) -> Any:
+            adapter = adapters.get(tensor.module)
+            return weight if adapter is None else AdaptedWeight(weight, adapter.a, adapter.b)
+
+        return jax.tree.map(paired, hf_tensors(self.policy), base)
+
+    @property
+    def factors(self) -> Any:
+        """What `attach` multiplies each array of `beside_each` by."""
+        ones = jax.tree.map(lambda _: 1.0, self.policy.abstract_params)
+        factors = {name: Adapter(1.0, self.scale) for name in self.modules}
+        return self.beside_each(ones, factors)
 
     def beside(self, kept: Policy) -> Policy:
         """`kept`, which is this policy in whatever format, as one that has adapters beside its weights."""

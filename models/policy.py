@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -80,7 +80,10 @@ class Policy:
 
     def param_axes(self) -> Params:
         """The same tree as the parameters, with a tuple of axis names in place of each array."""
+        return self._axes
 
+    @cached_property
+    def _axes(self) -> Params:
         def named(variable: nnx.Variable) -> nnx.Variable:
             metadata, value = variable.get_metadata(), variable.get_value()
             axes, contracted = metadata["axes"], metadata["contracted"]

@@ -4,6 +4,7 @@ A row holds several examples, one behind the other. Those that begin alike may s
 lies before the first of them once, and what each has of its own follows. Everything here runs on the host.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -176,8 +177,17 @@ def _micro_batches(
     full: list[Filled] = []
     each = PASS_COST * np.prod(micro_shapes[-1])
     cost = 0.0
+    *smaller, largest = micro_shapes
+    most = max((math.prod(shape) for shape in smaller), default=0)
     while rest:
-        tries = [(shape, *_fill(rest, examples, shape)) for shape in micro_shapes]
+        placed, left = _fill(rest, examples, largest)
+        least = sum(examples[i].length - examples[i].shared for i in rest)
+        if left and least > most:  # too much for any of them
+            full.append((largest, placed))
+            rest, cost = left, cost + np.prod(largest) + each
+            continue
+        tries = [(shape, *_fill(rest, examples, shape)) for shape in smaller]
+        tries.append((largest, placed, left))
         whole = next(((shape, spots) for shape, spots, left in tries if not left), None)
         partial = [one for one in tries if one[2] and one[1]]
         if whole is None:
@@ -186,9 +196,9 @@ def _micro_batches(
             cost += np.prod(shape) + each
             continue
         best = np.prod(whole[0]) + each, [whole]
-        smaller = [one for one in partial if np.prod(one[0]) < np.prod(whole[0])]
-        if smaller:
-            shape, spots, left = smaller[-1]
+        below = [one for one in partial if np.prod(one[0]) < np.prod(whole[0])]
+        if below:
+            shape, spots, left = below[-1]
             later, others = _micro_batches(left, examples, micro_shapes)
             best = min(
                 best, (np.prod(shape) + each + later, [(shape, spots), *others]), key=lambda x: x[0]
@@ -202,7 +212,7 @@ def _fill(
 ) -> tuple[dict[int, Spot], list[int]]:
     """First fit: where the examples are, and those that found no row with room."""
     rows, length = shape
-    used = np.zeros(rows, np.int64)
+    used = [0] * rows  # a list: NumPy is slower at single numbers
     # Of each row, by prefix; and the rows that have a prefix.
     members: list[dict[int, list[int]]] = [{} for _ in range(rows)]
     having: dict[int, list[int]] = {}
@@ -214,8 +224,9 @@ def _fill(
         if row is not None:
             used[row] += whole - shared
         else:
-            row = int(np.argmax(used + whole <= length))
-            if used[row] + whole > length:
+            most = length - whole
+            row = next((row for row, tokens in enumerate(used) if tokens <= most), None)
+            if row is None:
                 left.append(i)
                 continue
             used[row] += whole

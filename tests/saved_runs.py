@@ -18,8 +18,8 @@ from pat_jax.rl.update import TrainState
 from pat_jax.run.adapters import identity
 from pat_jax.run.checkpoint import Checkpointer
 from pat_jax.run.folder import CHECKPOINTS
+from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trained import Leaves
-from pat_jax.training.transfer import base_checksum
 
 
 def policy_of(model: Path) -> Policy:

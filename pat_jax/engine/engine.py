@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from pat_jax.common.devices import Device
 from pat_jax.common.hosts.together import company
+from pat_jax.common.memory import give_back
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.agreed_planner import AgreedPlanner
@@ -145,6 +146,7 @@ class RolloutEngine:
             self.draft_model = DraftModel(self.specs.draft_specs, params)
         threads, first = os.cpu_count() or 1, self.specs.is_first
         self.programs.compile_all(threads=threads, progress=progress, within=within, only=first)
+        give_back()
 
     def to_compile(self, within: Collection[Split] | None = None) -> int:
         """How many programs `compile` would compile."""

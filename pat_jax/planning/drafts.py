@@ -220,6 +220,11 @@ class Acceptance:
         return float(self._of_steps(places + draft, places + branch, longest)[1][0])
 
     @cached_property
+    def remembered(self) -> dict[tuple[int, int, bytes], np.ndarray]:
+        """What plans have worked out of it."""
+        return {}
+
+    @cached_property
     def _known_ways(self) -> "dict[int, Ways]":
         return {}
 

@@ -29,8 +29,8 @@ from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
 from pat_jax.run.adapters import check_base
 from pat_jax.run.saved_policy import SavedPolicy
 from pat_jax.training.build import DTYPES
+from pat_jax.training.checksum import base_checksum
 from pat_jax.training.trained import Leaves
-from pat_jax.training.transfer import base_checksum
 
 # The weights as a policy keeps them, in a data type where it quantizes none, on the shards of a layout.
 Load = Callable[[jnp.dtype, Policy, Layout], Params]
@@ -82,7 +82,7 @@ def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout
     """
     if saved.lora(policy):
         base = _spread(config.model, policy, layout, DTYPES[saved.compute_dtype])
-        check_base(saved.meta, int(jax.jit(partial(base_checksum, policy))(base)), config)
+        check_base(saved.meta, base_checksum(policy, base), config)
     return partial(_load_saved, config.model, saved)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -65,6 +66,17 @@ class Trained:
     def whole(self, frozen: Leaves, params: Leaves) -> Leaves:
         """The policy, with adapters beside the weights that have one."""
         return self.lora.attach(frozen, params) if self.lora else params
+
+    def unscaled(self, frozen: Leaves, params: Leaves) -> Leaves:
+        """The same of arrays or of shapes, but for the scale of the adapters: see `factors`."""
+        return self.lora.beside_each(frozen, params) if self.lora else params
+
+    @property
+    def factors(self) -> list[float]:
+        """Of each array of `unscaled`, what it is multiplied by in `whole`."""
+        if not self.lora:
+            return [1.0] * len(jax.tree.leaves(self.abstract))
+        return jax.tree.leaves(self.lora.factors)
 
     def over(self, frozen: Leaves, update: PolicyUpdate) -> PolicyUpdate:
         """An update of the whole policy as one of what is trained, what is frozen being given."""

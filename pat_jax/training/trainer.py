@@ -132,7 +132,7 @@ class Trainer:
         self._placement = StatePlacement(self.shardings, layout.sharding(), is_offloaded)
         self._largest = micro_shapes[-1:]  # none where nothing is trained
         self._declare(micro_shapes)
-        declare_transfer(
+        self._checksums = declare_transfer(
             self.programs,
             self.trained,
             rollout_policy or policy,
@@ -281,7 +281,8 @@ class Trainer:
           A checksum of its values, the same in bfloat16 as in float32.
         """
         self.trained.frozen = base
-        return int(self["base_checksum"](base))
+        assert self._checksums.base is not None, "there are adapters"
+        return self._checksums.base(base)
 
     def score(self, params: Params, tokens: ArrayLike) -> Array:
         """log π(next token) in nats of tokens[rows, length], by what is sent to a rollout."""
@@ -295,9 +296,10 @@ class Trainer:
         """
         source, target = self.layout.split, layout.split
         held = self.trained.frozen, params
-        self.sent = sent_sum = int(self["checksum"](*held))
+        assert self._checksums.sent is not None, "somebody receives it"
+        self.sent = sent_sum = self._checksums.sent(self.trained.unscaled(*held))
         received = self.programs[Key("transfer", source, target=target)](*held)
-        received_sum = int(self.programs[Key("checksum", source, target=target)](received))
+        received_sum = self._checksums.received[target](received)
         if sent_sum != received_sum:
             raise RuntimeError(
                 f"weight transfer {source} to {target}: checksum {received_sum} arrived, "

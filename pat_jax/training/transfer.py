@@ -3,10 +3,8 @@
 Bits by a checksum; what the rollout makes of them by one log-probability in each of its groups.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -22,15 +20,38 @@ from pat_jax.engine.layout.layout import Layout
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.engine.sequences.sampling import Sampling
 from pat_jax.models.policy import Params, Policy
+from pat_jax.models.weight_formats import QuantizedWeight, is_quantized, stored
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
+from pat_jax.training.checksum import TreeChecksum, array_sums, base_sums
 from pat_jax.training.trained import Trained
 
-SPREAD = 0x9E3779B9  # 2^32 over the golden ratio, odd: neighbouring places far from each other
 PROBE_LENGTH = 8  # tokens of a prompt whose next token's log-probability is compared
 # Nats that the trainer's arithmetic and the rollout's may differ by: the first where products of
 # float32 are float32, the second where the devices round what they multiply.
 EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """Of what goes to the rollout, those that compare both ends."""
+
+    base: TreeChecksum | None  # of the frozen policy; None: all of it is trained
+    sent: TreeChecksum | None  # of what is trained and its base, as they are sent; None: to nobody
+    received: Mapping[Split, TreeChecksum]
+
+
+@dataclass(frozen=True)
+class _SentSums:
+    """Of an array of the trainer's the checksum of what is sent of it."""
+
+    like: jax.ShapeDtypeStruct | QuantizedWeight  # as the rollout keeps it
+    dtype: jnp.dtype
+    factor: float
+
+    def __call__(self, x: Array) -> Any:
+        scaled = x if self.factor == 1 else self.factor * x
+        return array_sums(stored(scaled, self.like, self.dtype))
 
 
 def declare_transfer(
@@ -40,8 +61,8 @@ def declare_transfer(
     targets: Mapping[Split, Layout],
     dtype: jnp.dtype,
     score: Callable[[Params, Array], Array],
-) -> None:
-    """`transfer` to each target, the `checksum` of what is sent and of what is there, and the
+) -> Checksums:
+    """`transfer` to each target, each `checksum` of what is sent and of what is there, and the
     `score` of tokens by what is sent: the policy, adapters beside the weights that have one.
 
     Where nobody receives it, none of these.
@@ -66,18 +87,22 @@ def declare_transfer(
             gathered,
         )
 
-    def sent_checksum(frozen: Params, params: Params) -> Array:
-        return checksum(sent(frozen, params))
-
     def scored(frozen: Params, params: Params, tokens: Array) -> Array:
         return score(sent(frozen, params), tokens)
 
+    base = None
     if trained.lora:
-        of_base = partial(base_checksum, trained.policy)
-        table.declare(Key("base_checksum", source.split), of_base, trained.abstract_frozen)
+        key, of_base = Key("base_checksum", source.split), base_sums(trained.policy)
+        base = TreeChecksum(table, key, trained.abstract_frozen, of_base)
     if not targets:
-        return
-    table.declare(Key("checksum", source.split), sent_checksum, *held)
+        return Checksums(base, None, {})
+    likes = jax.tree.leaves(policy.abstract_params, is_leaf=is_quantized)
+    sums = [
+        _SentSums(like, jnp.dtype(dtype), factor)
+        for like, factor in zip(likes, trained.factors, strict=True)
+    ]
+    of_sent = TreeChecksum(table, Key("checksum", source.split), trained.unscaled(*held), sums)
+    of_received: dict[Split, TreeChecksum] = {}
     by_rows = source.sharding("batch", role="train")
     probes = jax.ShapeDtypeStruct((source.split.dp, PROBE_LENGTH + 1), jnp.int32, sharding=by_rows)
     table.declare(
@@ -88,7 +113,9 @@ def declare_transfer(
         key = Key("transfer", source.split, target=split)
         table.declare(key, transfer, *held, out_shardings=shardings)
         received = with_sharding(policy.abstract(dtype), shardings)
-        table.declare(Key("checksum", source.split, target=split), checksum, received)
+        key = Key("checksum", source.split, target=split)
+        of_received[split] = TreeChecksum(table, key, received)
+    return Checksums(base, of_sent, of_received)
 
 
 def logprob_gap(
@@ -130,61 +157,3 @@ def logprob_gap(
             "policy."
         )
     return gap
-
-
-def checksum(params: Any, counted: Sequence[tuple[int, ...]] | None = None) -> Array:
-    """Of bits and their places, modulo 2^32: the same in whatever order a layout adds them up.
-
-        Σ_leaves (2 · leaf + 1) · Σ_values mix(bits ^ SPREAD · place),   place counted in its leaf
-
-    As `mix` is one to one, a single value that differs always shows; values that changed places,
-    as the shards of a wrong resharding, show but for one case in 2^32.
-
-    Args:
-      counted: of each leaf the shape of the part that counts, as if there were no more; None: all.
-    """
-    total, leaves = jnp.zeros((), jnp.uint32), jax.tree.leaves(params)
-    for i, (x, shape) in enumerate(zip(leaves, counted or [x.shape for x in leaves], strict=True)):
-        # The leaf's number stays outside: leaves of a shape are one kernel, traced and compiled once.
-        total += jnp.uint32(2 * i + 1) * _leaf_checksum(x, shape)
-    return total
-
-
-def base_checksum(policy: Policy, params: Params) -> Array:
-    """Of the values of a policy that is frozen: the same in bfloat16 and float32, and however many
-    devices it is padded for."""
-    # Checkpoints hold sums with the vocabulary's usual padding. That of other numbers of devices is not
-    # counted.
-    multiple = math.gcd(policy.config.vocab_multiple, 128)
-    config = replace(policy.config, vocab_multiple=multiple, query_multiple=1)
-    counted = Policy.from_config(config).abstract_params
-    values = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    return checksum(values, [x.shape for x in jax.tree.leaves(counted)])
-
-
-@partial(jax.jit, static_argnums=1)
-def _leaf_checksum(x: Array, counted: tuple[int, ...]) -> Array:
-    spread, padding = jnp.zeros(x.shape, jnp.uint32), []
-    for dim, size in enumerate(counted):
-        stride = jnp.uint32(SPREAD * math.prod(counted[dim + 1 :]) % 2**32)
-        place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)
-        spread += stride * place
-        if size < x.shape[dim]:
-            padding.append(place >= size)
-    mixed = _mix(_bits(x) ^ spread)
-    for is_padding in padding:
-        mixed = jnp.where(is_padding, 0, mixed)
-    return jnp.sum(mixed, dtype=jnp.uint32)
-
-
-def _bits(x: Array) -> Array:
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    return jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
-
-
-def _mix(x: Array) -> Array:
-    """Spreads each bit over the word, one to one: the end of MurmurHash3
-    (https://github.com/aappleby/smhasher, `fmix32`)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)

@@ -30,9 +30,16 @@ def changes(known: Table, again: Table) -> dict[Layouts, float]:
     return {k: factor for k, factor in factors.items() if not 1 / NOISE <= factor <= NOISE}
 
 
-def rescaled(known: Table, again: Table) -> dict[Any, float]:
-    """The `known` seconds, with those put right that have changed."""
-    factors = changes(known, again)
+def rescaled(known: Table, again: Table, sample: Split | None = None) -> dict[Any, float]:
+    """The `known` seconds, with those put right that have changed.
+
+    Args:
+      sample: the layout that stands for those of which nothing was run again.
+    """
+    factors, ran = changes(known, again), set(map(_layouts, again))
+    for key in known:
+        if sample is not None and (layouts := _layouts(key)) not in ran:
+            factors[layouts] = factors.get((sample,), 1.0)
     return {key: seconds * factors.get(_layouts(key), 1.0) for key, seconds in known.items()}
 
 

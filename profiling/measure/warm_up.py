@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from pat_jax.common.hosts.together import company
+from pat_jax.common.memory import give_back
 from pat_jax.engine.device.migration import Migration, Shifting, Traffic
 from pat_jax.engine.device.pages import Exchange, elsewhere
 from pat_jax.engine.device.program_specs import COPIES
@@ -68,7 +69,8 @@ class Warmup:
         Args:
           known: times measured before; what they are of runs untimed.
           recheck: known times are measured once again, and put right where they have changed; on a CPU where
-            few programs are measured, those of each layout's bursts of fewest rows alone.
+            few programs are measured, those of the first known layout's bursts of fewest rows alone, which
+            stand for all.
           runs: of one program behind its first, fewer once these have taken a second.
           progress: told how many programs of how many have run.
         """
@@ -82,6 +84,7 @@ class Warmup:
         if known:
             self.known |= self._usable(known.of_drafts_from(self.drafts_from))
         self.done = 0
+        self.sample: Split | None = None  # whose bursts tell how all known layouts have changed
         # A CPU has no communicators to create: where few programs are measured there, none has to run before
         # it is needed, and a first run of a second is as good as others.
         platform = next(iter(engine.layouts.values())).platform
@@ -119,7 +122,8 @@ class Warmup:
     def measured(self) -> LatencyModel:
         """All times so far, the known ones included, as far as they hold."""
         tables: dict[str, Any] = {
-            name: rescaled(self.known[name], self.again[name]) | self.new[name] for name in TABLES
+            name: rescaled(self.known[name], self.again[name], self.sample) | self.new[name]
+            for name in TABLES
         }
         return LatencyModel(
             **tables,
@@ -149,15 +153,22 @@ class Warmup:
         old = [layouts[split] for split in beside]
         pairs = [(a, b) for a, b in permutations([*new, *old], 2) if not (a in old and b in old)]
         for layout in new:
+            if self.is_brief and self._is_known(layout):
+                if self.sample is not None or not self.recheck:
+                    continue
+                self.sample = layout.split
             self.engine.set_weights(load_weights(layout), layout)
             pool = self._pages(layout, self.decode_and_prefill(layout))
             _delete(self._shift(layout, pool))
             self.engine.release_weights()
+            give_back()
         for source, target in pairs:
             self._migrate(source, target)
+            give_back()
         for one, other in combinations([*new, *old], 2):
             if one in new or other in new:
                 self._reslice(one, other, load_weights)
+                give_back()
         for name in TABLES:
             for line in describe(name, self.known[name], self.again[name]):
                 log.info("%s", line)
@@ -186,6 +197,18 @@ class Warmup:
     def _is_taken(self, table: str, *keys: tuple) -> bool:
         """Whether times are taken as they are known, and their programs need not run."""
         return self.is_brief and all(key in self.known[table] for key in keys)
+
+    def _is_known(self, layout: Layout) -> bool:
+        """Whether the times of all its programs are."""
+        split, measured, known = layout.split, self.specs.measured, self.known
+        if split.dp > 1 and (split, split, ROUNDS[0]) not in known["migrate_table"]:
+            return False
+        if not all((split, length) in known["prefill_table"] for length in measured.lengths):
+            return False
+        at = [(split, *one) for one in product(measured.rows[split], measured.lengths)]
+        drafting = [(*one, budget) for one in at for budget in self.specs.drafts.of(one[1])]
+        tables = (known["decode_table"], at), (known["verify_table"], drafting)
+        return all(one in table for table, ones in tables for one in ones)
 
     def _warm(self, once: Callable[[], object]) -> None:
         """Runs a program that is not timed."""

@@ -22,7 +22,7 @@ from pat_jax.models.peft_adapter import export_adapter, load_adapter, read_adapt
 from pat_jax.models.policy import Params, Policy
 from pat_jax.models.presets import preset
 from pat_jax.rl.optimizer import make_optimizer
-from pat_jax.training.transfer import base_checksum
+from pat_jax.training.checksum import base_checksum
 from tests.lossless import lively_params, pad
 
 BASE = ModelConfig(

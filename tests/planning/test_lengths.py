@@ -226,3 +226,20 @@ def test_the_past_fades():
     alive = model.survival(np.array([0]), np.array([100]), np.array([30, 50]))[0]
     assert alive[0] > 0.9 and alive[1] < 0.1
     assert model.baseline.at_risk[0] < 50 / (1 - model.keep)
+
+
+def test_what_was_asked_last_is_remembered_and_nothing_else(experienced: LengthModel):
+    model, moments = replace(experienced), np.arange(0, CAP, 5)
+    generated, others = np.array([0, 3, 9]), siblings(np.array([0, 1, 1]), [4], [0], [False])
+    first = model.curves(generated, moments, others)
+    assert model.curves(generated.copy(), moments.copy(), others) is first
+    generated[:] += 5  # the same array with other numbers in it
+    changed = (
+        (generated, moments, others),
+        (generated, moments[1:], others),
+        (generated, moments, None),
+    )
+    for asked in changed:
+        found, anew = model.curves(*asked), replace(experienced).curves(*asked)
+        assert found is not first
+        np.testing.assert_array_equal(found[0][found[1]], anew[0][anew[1]])

@@ -46,3 +46,10 @@ def test_packing_changes_with_the_memory_and_all_else_of_a_round_with_the_links(
     assert "dp2tp1, between its groups, takes 3.00 times" in line
     (line,) = describe("migrate_table", known, {**known, (DP2, DP2, "packed"): 2.0})
     assert "packing what goes between its groups, takes 2.00 times" in line
+
+
+def test_a_sample_stands_for_layouts_that_were_not_run_again():
+    known = {(DP2, 1): 1.0, (DP2, 64): 2.0, (TP2, 1): 1.0}
+    assert rescaled(known, {(DP2, 1): 3.0}, DP2) == {(DP2, 1): 3.0, (DP2, 64): 6.0, (TP2, 1): 3.0}
+    both = {(DP2, 1): 3.0, (TP2, 1): 1.0}
+    assert rescaled(known, both, DP2) == {(DP2, 1): 3.0, (DP2, 64): 6.0, (TP2, 1): 1.0}

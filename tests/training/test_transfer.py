@@ -1,5 +1,6 @@
 """What arrives at the rollout is what was sent, and what is not is noticed."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import jax
@@ -21,7 +22,7 @@ from pat_jax.models.weight_formats import WeightFormat
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.run.generation import Generator
-from pat_jax.training.transfer import checksum
+from pat_jax.training.checksum import checksum
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,18 @@ def test_what_is_not_what_was_sent_is_noticed(
     monkeypatch.setitem(trainer.programs._compiled, key, damaged)
     with pytest.raises(RuntimeError, match=r"dp4tp2 to dp1tp8: checksum .* arrived, .* was sent"):
         trainer.transfer(params, target)
+
+
+def test_arrays_that_are_alike_share_a_checksum_program():
+    """One program of a whole model takes as long to compile as a training step."""
+    source, target = CHAIN["dp4tp2"], CHAIN["dp1tp8"]
+    trainer = make_trainer(source, "checksum", targets=[target])
+    arrays = jax.tree.leaves(POLICY.abstract_params)
+    keys = Counter(key.target for key in trainer.programs.keys("checksum"))
+    for end, shardings in (None, trainer.shardings), (target.split, target.param_shardings(POLICY)):
+        placed = zip(arrays, jax.tree.leaves(shardings), strict=True)
+        kinds = {(x.shape, sharding) for x, sharding in placed}
+        assert keys[end] == len(kinds) < len(arrays)
 
 
 def mixed(x: int) -> int:

@@ -67,6 +67,9 @@ class ProgramSpecs:
     _reslices: dict[tuple[Split, Split], Reslice] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _params: dict[Split, Params] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def drafts(self) -> Drafts:
@@ -113,8 +116,11 @@ class ProgramSpecs:
                     self._declare_switch(table, layout, target)
 
     def params(self, layout: Layout) -> Params:
-        policy = self.functions.policy
-        return with_sharding(policy.abstract(self.functions.dtype), layout.param_shardings(policy))
+        if (split := layout.split) not in self._params:  # many programs take them
+            policy, shardings = self.functions.policy, layout.param_shardings
+            abstract = policy.abstract(self.functions.dtype)
+            self._params[split] = with_sharding(abstract, shardings(policy))
+        return self._params[split]
 
     def exit_head(self, layout: Layout) -> jax.ShapeDtypeStruct:
         """Whole on every device, as the activations that it is multiplied by are."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.drafts_by_age import AcceptanceByAge
 from pat_jax.planning.planner.costs import LARGE_S, CostTables
 from pat_jax.planning.planner.forecast import WEIGHTS, Forecast
@@ -112,11 +113,9 @@ def _right(
       age: float[moments], tokens that a row has said.
     """
     place = np.minimum(np.searchsorted(rows, turns.rows[0]), len(rows) - 1)
-    live = np.maximum(1.0, FILLED * rows[:, None])
-    room = rows[:, None] * (1 + budget) / live - 1
     known, of_moment = acceptance.at_ages(age)
     # By moment, bucket and part of it.
-    right = np.stack([one.tokens(room, draft, live) for one in known])[of_moment] - 1
+    right = np.stack([_of_buckets(one, budget, draft, rows) for one in known])[of_moment] - 1
     dp = np.array([split.dp for split in tables.splits])[:, None]
     filled = np.clip(turns.live / dp / rows[place], FILLED[-1], FILLED[0])
     # Between two parts a straight line.
@@ -124,3 +123,14 @@ def _right(
     share = (FILLED[part - 1] - filled) / (FILLED[part - 1] - FILLED[part])
     moment = np.arange(len(age))
     return (1 - share) * right[moment, place, part - 1] + share * right[moment, place, part]
+
+
+def _of_buckets(one: Acceptance, budget: int, draft: int, rows: np.ndarray) -> np.ndarray:
+    """What a row says in a step with so many of a bucket's `rows` live, float[rows, FILLED]: remembered, for
+    most plans ask what others have asked."""
+    key = budget, draft, rows.tobytes()
+    if key not in one.remembered:
+        live = np.maximum(1.0, FILLED * rows[:, None])
+        room = rows[:, None] * (1 + budget) / live - 1
+        one.remembered[key] = np.asarray(one.tokens(room, draft, live))
+    return one.remembered[key]
