@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks.decode_loops import FORMS, ask
 
-
 WEIGHTS_MB = 436  # of eight layers of Llama-3.1-8B, on each of eight devices
 
 
