@@ -60,6 +60,7 @@ class Counts:
 
 
 NOTHING = Counts(0, 0)
+Use = tuple[Instruction, int]  # who uses an array, and which of its operands that is
 
 
 def count(text: str, *, inside: int = 0, scopes: Sequence[str] = ()) -> Counts:
@@ -106,12 +107,47 @@ class _Module:
             return NOTHING
         if x.opcode != "fusion":
             return Counts.of(_flops(x, around), _moved(x, around))
-        return Counts.of(self._fused_flops(x), _fusion_bytes(self._fused(x)))
+        return Counts.of(self._fused_flops(x), self._fused_bytes(x))
 
     def _fused(self, x: Instruction) -> Mapping[str, Instruction]:
         return self.code.instructions(
             next(callee for role, callee in called(x.line) if role == "calls")
         )
+
+    def _fused_bytes(self, x: Instruction) -> int:
+        """What a fusion reads of each parameter, and what it writes: of slices only as much as they hold."""
+        body = self._fused(x)
+        views, uses = _views(body), _uses(body)
+        read = 0
+        for y in body.values():
+            if y.opcode == "parameter":
+                part, whole = self._read(uses[y.name]), memory_bytes(y.shape)
+                read += whole if part is None else min(whole, part)
+        root = next(y for y in body.values() if y.is_root)
+        roots = root.operands if root.opcode == "tuple" else [root.name]
+        return read + sum(_written(body[views.get(name, name)], body) for name in roots)
+
+    def _read(self, uses: Sequence[Use]) -> int | None:
+        """Bytes that all of them read of one array; None: all."""
+        parts = [self._read_by(*use) for use in uses]
+        return None if None in parts else sum(part for part in parts if part is not None)
+
+    def _read_by(self, user: Instruction, place: int) -> int | None:
+        """Bytes that `user` reads of its operand at `place`; None: all."""
+        if (
+            user.opcode == "fusion"
+        ):  # inside of another one, as a TPU has a slice of what it multiplies
+            body = self._fused(user)
+            parameter = next(y for y in body.values() if f" parameter({place})" in y.line)
+            root = next(y for y in body.values() if y.is_root)
+            if _views(body).get(root.name) == parameter.name:
+                return None
+            return self._read(_uses(body)[parameter.name])
+        if place:
+            return None
+        if user.opcode in ("dynamic-slice", "gather", "slice"):
+            return memory_bytes(user.shape)
+        return 0 if user.opcode in _UPDATE else None
 
     def _fused_flops(self, x: Instruction) -> int:
         """Operations of a fusion, and of those inside it."""
@@ -193,34 +229,23 @@ _IN_VECTOR_MEMORY = re.compile(r"\b[a-z][a-z0-9]*\[[\d,]*\]\{[^}]*S\([1-9]\d*\)[
 _UPDATE = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is what they write
 
 
-def _fusion_bytes(body: Mapping[str, Instruction]) -> int:
-    """What a fusion reads of each parameter, and what it writes: of slices only as much as they hold."""
-    source: dict[str, str] = {}  # what a name is another view of
-    uses: defaultdict[str, list[tuple[Instruction, int]]] = defaultdict(list)
+def _views(body: Mapping[str, Instruction]) -> dict[str, str]:
+    """What each bitcast is another view of."""
+    found: dict[str, str] = {}
     for x in body.values():
         if x.opcode == "bitcast":
-            source[x.name] = source.get(x.operands[0], x.operands[0])
-            continue
-        for place, operand in enumerate(x.operands):
-            uses[source.get(operand, operand)].append((x, place))
-    read = 0
+            found[x.name] = found.get(x.operands[0], x.operands[0])
+    return found
+
+
+def _uses(body: Mapping[str, Instruction]) -> Mapping[str, Sequence[Use]]:
+    """Who uses each array, itself or a view of it."""
+    views, found = _views(body), defaultdict[str, list[Use]](list)
     for x in body.values():
-        if x.opcode == "parameter":
-            parts = [_read(user, place) for user, place in uses[x.name]]
-            whole = memory_bytes(x.shape)
-            read += whole if None in parts else min(whole, sum(p for p in parts if p is not None))
-    root = next(x for x in body.values() if x.is_root)
-    roots = root.operands if root.opcode == "tuple" else [root.name]
-    return read + sum(_written(body[source.get(name, name)], body) for name in roots)
-
-
-def _read(user: Instruction, place: int) -> int | None:
-    """Bytes that `user` reads of its operand at `place`; None: all."""
-    if place:
-        return None
-    if user.opcode in ("dynamic-slice", "gather", "slice"):
-        return memory_bytes(user.shape)
-    return 0 if user.opcode in _UPDATE else None
+        if x.opcode != "bitcast":
+            for place, operand in enumerate(x.operands):
+                found[views.get(operand, operand)].append((x, place))
+    return found
 
 
 def _written(x: Instruction, body: Mapping[str, Instruction]) -> int:

@@ -61,6 +61,47 @@ def test_a_slice_of_a_large_array_counts_as_the_slice():
     assert 2 * 2 * 4000 <= small < 10 * 4000
 
 
+# As a TPU multiplies by one layer's weights of many: the slice is a fusion inside of the product's.
+SLICED = """
+HloModule m
+
+%sliced (stacked: bf16[8,512,4096], layer: s32[]) -> bf16[512,4096] {
+  %stacked = bf16[8,512,4096]{2,1,0} parameter(0)
+  %layer = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %slice = bf16[1,512,4096]{2,1,0} dynamic-slice(%stacked, %layer, %zero, %zero), dynamic_slice_sizes={1,512,4096}
+  ROOT %view = bf16[512,4096]{1,0} bitcast(%slice)
+}
+
+%turned (x: bf16[64,4096]) -> bf16[64,4096] {
+  %x.1 = bf16[64,4096]{1,0} parameter(0)
+  ROOT %view.1 = bf16[64,4096]{1,0} bitcast(%x.1)
+}
+
+%product (stacked.1: bf16[8,512,4096], layer.1: s32[], x: bf16[64,4096]) -> bf16[64,512] {
+  %stacked.1 = bf16[8,512,4096]{2,1,0} parameter(0)
+  %layer.1 = s32[] parameter(1)
+  %x = bf16[64,4096]{1,0} parameter(2)
+  %weights = bf16[512,4096]{1,0} fusion(%stacked.1, %layer.1), kind=kLoop, calls=%sliced
+  %rows = bf16[64,4096]{1,0} fusion(%x), kind=kLoop, calls=%turned
+  ROOT %out = bf16[64,512]{1,0} convolution(%rows, %weights), dim_labels=bf_oi->bf
+}
+
+ENTRY %main (stacked.2: bf16[8,512,4096], layer.2: s32[], x.2: bf16[64,4096]) -> bf16[64,512] {
+  %stacked.2 = bf16[8,512,4096]{2,1,0} parameter(0)
+  %layer.2 = s32[] parameter(1)
+  %x.2 = bf16[64,4096]{1,0} parameter(2)
+  ROOT %done = bf16[64,512]{1,0} fusion(%stacked.2, %layer.2, %x.2), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_a_slice_that_a_product_takes_inside_of_its_fusion_counts_as_the_slice():
+    counts, scalar = count(SLICED), 4
+    assert counts.num_bytes == 2 * (512 * 4096 + 64 * 4096 + 64 * 512) + scalar
+    assert counts.flops == 2 * 64 * 512 * 4096
+
+
 def test_writing_a_row_in_place_counts_as_the_row():
     def run(table, row):
         return jax.lax.dynamic_update_slice_in_dim(table, jnp.tanh(row), 3, 0)
