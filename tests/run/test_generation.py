@@ -204,9 +204,7 @@ def test_a_rollout_begins_where_its_prompts_are_computed_once(samples: int, firs
         migrate_per_token=0.0,
         prefill=20.0,
     )
-    config = RolloutConfig(
-        num_generations=samples, max_prompt_length=64, max_completion_length=64
-    )
+    config = RolloutConfig(num_generations=samples, max_prompt_length=64, max_completion_length=64)
     planner = CostModelPlanner((Split(4, 1), Split(1, 4)), latency, LengthModel.empty(64))
     sequences = 4 * latency.prefill_blocks * latency.page_size // config.max_prompt_length
     assert planner.start(full_load(config, sequences)) == first

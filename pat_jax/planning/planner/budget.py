@@ -17,7 +17,6 @@ Each switch past the budget, and each back to a layout that was left, triples wh
 have paid or promise: a plan that goes to and fro on wrong beliefs comes to rest.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
