@@ -21,7 +21,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product, repeat
 from multiprocessing import get_context
@@ -100,8 +100,8 @@ def excess(seconds: dict[str, np.ndarray], systems: list[str]) -> dict[str, dict
     }
 
 
-def pooled(results: dict[Cell, dict], chosen: Callable[[Cell], bool]) -> dict[str, np.ndarray]:
-    cells = [seconds for cell, seconds in results.items() if chosen(cell)]
+def pooled(results: dict[Cell, dict]) -> dict[str, np.ndarray]:
+    cells = list(results.values())
     return {name: np.concatenate([cell[name] for cell in cells]) for name in cells[0]}
 
 
@@ -124,26 +124,35 @@ def print_excess(title: str, table: dict[str, dict]) -> None:
 
 
 def grid(args: argparse.Namespace) -> Iterator[Cell]:
-    for gpu, model, size, lengths in product(GPUS, MODELS, SIZES, (*TAILED, NO_TAIL)):
+    for gpu, model, size, lengths in product(args.gpus, MODELS, SIZES, (*TAILED, NO_TAIL)):
         yield Cell(gpu, model, size, lengths, args.data, args.switch_s, args.host_us)
 
 
-def measure(args: argparse.Namespace) -> dict[Cell, dict]:
-    """Every cell, the largest first, in as many processes as asked for."""
-    cells = sorted(grid(args), key=lambda cell: (cell.lengths == "r1", cell.size), reverse=True)
+def measure(args: argparse.Namespace) -> Iterator[dict[Cell, dict]]:
+    """The cells done so far, after each; in as many processes as asked for, the shortest first."""
+    cells = sorted(grid(args), key=lambda cell: (cell.lengths == "r1", cell.size))
     results = {}
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
         replayed = pool.map(run_cell, cells, repeat(args.replays), repeat(args.beliefs))
         for cell, seconds in zip(cells, replayed, strict=True):
             results[cell] = {name: np.array(values) for name, values in seconds.items()}
             print(f"{len(results)}/{len(cells)} {cell}", file=sys.stderr)
-    return results
+            yield results
+
+
+def tables_of(results: dict[Cell, dict]) -> dict[str, dict]:
+    parts = {
+        "with a tail": {c: seconds for c, seconds in results.items() if c.lengths in TAILED},
+        "without a tail": {c: seconds for c, seconds in results.items() if c.lengths == NO_TAIL},
+    }
+    return {name: summary(pooled(part)) for name, part in parts.items() if part}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_data_option(parser)
     parser.add_argument("--replays", type=int, default=67, help="of each cell: 3 x 67 with tails")
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS))
     parser.add_argument("--beliefs", nargs="+", choices=BELIEFS, default=list(BELIEFS))
     parser.add_argument("--switch_s", type=float, default=SWITCH_S, help="fixed cost of a switch")
     parser.add_argument(
@@ -159,26 +168,22 @@ def main() -> None:
         read(args.data)
     except NoData as error:
         sys.exit(str(error))
-    results = measure(args)
-    tables = {
-        "with a tail": summary(pooled(results, lambda cell: cell.lengths in TAILED)),
-        "without a tail": summary(pooled(results, lambda cell: cell.lengths == NO_TAIL)),
-    }
-    for title, table in tables.items():
+    results = {}
+    for results in measure(args):
+        if args.out:  # a run that is stopped leaves the cells it has done
+            args.out.write_text(json.dumps(report(args, results, started), indent=1))
+    for title, table in tables_of(results).items():
         print_table(title, table)
-    if args.out:
-        args.out.write_text(json.dumps(report(args, tables, results, started), indent=1))
 
 
 def report(
     args: argparse.Namespace,
-    tables: dict[str, dict],
     results: dict[Cell, dict],
     started: float,
 ) -> dict:
     by_cell = {}
     for cell in results:
-        table = summary(pooled({cell: results[cell]}, lambda _: True))
+        table = summary(pooled({cell: results[cell]}))
         by_cell[f"{cell.model} on {cell.gpu}, {cell.size} sequences, {cell.lengths}"] = {
             "seconds": {name: round(float(np.mean(s)), 2) for name, s in results[cell].items()},
             "regret": {name: table["regret"][name] for name in held(results[cell])},
@@ -193,7 +198,8 @@ def report(
         },
         "what": (__doc__ or "").split("\n\n")[2],
         "replays_per_cell": args.replays,
-        "percent": tables,
+        "cells_done": f"{len(results)} of {len(list(grid(args)))}",
+        "percent": tables_of(results),
         "cells": by_cell,
     }
 

@@ -21,7 +21,7 @@ from benchmarks.workloads import read
 from pat_jax.profiling.predict.composer import SWITCH_S
 from pat_jax.profiling.predict.kernel_files import NoData
 
-HELD = Path("benchmarks/results/planner_regret.json")
+HELD = Path("benchmarks/results/planner_regret_before.json")
 
 
 def measure(cell: Cell, num_replays: int, held: dict[str, float]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Knows traces and prices. Does not know how the best path is found.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,6 +102,9 @@ def planned_regret(
 ) -> float:
     """The regret of a rollout that `planner` planned, by its own prices.
 
+    Layouts that have not run get no benefit of the doubt: hope that they are faster is a reason to
+    try one, and no loss.
+
     Args:
       sequences: int[3, sequences], tokens of each one's prompt and response, and the prompt's id.
       expected: float[sequences], tokens of the responses as was believed when it began.
@@ -109,13 +112,14 @@ def planned_regret(
     """
     missing = planner.uncompiled.compile_s if planner.uncompiled else ()
     splits = [split for split in planner.splits if split not in missing]
+    correction = planner.latency.correction.soberly(splits)
     machine = Machine.of(
-        planner.latency,
+        replace(planner.latency, correction=correction),
         splits,
         config,
         capacity=capacity,
         memory=planner.memory,
-        host_s_per_sequence=planner.latency.correction.per_sequence_s,
+        host_s_per_sequence=correction.per_sequence_s,
     )
     prompts, responses, prompt_id = sequences
     cap = config.max_completion_length

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from fakes import made_up_latency
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +19,20 @@ from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.sequences.responses import Completion, Request
 from pat_jax.engine.session import WINDOW
 from pat_jax.planning.lengths.model import LengthModel
+from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout
 from pat_jax.planning.types import Split
 from pat_jax.rl.arithmetic import TOKENIZER
 from pat_jax.rl.responses import response_reader
 from pat_jax.rl.reward_scorer import RewardScorer
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
-from pat_jax.run.generation import EVAL, Generator, describe_rollouts, sampling_request
+from pat_jax.run.generation import (
+    EVAL,
+    Generator,
+    describe_rollouts,
+    full_load,
+    sampling_request,
+)
 
 SPLIT = Split(1, 1)
 CONFIG = RolloutConfig(
@@ -184,3 +192,19 @@ def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[t
                 low, high = in_order[math.floor(place)], in_order[math.ceil(place)]
                 assert low <= float(found[f"rollout/{name}_p{share}"]) <= high
     assert found["rollout/truncated"] == pytest.approx(1 - len(ended) / len(said))
+
+
+@pytest.mark.parametrize("samples, first", [(8, Split(1, 4)), (1, Split(4, 1))])
+def test_a_rollout_begins_where_its_prompts_are_computed_once(samples: int, first: Split):
+    """One group decodes faster, and needs four prefill calls where no prompt is shared."""
+    latency = made_up_latency(
+        {Split(4, 1): 0.2, Split(1, 4): 0.1},
+        dict.fromkeys((Split(4, 1), Split(1, 4)), 0.0),
+        reslice=1.0,
+        migrate_per_token=0.0,
+        prefill=20.0,
+    )
+    config = RolloutConfig(num_generations=samples, max_prompt_length=64, max_completion_length=64)
+    planner = CostModelPlanner((Split(4, 1), Split(1, 4)), latency, LengthModel.empty(64))
+    sequences = 4 * latency.prefill_blocks * latency.page_size // config.max_prompt_length
+    assert planner.start(full_load(config, sequences)) == first

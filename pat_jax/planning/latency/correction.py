@@ -4,6 +4,7 @@ Knows measured and profiled seconds of bursts. Knows neither what a step does no
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -64,6 +65,17 @@ class Correction:
             return self.factors.get(split, 1.0)
         errors = np.log(self.mean[1:])
         return float(np.exp(min(errors.mean(), -0.5 * np.sqrt((errors**2).mean()))))
+
+    def soberly(self, splits: Sequence[Split]) -> "Correction":
+        """The same without the benefit of the doubt: of `splits`, those not seen yet are taken to be
+        off as the others are in the mean."""
+        unseen = [split for split in splits if split not in self.splits]
+        if not self.splits or not unseen:
+            return self
+        typical = np.exp(np.log(self.mean[1:]).mean())
+        mean = np.append(self.mean, np.full(len(unseen), typical))
+        covariance = np.pad(self.covariance, (0, len(unseen)))
+        return Correction((*self.splits, *unseen), mean, covariance, self.odd)
 
     def observed(self, split: Split, live: int, profiled_s: float, seconds: float) -> "Correction":
         """The correction after a burst whose steps take `profiled_s` by the profile and took `seconds`."""

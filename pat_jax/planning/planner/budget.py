@@ -17,7 +17,6 @@ Each switch past the budget, and each back to a layout that was left, triples wh
 have paid or promise: a plan that goes to and fro on wrong beliefs comes to rest.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,14 +38,8 @@ def without_optimism(latency: LatencyModel, splits: Sequence[Split]) -> np.ndarr
     A layout not seen yet is taken to be off as the others are in the mean, where the latency model
     hopes for better: trying it costs a switch, or two.
     """
-    correction = latency.correction
-    hoped = np.array([correction.factor(split) for split in splits])
-    known = [math.log(factor) for factor in correction.factors.values()]
-    if not known:
-        return hoped
-    mean = math.exp(sum(known) / len(known))
-    is_seen = np.array([split in correction.factors for split in splits])
-    return np.where(is_seen, hoped, np.maximum(hoped, mean))
+    sober = latency.correction.soberly(splits)
+    return np.array([sober.factor(split) for split in splits])
 
 
 @dataclass

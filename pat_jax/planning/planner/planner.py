@@ -122,9 +122,8 @@ class CostModelPlanner(Planner):
 
     def start(self, load: Load) -> Split:
         self.acceptance = self.acceptance and self.acceptance.of_new_rollout()
-        forecast = Forecast.of(
-            load, self.lengths, self.splits, None, self.grid, is_evened=self._evens(load)
-        )
+        # Does not count on even groups: short rollouts end before any move that evens them pays.
+        forecast = Forecast.of(load, self.lengths, self.splits, None, self.grid)
         costs = self._compiled_only(self._costs(forecast), None)
         total, choices = costs.cheapest(self.safety)
         if not self.switch_costs.seen:
