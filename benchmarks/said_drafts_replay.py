@@ -279,9 +279,7 @@ def print_cell(cell: Cell, found: Mapping[str, Any]) -> None:
         up, did = one[f"speed_up_over_{BEST}"][name]["mean"], one["did"].get(name)
         line = f"{name:40}{one['seconds'][name]:9.1f}{up:9.2f}"
         if did:
-            line += (
-                f"{did['tokens_a_step']:8.2f}{did['steps_with_drafts']:9.0%}{did['predicted']:11.3f}"
-            )
+            line += f"{did['tokens_a_step']:8.2f}{did['steps_with_drafts']:9.0%}{did['predicted']:11.3f}"
         print(line)
 
 
