@@ -18,10 +18,10 @@ without it; where there is none, that source is not replayed.
 
 Planners learn what drafts are worth from the first burst on; every replay begins anew. Beside each is one that knows it
 from the beginning. A draft model's cache has pages for --speculation.cache_tokens, as many as that has by itself. What
-it computes to catch up with its policy, behind a stretch without drafts or a switch, is added to its time; the planner does not foresee it.
+it computes to catch up with its policy, behind a stretch without drafts or a switch, is added to its time; the planner does not predict it.
 
     speed-up    time of the best static layout without drafts, chosen afterwards for each replay / time
-    predicted    tokens of a row in a step with drafts that the planner expected / those that it said
+    predicted   tokens of a row in a step with drafts that the planner expected / those that it said
 """
 
 import argparse
@@ -274,14 +274,12 @@ def of_cell(found: Mapping[str, Any]) -> dict[str, Any]:
 def print_cell(cell: Cell, found: Mapping[str, Any]) -> None:
     one = of_cell(found)
     print(f"\n{cell}: {one['seconds'][BEST]:.1f} s in the best static layout")
-    print(f"{'':40}{'seconds':>9}{'speed-up':>9}{'tokens':>8}{'drafted':>9}{'predicted':>9}")
+    print(f"{'':40}{'seconds':>9}{'speed-up':>9}{'tokens':>8}{'drafted':>9}{'predicted':>11}")
     for name in (x for x in SYSTEMS if x in one["seconds"]):
         up, did = one[f"speed_up_over_{BEST}"][name]["mean"], one["did"].get(name)
         line = f"{name:40}{one['seconds'][name]:9.1f}{up:9.2f}"
         if did:
-            line += (
-                f"{did['tokens_a_step']:8.2f}{did['steps_with_drafts']:9.0%}{did['predicted']:9.3f}"
-            )
+            line += f"{did['tokens_a_step']:8.2f}{did['steps_with_drafts']:9.0%}{did['predicted']:11.3f}"
         print(line)
 
 

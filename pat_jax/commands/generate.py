@@ -29,6 +29,7 @@ from pat_jax.models.policy import Policy
 from pat_jax.planning.latency.profile import Profile, Subject
 from pat_jax.rl.tokenizer import Chat, HuggingFaceTokenizer, Tokenizer
 from pat_jax.run.exit_head import saved_head
+from pat_jax.run.hub_names import go_on_with_names
 from pat_jax.run.saved_policy import find_policy
 from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.session import open_session
@@ -94,6 +95,8 @@ def prepared(
     Raises:
       UserError: whatever in the options or their files cannot work.
     """
+    if saved_run:
+        go_on_with_names(saved_run.folder)
     folder, options = Path(local_checkpoint(config.model, weights=False)), config.model_options
     recommended = recommended_overrides(folder)
     if saved_run:

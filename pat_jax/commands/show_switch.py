@@ -2,6 +2,7 @@
 
 import logging
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 
 from pat_jax.commands.plan import question_of
@@ -19,6 +20,7 @@ from pat_jax.run.shown_switch import (
     ShownSwitch,
     write_switch,
 )
+from pat_jax.run.stop_signals import Stopped
 
 PLAN = (
     "python -m pat_jax.plan --model llama-3.1-8b --target h100:8 --responses 512 --max_completion_length 24576 "
@@ -37,13 +39,21 @@ def show_switch(run: Run) -> None:
     try:
         shown = replace(same_rollout(run), computed=computed_plan())
         _keep(run, shown)
+    except Stopped as stop:
+        _tell_nothing(f"stopped by {stop.name}")
+        raise
     except Exception as error:  # whatever it is, the run is complete
         first, *_ = f"{error}".splitlines() or [""]
-        told = f"--show_switch shows nothing ({type(error).__name__}: {first})"
-        log.warning("%s", told)
-        print(told)
+        _tell_nothing(f"{type(error).__name__}: {first}")
         return
     _tell(run, shown)
+
+
+def _tell_nothing(why: str) -> None:
+    told = f"--show_switch shows nothing ({why}); the run is complete"
+    log.warning("%s", told)
+    with suppress(OSError):  # nobody may read it any more, which may be why
+        print(told, flush=True)
 
 
 def computed_plan(command: str = PLAN) -> ComputedPlan:

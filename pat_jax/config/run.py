@@ -46,8 +46,8 @@ class CheckpointConfig:
     max_to_keep: int = 2
     """Checkpoints kept."""
     export_dir: str = ""
-    """Write the final policy here as a Hugging Face directory, or its adapters (--lora.export); empty
-    writes none."""
+    """Write the final policy here as a Hugging Face directory in --compute_dtype, or its adapters
+    (--lora.export); empty writes none."""
 
     def __post_init__(self):
         check(self, "every max_to_keep", count(1, 10**9), "checkpoint.")

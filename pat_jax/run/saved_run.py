@@ -20,7 +20,6 @@ from pat_jax.models.hf_export import check_export, export
 from pat_jax.models.policy import Policy
 from pat_jax.run.curves import PANELS, Panel, draw_curves
 from pat_jax.run.folder import CONFIG_FILE
-from pat_jax.run.hub_names import go_on_with_names
 from pat_jax.run.kept_json import declared, read_kept
 from pat_jax.run.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.plot import draw_rollout
@@ -52,7 +51,6 @@ class SavedRun:
         self.folder = Path(folder)
         if not os.path.isfile(self.folder / CONFIG_FILE):  # False for names that no file can have
             raise UserError(f"{folder} has no {CONFIG_FILE}: expected the folder of a run.")
-        go_on_with_names(self.folder)
 
     @property
     def config(self) -> RunConfig:

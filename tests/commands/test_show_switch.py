@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pat_jax.commands.show_switch import NEXT, PLAN, computed_plan
 from pat_jax.config.command_line import parse
 from pat_jax.profiling.capacity.plan_config import PlanConfig
 from pat_jax.run.metrics import read_metrics
+from pat_jax.run.stop_signals import Stopped
 
 
 def words(command: str, name: str) -> list[str]:
@@ -55,8 +57,18 @@ def test_a_failure_costs_a_line(monkeypatch, caplog, capsys):
 
     monkeypatch.setattr(show_switch, "same_rollout", fail)
     show_switch.show_switch(a_run())
-    assert caplog.messages == ["--show_switch shows nothing (ValueError: no such thing)"]
-    assert capsys.readouterr().out.splitlines() == caplog.messages
+    line = "--show_switch shows nothing (ValueError: no such thing); the run is complete"
+    assert capsys.readouterr().out.splitlines() == caplog.messages == [line]
+
+
+def test_a_signal_ends_it_and_says_that_the_run_is_complete(monkeypatch, capsys):
+    def stop(run: Any) -> None:
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(show_switch, "same_rollout", stop)
+    with pytest.raises(Stopped):
+        show_switch.show_switch(a_run())
+    assert "(stopped by SIGINT); the run is complete" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

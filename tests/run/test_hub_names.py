@@ -22,6 +22,7 @@ from pat_jax.models.peft_adapter import export_adapter
 from pat_jax.models.policy import Policy
 from pat_jax.run.folder import CONFIG_FILE, options_of_run
 from pat_jax.run.hub_names import NAMES_FILE, go_on_with_names, keep_names
+from pat_jax.run.saved_run import SavedRun
 from pat_jax.run.setup import build, build_engine, model_config
 from pat_jax.run.sft import setup as sft
 from pat_jax.training.build import build_lora
@@ -165,6 +166,26 @@ def test_names_that_no_run_has_written_are_left_out(content: str, tmp_path: Path
     go_on_with_names(tmp_path)
     assert "commits of the Hub of before are left out" in caplog.text
     assert "owner/x" not in hub.commits().get("model", {})
+
+
+def test_a_run_that_is_looked_at_changes_no_name(tmp_path: Path, monkeypatch):
+    """A session with its policy goes on with its commit, whichever run was opened last."""
+    monkeypatch.setattr(hub, "_commits", {})
+    commits = "1" * 40, "2" * 40
+    for commit in commits:
+        (tmp_path / commit).mkdir()
+        (tmp_path / commit / CONFIG_FILE).write_text(f"model: {MODEL}\ndata: {DATA}\n")
+        (tmp_path / commit / NAMES_FILE).write_text(json.dumps({"model": {MODEL: commit}}))
+    runs = [SavedRun(tmp_path / commit) for commit in commits]
+    assert not hub.commits()
+
+    def asked(name: str, **_: object):
+        raise LookupError(hub.commits()["model"][name])
+
+    monkeypatch.setattr(generate, "local_checkpoint", asked)
+    for run, commit in zip(runs, commits, strict=True):
+        with pytest.raises(LookupError, match=commit):
+            generate.prepared(GenerateConfig(model=MODEL), run)
 
 
 def test_an_adapter_names_its_base(cache: Path):
