@@ -38,6 +38,7 @@ def config(folder: Path, export_dir: str) -> RunConfig:
         RunConfig(),
         run_dir=str(folder / "run"),
         resume=True,
+        compute_dtype="float32",
         checkpoint=CheckpointConfig(export_dir=export_dir),
     )
 

@@ -85,7 +85,7 @@ def test_auto_is_a_loop_where_compilers_take_long():
     [("v5e:2x4", "auto", True), ("h100:8", "auto", False), ("h100:8", "true", True)],
 )
 def test_shallow_models_of_a_plan_run_as_the_whole_one(target: str, option: Any, is_scanned: bool):
-    config = RunConfig(scan_layers=option)
+    config = RunConfig(scan_layers=option, compute_dtype="bfloat16")
     order = Order.of(Target.parse(target), config, preset("qwen3-8b"), (2, 4))
     assert order.config.scan_layers == str(is_scanned).lower()
 
