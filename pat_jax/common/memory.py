@@ -1,7 +1,24 @@
-"""Memory that was freed, given back to the system."""
+"""The memory of this machine: how much it has, and giving back what was freed."""
 
 import ctypes
+import math
+import os
 import sys
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+def machine_memory() -> float:
+    """Bytes that this process may have of the machine's; infinite where the system does not say."""
+    try:
+        most = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
+    try:
+        return min(most, float(CGROUP.read_text()))
+    except (OSError, ValueError):  # it has no container, or one without a limit
+        return most
 
 
 def give_back() -> None:

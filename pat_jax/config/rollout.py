@@ -79,7 +79,8 @@ class RolloutConfig:
     processes of the run are about to do the same, drafts and what they come from included; and after each
     transfer of weights what the rollout says of a token. For debugging."""
     device_memory_gib: float = 0.0
-    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits."""
+    """Memory of one device in GiB; 0 asks the device. A layout is used only while it fits. KV caches of a
+    CPU's devices take a quarter of the machine's memory at most unless this is given."""
 
     @property
     def max_length(self) -> int:

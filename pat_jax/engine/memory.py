@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pat_jax.common.devices import HOST_MEMORY, Device
 from pat_jax.common.errors import UserError
 from pat_jax.common.hosts.together import company
+from pat_jax.common.memory import machine_memory
 from pat_jax.common.pytree import with_sharding
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.device.pages import Exchange
@@ -33,6 +34,7 @@ from pat_jax.planning.memory import GIB, USABLE, MemoryModel, beside
 from pat_jax.planning.types import Split
 
 NOTHING = Drafter()  # is drafted
+MACHINE_SHARE = 1 / 4
 
 
 class MemoryOption(Protocol):
@@ -46,6 +48,19 @@ def memory_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
         return config.device_memory_gib * GIB
     limits = [stats.get("bytes_limit", math.inf) for stats in _memory_stats(devices)]
     return min(company().gather("memory", min(limits)))
+
+
+def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
+    """Bytes of a device by which KV caches are sized.
+
+    A CPU's devices have no memory of their own: each counts on its part of a quarter of the machine's. Its
+    bursts read a contiguous copy of what they decode, and what is trained has to fit beside both.
+    """
+    limit = memory_limit(config, devices)
+    if not math.isinf(limit) or devices[0].platform != "cpu":
+        return limit
+    own = sum(device.process_index == jax.process_index() for device in devices)
+    return min(company().gather("machine memory", MACHINE_SHARE * machine_memory() / max(1, own)))
 
 
 def kv_bytes(

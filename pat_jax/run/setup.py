@@ -34,6 +34,7 @@ from pat_jax.engine.layout_choice import (
     worth_planning,
 )
 from pat_jax.engine.memory import (
+    cache_limit,
     check_memory,
     kv_bytes,
     layouts_without_memory,
@@ -234,7 +235,7 @@ def _engine(
     *,
     drafts: DraftChoice,
 ) -> RolloutEngine:
-    dtype, limit = DTYPES[config.compute_dtype], memory_limit(config.rollout, devices)
+    dtype, limit = DTYPES[config.compute_dtype], cache_limit(config.rollout, devices)
     draft = drafts.policy and DraftSource(
         drafts.policy,
         partial(_load_drafter, config.speculation.draft_model, drafts.policy),

@@ -14,6 +14,7 @@ from pat_jax.common.errors import UserError
 from pat_jax.config.command_line import parse
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.memory import (
+    cache_limit,
     memory_alone,
     memory_limit,
     memory_model,
@@ -92,6 +93,22 @@ def test_the_limit_is_the_smallest_of_the_devices_or_the_option():
     assert memory_limit(config, [Fake(5), Fake(3)]) == 3
     assert memory_limit(config, [Fake(None)]) == math.inf == memory_limit(config, jax.devices())
     assert memory_limit(replace(config, device_memory_gib=2.0), [Fake(5)]) == 2 * GIB
+
+
+def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
+    asked, devices = parse(OPTIONS), jax.devices()
+    whole = setup().engine.specs.pages
+    full = setup().memory.pool(SPLITS[0])
+    for share, is_whole in ((1000 * full, True), (full // 2, False)):
+        # The weights and what is trained are beside the pool, a tenth of the device is left.
+        held = setup().memory.held(SPLITS[0]) - full
+        memory = 4 * len(devices) * (held + share) / 0.9
+        monkeypatch.setattr("pat_jax.engine.memory.machine_memory", lambda memory=memory: memory)
+        assert cache_limit(asked.rollout, devices) == memory / 4 / len(devices)
+        pages = build(asked, devices).engine.specs.pages
+        assert (pages == whole) == is_whole
+        assert all(0 < pages[split] <= whole[split] for split in whole)
+    assert cache_limit(replace(asked.rollout, device_memory_gib=2.0), devices) == 2 * GIB
 
 
 def test_the_peak_is_the_largest_of_the_devices():

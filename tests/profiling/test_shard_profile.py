@@ -123,9 +123,7 @@ def test_what_was_measured_before_it_was_stopped_is_not_measured_again(profiler:
 
 
 def test_a_model_without_a_shard_that_fits_is_refused():
-    config = RolloutConfig(
-        max_prompt_length=96, max_completion_length=160, device_memory_gib=0.001
-    )
+    config = RolloutConfig(max_prompt_length=96, max_completion_length=160, device_memory_gib=0.001)
     device, target = jax.devices()[0], Target.parse("h100:8")
     profiler = ShardProfiler(preset("llama-3.1-8b"), target, config, device, jnp.bfloat16, 8)
     with pytest.raises(
