@@ -63,6 +63,28 @@ def cache_limit(config: MemoryOption, devices: Sequence[Device]) -> float:
     return min(company().gather("machine memory", MACHINE_SHARE * machine_memory() / max(1, own)))
 
 
+def most_at_once(
+    policy: Policy,
+    layouts: Mapping[Split, Layout],
+    config: RolloutConfig,
+    dtype: jnp.dtype,
+    devices: Sequence[Device],
+) -> int:
+    """Sequences that run at once, others wait: those of an iteration, on a CPU no more than have room for
+    the contiguous copies of their caches that its bursts read."""
+    wanted = config.prompts_per_step * config.num_generations
+    if devices[0].platform != "cpu" or math.isinf(limit := cache_limit(config, devices)):
+        return wanted
+    longest = largest_length(config.max_length, config.min_length)
+    whole = longest * page_bytes(policy.config, config.page_size, dtype) / config.page_size
+    fitting = min(
+        split.dp * max(1, int(limit * layout.size(layout.kv_axes) / whole))
+        for split, layout in layouts.items()
+    )
+    widest = max(split.dp for split in layouts)
+    return min(wanted, max(widest, fitting // widest * widest))
+
+
 def kv_bytes(
     policy: Policy,
     layouts: Mapping[Split, Layout],

@@ -41,6 +41,7 @@ from pat_jax.engine.memory import (
     memory_alone,
     memory_limit,
     memory_model,
+    most_at_once,
 )
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.hf_load import load_params
@@ -254,7 +255,7 @@ def _engine(
         policy,
         devices,
         config.rollout,
-        capacity=config.rollout.prompts_per_step * config.rollout.num_generations,
+        capacity=most_at_once(policy, layouts, config.rollout, dtype, devices),
         eos_ids=eos_ids,
         dtype=dtype,
         layouts=layouts,

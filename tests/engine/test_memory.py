@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from pat_jax.engine.memory import (
     memory_alone,
     memory_limit,
     memory_model,
+    most_at_once,
     shard_bytes,
 )
 from pat_jax.engine.memory_words import describe_memory, describe_peak
@@ -104,11 +107,25 @@ def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
         held = setup().memory.held(SPLITS[0]) - full
         memory = 4 * len(devices) * (held + share) / 0.9
         monkeypatch.setattr("pat_jax.engine.memory.machine_memory", lambda memory=memory: memory)
-        assert cache_limit(asked.rollout, devices) == memory / 4 / len(devices)
+        limit = cache_limit(asked.rollout, devices)
+        assert limit == memory / 4 / len(devices)
         pages = build(asked, devices).engine.specs.pages
         assert (pages == whole) == is_whole
         assert all(0 < pages[split] <= whole[split] for split in whole)
     assert cache_limit(replace(asked.rollout, device_memory_gib=2.0), devices) == 2 * GIB
+
+
+def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch):
+    asked, devices, engine = parse(OPTIONS), jax.devices(), setup().engine
+    made_of = engine.policy, engine.layouts, asked.rollout, jnp.dtype("float32"), devices
+    wanted = asked.rollout.prompts_per_step * asked.rollout.num_generations
+    one = engine.specs.buckets.lengths[-1] * engine.policy.config.kv_bytes_per_token
+    for sequences, expected in ((4 * wanted, wanted), (2, max(s.dp for s in engine.layouts))):
+        memory = 4 * len(devices) * sequences * one
+        monkeypatch.setattr("pat_jax.engine.memory.machine_memory", lambda memory=memory: memory)
+        assert most_at_once(*made_of) == expected
+    on_gpu = [SimpleNamespace(platform="gpu")]
+    assert most_at_once(*made_of[:-1], cast(Any, on_gpu)) == wanted
 
 
 def test_the_peak_is_the_largest_of_the_devices():
