@@ -29,6 +29,7 @@ _IN_PROCESS = ("exact",)
 # Functions known to look at each response alone need not see its group.
 _ONE_BY_ONE = tuple(BUILT_IN)
 # What no response explains.
+_MISTAKES = "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"
 _FATAL = (
     Cause.WRONG_RESULT,
     Cause.TIMEOUT,
@@ -113,7 +114,7 @@ class ScoredFunction:
             return ""
         self.log_traceback(failures[0])
         said = f"reward {self.spec!r} {failures[0].text} when it was tried out on {len(responses)}"
-        if failures[0].cause in _FATAL:
+        if failures[0].cause in _FATAL or _is_mistake(failures[0]):
             what = (
                 "start the endpoint or correct it"
                 if is_endpoint(self.spec)
@@ -129,6 +130,12 @@ class ScoredFunction:
         if places and places not in self._told:
             self._told.add(places)
             logger.warning("reward %r:\n%s", self.spec, failure.traceback)
+
+
+def _is_mistake(failure: Failure) -> bool:
+    """Whether the function raised what its code alone explains."""
+    last = failure.traceback.rstrip().rpartition("\n")[2]
+    return failure.cause is Cause.EXCEPTION and last.partition(":")[0] in _MISTAKES
 
 
 @runtime_checkable
