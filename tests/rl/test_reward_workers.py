@@ -266,9 +266,9 @@ def test_a_function_that_cannot_work_is_found_when_it_is_tried_out(
 def test_names_that_are_not_there_are_found_when_it_is_tried_out(functions, body: str):
     path = functions.parent / "names.py"
     path.write_text(f"def f(completions): return {body}")
-    with RewardScorer(f"{path}:f", timeout=5.0) as scorer:
-        with pytest.raises(UserError, match="Error: .* made-up responses; correct the function"):
-            scorer.try_out(trial(), 2)
+    refused = pytest.raises(UserError, match=r"Error: .* made-up responses; correct the function")
+    with RewardScorer(f"{path}:f", timeout=5.0) as scorer, refused:
+        scorer.try_out(trial(), 2)
 
 
 def test_a_function_that_raises_when_it_is_tried_out_may_still_work(functions, caplog):
