@@ -36,7 +36,8 @@ class AgreedPlanner(Planner):
         return company().agree("stagger", lambda: self._planner.stagger(queue, current))
 
     def observe(self, outcome: Outcome) -> None:
-        self._planner.observe(outcome)
+        if company().is_first:  # the others' have decided nothing, and keep no account of it
+            self._planner.observe(outcome)
 
     @property
     def expects(self) -> LengthModel | None:
