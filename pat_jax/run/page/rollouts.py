@@ -32,17 +32,22 @@ def rollouts(kept: Mapping[str, KeptRollout], rows: Rows) -> str:
     return section("Rollouts", *parts) if parts else ""
 
 
-def _rollout(title: str, one: KeptRollout, row: Rows) -> Iterator[str]:
-    trace = one.trace
-    yield f"<h3>The {escape(title)}: step {one.step}</h3><p>{escape(_words(trace, row))}</p>"
+def rollout_plot(trace: RolloutTrace) -> str:
+    """Live requests over time, above the layouts in force."""
     edges = [*trace.times_s, trace.total_s]
-    yield live_plot(
+    return live_plot(
         [*zip(*live_curve(trace, edges), strict=True)],
         edges,
         trace.layout,
         [switch.at_s for switch in trace.switches],
         note=COMPUTED if trace.is_computed else "",
     )
+
+
+def _rollout(title: str, one: KeptRollout, row: Rows) -> Iterator[str]:
+    trace = one.trace
+    yield f"<h3>The {escape(title)}: step {one.step}</h3><p>{escape(_words(trace, row))}</p>"
+    yield rollout_plot(trace)
     if trace.switches:
         yield html_table(_switches(trace))
 

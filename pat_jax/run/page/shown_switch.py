@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 from html import escape
 
-from pat_jax.common.html.layouts import live_plot
 from pat_jax.common.html.page import html_table, listed, section
-from pat_jax.common.picture_style import COMPUTED
 from pat_jax.common.text_table import Table, percent
-from pat_jax.engine.trace import RolloutTrace
-from pat_jax.run.plot import live_curve
+from pat_jax.run.page.rollouts import rollout_plot
 from pat_jax.run.shown_switch import ComputedPlan, ShownSwitch
 
 
@@ -19,9 +16,9 @@ def shown_switch(shown: ShownSwitch | None) -> str:
     measured = [
         listed(shown.lines()),
         "<h3>As planned</h3>",
-        _plot(shown.planned),
+        rollout_plot(shown.planned),
         "<h3>With a forced switch</h3>",
-        _plot(shown.forced),
+        rollout_plot(shown.forced),
     ]
     computed = _computed(shown.computed) if shown.computed else ()
     return section(
@@ -30,17 +27,6 @@ def shown_switch(shown: ShownSwitch | None) -> str:
         *computed,
         source=f"The rollout that step {shown.step} would have made, after the last checkpoint: nothing was "
         "learned of it. Seconds are without what a program took to compile.",
-    )
-
-
-def _plot(trace: RolloutTrace) -> str:
-    edges = [*trace.times_s, trace.total_s]
-    return live_plot(
-        [*zip(*live_curve(trace, edges), strict=True)],
-        edges,
-        trace.layout,
-        [switch.at_s for switch in trace.switches],
-        note=COMPUTED if trace.is_computed else "",
     )
 
 
@@ -57,5 +43,5 @@ def _computed(plan: ComputedPlan) -> Iterator[str]:
             ],
         )
     )
-    yield _plot(plan.trace)
+    yield rollout_plot(plan.trace)
     yield f"<p>Computed again by:</p><pre>{escape(plan.command)}</pre>"
