@@ -116,9 +116,9 @@ def test_caches_of_a_cpu_are_sized_by_the_memory_of_the_machine(monkeypatch):
 
 
 def test_a_cpu_runs_as_many_sequences_as_copies_of_their_caches_fit(monkeypatch):
-    asked, devices, engine = parse(OPTIONS), jax.devices(), setup().engine
-    made_of = engine.policy, engine.layouts, asked.rollout, jnp.dtype("float32"), devices
-    wanted = asked.rollout.prompts_per_step * asked.rollout.num_generations
+    devices, engine, wanted = jax.devices(), setup().engine, 64
+    config = replace(parse(OPTIONS).rollout, prompts_per_step=8, num_generations=8)
+    made_of = engine.policy, engine.layouts, config, jnp.dtype("float32"), devices
     one = engine.specs.buckets.lengths[-1] * engine.policy.config.kv_bytes_per_token
     for sequences, expected in ((4 * wanted, wanted), (2, max(s.dp for s in engine.layouts))):
         memory = 4 * len(devices) * sequences * one
