@@ -33,10 +33,10 @@ class SpeculationConfig:
     texts: int = 4
     """Tokens of other responses that each row drafts from, in lengths of its own context; 0: from its own
     text alone."""
-    stagger: Literal["auto", "on", "off"] = "auto"
-    """Where more sequences are asked for than run at once, the first few samples of each prompt begin one
-    after the other, all prompts together, so that the others draft from whole ones. auto: where that is
-    predicted to pay. off: all samples of a prompt begin together."""
+    stagger: Literal["auto", "on", "off"] = "off"
+    """on: where more sequences are asked for than run at once, the first few samples of each prompt begin
+    one after the other, so that later ones draft from finished siblings. off: all samples of a prompt
+    begin together. auto is off, for older configurations."""
     earlier: int = 2**24
     """Tokens of earlier iterations, responses with their prompts, that a training run keeps to draft from
     when a prompt comes again: 4 bytes each, in memory and beside every checkpoint. 0 keeps none."""

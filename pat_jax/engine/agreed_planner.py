@@ -7,8 +7,7 @@ import numpy as np
 from pat_jax.common.hosts.together import company
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Load, Outcome, Plan, SendLimits, Split, Stagger
+from pat_jax.planning.types import Load, Outcome, Plan, Split
 
 
 class AgreedPlanner(Planner):
@@ -23,17 +22,8 @@ class AgreedPlanner(Planner):
     def start(self, load: Load) -> Split:
         return company().agree("first layout", lambda: self._planner.start(load))
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        return company().agree("plan", lambda: self._planner.plan(load, current))
-
-    def balance(
-        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
-    ) -> Balance | None:
-        asked = load, plan, options, limits
-        return company().agree("balance", lambda: self._planner.balance(*asked))
-
-    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
-        return company().agree("stagger", lambda: self._planner.stagger(queue, current))
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        return company().agree("plan", lambda: self._planner.decide(load, current, options))
 
     def observe(self, outcome: Outcome) -> None:
         if company().is_first:  # the others' have decided nothing, and keep no account of it

@@ -18,20 +18,15 @@ from pat_jax.engine.sequences.contents import Contents, RowsOutput
 from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork
 from pat_jax.engine.sequences.state import ReservedPages
-from pat_jax.engine.two_stages import FirstStage, TwoStages
 from pat_jax.planning.drafts import Drafted
 from pat_jax.planning.held import most_held
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.planner.stagger import Queue
 from pat_jax.planning.types import (
-    Balance,
     DraftPrediction,
     Load,
     Plan,
     Ran,
-    SendLimits,
     Split,
-    Stagger,
 )
 
 if TYPE_CHECKING:
@@ -63,8 +58,6 @@ class Relocation:
     group: np.ndarray  # int[live], of each afterwards
     is_left: np.ndarray  # bool[live], whose pages are left behind; the others migrate
     moves: PageMoves
-    is_sent: np.ndarray  # bool[moves], pages whose copies are there
-    first: FirstStage | None = None  # of a move in two stages, of which this is the second
 
 
 class Collected(NamedTuple):
@@ -108,7 +101,8 @@ class Controller:
         self.scheduler = Scheduler(
             contents, num_pages=shapes.pages[split], page_size=shapes.page_size, expected=expected
         )
-        self.two_stages = TwoStages(self.scheduler.tables, shapes.buckets)
+        if shapes.drafts.stagger and shapes.drafts.texts:
+            self.scheduler.stagger()
         self.num_preempted = 0
         # Sums over the beginnings and ends of bursts, of what their sequences hold.
         self.kv_slots, self.kv_unused = 0, 0  # tokens
@@ -122,27 +116,6 @@ class Controller:
     @property
     def has_work(self) -> bool:
         return self.table.has_work
-
-    def stagger(self, planner: Planner) -> Stagger | None:
-        """Before any sequence has begun: whether the samples of a prompt begin one after the other.
-
-        Returns:
-          None where that is no matter: it is off, no sequence has a sibling, or none drafts from them. Whether
-          any waited then, `rollout` sees.
-        """
-        drafts, prompt = self.shapes.drafts, self.contents.prompt
-        has_siblings = len(np.unique(prompt)) < len(prompt)
-        if drafts.stagger == "off" or not (drafts.texts and has_siblings):
-            return None
-        if drafts.stagger == "on":
-            found = Stagger(True)
-        else:
-            rows = self.split.dp * self.shapes.buckets.rows[self.split][-1]
-            asked = self.table.whole_load(), self.scheduler.queue, prompt
-            found = planner.stagger(Queue(*asked, self.contents.has_earlier, rows), self.split)
-        if found is not None and found.is_on:
-            self.scheduler.stagger()
-        return found
 
     def admit(self) -> PrefillWork:
         """Pages for the next few steps, and free rows to waiting sequences, to be prefilled."""
@@ -161,33 +134,25 @@ class Controller:
         room = max(at_once, self.shapes.burst_steps // 2)
         self.num_preempted += self.scheduler.grow(room, at_once=at_once)
 
-    def decide(self, planner: Planner) -> tuple[Plan, Balance | None]:
-        """The layout of the next burst, and which sequences go to other groups where it stays the same.
-
-        A move that has begun is brought to its end where it still leads to a smaller row bucket.
-        """
-        load = self.table.load()
-        plan = planner.plan(load, self.split)
-        second = self.two_stages.second(plan.split)
-        if plan.split != self.split or second is not None:
-            return plan, second
+    def decide(self, planner: Planner) -> Plan:
+        """The next burst's layout, and where sequences go to other groups of it."""
         # What is laid out for bursts on their way is free again before any sequences move.
         laid_out = self._reserve.left if self._reserve is not None and self._running else 0
         row_buckets = self.shapes.buckets.rows[self.split]
         options = self.scheduler.balance_options(row_buckets, laid_out)
-        rounds = self.shapes.send_rounds.get(self.split, 0)
-        pace = self.shapes.pace(plan.budget)
-        limits = SendLimits(rounds, pace.check_every, pace.burst_steps)
-        return plan, planner.balance(load, plan, options, limits)
+        return planner.decide(self.table.load(), self.split, options)
 
-    def relocate(self, plan: Plan) -> Relocation:
-        """The first half of a switch to the plan's layout; `arrive` must follow.
+    def leave(self, plan: Plan) -> Relocation:
+        """The first half of a plan's move; `arrive` must follow.
 
-        Sequences with fewer tokens than the plan says leave their pages behind, and so does one that
-        finds too few.
+        In a switch sequences with fewer tokens than the plan says leave their pages behind, and so does
+        one that finds too few. A sequence that finds too few in another group of its layout stays.
         """
         table, source, target = self.table, self.split, plan.split
         load = table.load()
+        if plan.group is not None:
+            group, moves = self.scheduler.balance(plan.group)
+            return Relocation(source, source, load, group, np.zeros(load.live, bool), moves)
         is_recomputed = load.context < plan.recompute_below
         group = table.regroup(target.dp, is_recomputed)
         moves, is_left = self.scheduler.leave(
@@ -197,9 +162,7 @@ class Controller:
             is_recomputed=is_recomputed,
         )
         self.split = target
-        return Relocation(
-            source, target, load, group, is_left, moves, np.zeros(len(moves.old_page), bool)
-        )
+        return Relocation(source, target, load, group, is_left, moves)
 
     def arrive(
         self, relocation: Relocation, new_page: np.ndarray | None
@@ -208,7 +171,7 @@ class Controller:
 
         Args:
           new_page: int[moves], where pages have arrived, NULL_PAGE where one found no room; None: where
-            `relocate` has put them.
+            `leave` has put them.
 
         Returns:
           What is to be computed, and bool[live], the sequences that find no pages and wait.
@@ -217,19 +180,6 @@ class Controller:
         if new_page is not None:
             is_left = is_left | self.scheduler.settle(relocation.moves, new_page)
         return self.scheduler.arrive(relocation.group, is_left, self.shapes.check_every)
-
-    def balance(self, balance: Balance) -> Relocation:
-        """Live sequences to the groups that `balance` gives them."""
-        load, table = self.table.load(), self.table
-        begun = self.two_stages.end()
-        moves = self.scheduler.balance(balance.group)
-        first, is_sent = None, np.zeros(len(moves.old_page), bool)
-        if begun is not None:
-            first, was_sent = begun
-            is_sent = was_sent[moves.old_group, moves.new_group, moves.old_page]
-        stay = np.zeros(load.live, bool)
-        group = table.group(table.live)
-        return Relocation(self.split, self.split, load, group, stay, moves, is_sent, first)
 
     def fit(self) -> None:
         """Pages for the next few steps, and the smallest row bucket that holds the live sequences."""
@@ -264,7 +214,6 @@ class Controller:
         budget = self._budget(plan)
         pace = self.shapes.pace(budget)
         shape, steps = self._next(budget, tokens_before=0)
-        steps = int(min(steps, self.two_stages.most_steps(pace.check_every)))
         tables = self.scheduler.tables
         size = self.shapes.reserve_size(self.table.rows_per_group, budget)
         self._reserve, self._version = PageReserve(tables.pools, size), self.table.version
@@ -307,7 +256,7 @@ class Controller:
         table, reserve = self.table, self._reserve
         assert reserve is not None, "launched"
         budget = running.shape.budget
-        if table.version != self._version or len(table.waiting) or self.two_stages.is_between:
+        if table.version != self._version or len(table.waiting):
             return None
         if self._budget(plan) != budget:
             return None

@@ -5,7 +5,7 @@ Follows the host's accounts with device arrays. Decides nothing: `controller.py`
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,6 @@ from pat_jax.engine.device.weights import Weights
 from pat_jax.engine.executor import Arrival, Executor
 from pat_jax.engine.layout.buckets import Shape
 from pat_jax.engine.relocation.order import Pools, placed
-from pat_jax.engine.relocation.rounds import Shift
 from pat_jax.engine.sequences.block_tables import BlockTables
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.earlier import EarlierResponses
@@ -215,13 +214,9 @@ class DeviceExecutor(Executor):
         was_over = all(leaf.is_ready() for leaf in jax.tree.leaves(output))
         return jax.device_get(output), not (burst.is_ahead and was_over)
 
-    def send(self, shifts: Sequence[Shift]) -> None:
-        self.pool.send(shifts)
-
     def relocate(self, relocation: Relocation) -> Arrival:
         if relocation.source == relocation.target:
-            traffic = self.pool.shift(relocation.moves, relocation.is_sent)
-            self.pool.settle()
+            traffic = self.pool.shift(relocation.moves)
             return Arrival(None, traffic.num_bytes, traffic.least_bytes, traffic.staging_bytes)
         pages, splits = self.specs.shapes.pages, (relocation.source, relocation.target)
         old, new = (Pools(split.dp, pages[split]) for split in splits)

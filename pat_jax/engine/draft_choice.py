@@ -50,7 +50,7 @@ def drafts_of(config: SpeculationConfig, platform: str) -> Drafts:
         exit_layer=config.exit_layer,
         has_model=has_model,
         cache_tokens=config.cache_tokens,
-        stagger=config.stagger,
+        stagger=config.stagger == "on",
     )
 
 

@@ -1,14 +1,12 @@
 """The executor: it does what the controller decides, on devices or on a simulated clock."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
-from pat_jax.engine.relocation.rounds import Shift
 from pat_jax.engine.sequences.contents import RowsOutput
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork
 
@@ -55,15 +53,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def send(self, shifts: Sequence[Shift]) -> None:
-        """Sends copies of pages to other groups, where they wait for `relocate` while bursts run.
-
-        What was sent before is dropped; nothing at all may be sent.
-        """
-
-    @abstractmethod
     def relocate(self, relocation: Relocation) -> Arrival:
-        """Weights to the layout, and the pages that migrate."""
+        """Weights to the layout, and the pages that migrate or go to other groups."""
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Computes anew what a relocation has left behind, but for sequences that wait, bool[live]."""

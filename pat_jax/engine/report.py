@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from pat_jax.common.stopwatch import Stopwatch
-from pat_jax.engine.controller import Controller
+from pat_jax.engine.controller import Collected, Controller, Relocation
+from pat_jax.engine.executor import Arrival
 from pat_jax.engine.sequences.prefill_calls import PrefillWork
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
-from pat_jax.planning.drafts import NO_SOURCES, Drafted
-from pat_jax.planning.types import DraftPrediction, Ran, Stagger
+from pat_jax.planning.drafts import NO_SOURCES
+from pat_jax.planning.types import Carry, DraftPrediction, Plan, Ran
 
 MIB = 2**20
 
@@ -34,6 +35,14 @@ class DraftSums:
     def __add__(self, other: "DraftSums") -> "DraftSums":
         sums = (getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
         return DraftSums(*sums)
+
+    def add(self, burst: Ran, predicted: DraftPrediction, tokens: float) -> None:
+        """A burst in whose steps a row generated so many `tokens` each, on average."""
+        self.steps += burst.steps
+        self.expected_tokens += burst.steps * predicted.tokens
+        self.tokens += burst.steps * tokens
+        self.predicted_saving_s += predicted.saved_s(burst.steps)
+        self.saving_s += burst.steps * tokens * predicted.plain_s - burst.seconds
 
     @property
     def words(self) -> str:
@@ -81,39 +90,82 @@ class RolloutReport:
     by_source_in: list[list[list[int]]] = field(default_factory=list)
     drafts: DraftSums = field(default_factory=DraftSums)
     first_plan: str = ""  # where the planner went first, and why
-    stagger: Stagger | None = None  # where sequences wait, and draft from their siblings
     is_computed: bool = False  # see RolloutTrace
 
     def add_burst(
-        self, burst: Ran, began_s: float, tokens: int, row_steps: int, drafted: Drafted
+        self, burst: Ran, began_s: float, done: Collected, predicted: DraftPrediction | None
     ) -> None:
-        """A burst that began then and sampled so many tokens in so many steps of single rows."""
+        """A burst that began then, what came of it, and what was predicted of its drafts."""
+        tokens_per_step = done.tokens / max(1, done.live_steps)
         self.times_s.append(began_s)
         self.steps.append(self.decode_steps)
         self.live.append(burst.live)
         self.layouts.append(str(burst.split))
         self.bursts.append(burst)
-        self.tokens += tokens
+        self.tokens += done.tokens
         self.decode_steps += burst.steps
-        self.tokens_per_step.append(tokens / max(1, row_steps))
-        self.busy_rows += row_steps
-        self.drafted_in.append(drafted.verified)
-        self.accepted_in.append(tokens - row_steps)
-        self.by_source_in.append(drafted.by_source.tolist())
+        self.tokens_per_step.append(tokens_per_step)
+        self.busy_rows += done.live_steps
+        self.drafted_in.append(done.drafted.verified)
+        self.accepted_in.append(done.tokens - done.live_steps)
+        self.by_source_in.append(done.drafted.by_source.tolist())
         self.total_rows += burst.steps * burst.rows * burst.split.dp
+        if predicted is not None:
+            self.drafts.add(burst, predicted, tokens_per_step)
 
-    def add_drafts(self, burst: Ran, predicted: DraftPrediction, tokens: float) -> None:
-        """What was expected of a burst's drafts, and what came.
+    def add_switch(
+        self,
+        plan: Plan,
+        relocation: Relocation,
+        arrival: Arrival,
+        seconds: float,
+        carry: Carry,
+        began_s: float,
+    ) -> None:
+        switch = Switch(
+            step=self.decode_steps,
+            live=relocation.load.live,
+            source=str(relocation.source),
+            target=str(relocation.target),
+            kv=carry,
+            bytes_moved=arrival.num_bytes,
+            least_bytes=arrival.least_bytes,
+            extra_bytes=arrival.extra_bytes,
+            seconds=seconds,
+            predicted_saving_s=plan.predicted_saving_s,
+            predicted_cost_s=plan.predicted_cost_s,
+            reason=plan.reason,
+            recompute_below=plan.recompute_below,
+            at_s=began_s,
+            predicted_remaining_s=plan.predicted_remaining_s,
+        )
+        self.switches.append(switch)
 
-        Args:
-          tokens: that a row said in a step, on average.
+    def add_balance(
+        self,
+        plan: Plan,
+        relocation: Relocation,
+        arrival: Arrival,
+        seconds: float,
+        fullest: tuple[int, int],
+    ) -> None:
         """
-        sums = self.drafts
-        sums.steps += burst.steps
-        sums.expected_tokens += burst.steps * predicted.tokens
-        sums.tokens += burst.steps * tokens
-        sums.predicted_saving_s += predicted.saved_s(burst.steps)
-        sums.saving_s += burst.steps * tokens * predicted.plain_s - burst.seconds
+        Args:
+          fullest: live sequences of the fullest group, before and after.
+        """
+        moved = Balanced(
+            step=self.decode_steps,
+            layout=str(relocation.source),
+            sequences=int((relocation.group != relocation.load.group).sum()),
+            pages=len(relocation.moves.old_page),
+            fullest=fullest,
+            seconds=seconds,
+            predicted_saving_s=plan.predicted_saving_s,
+            predicted_cost_s=plan.predicted_cost_s,
+            bytes_moved=arrival.num_bytes or 0,
+            least_bytes=arrival.least_bytes,
+        )
+        self.balanced.append(moved)
 
     @property
     def tokens_per_s(self) -> float:
@@ -199,18 +251,12 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
-def describe_stagger(stagger: Stagger) -> str:
-    """Where some wait while the first ones begin."""
-    how = "one after the other" if stagger.is_on else "together"
-    return f"samples of a prompt begin {how}: {stagger.reason}"
-
-
 def describe_balance(report: RolloutReport) -> str:
     """All moves between groups, when the rollout has ended."""
-    moves, staged = report.balanced, sum(move.steps_between > 0 for move in report.balanced)
+    moves = report.balanced
     return (
         f"balance: {sum(move.sequences for move in moves)} sequences moved between groups in "
-        f"{len(moves)} moves{f' ({staged} in two stages)' * bool(staged)}, {100 * report.balance_share:.2f} % of the rollout's time; "
+        f"{len(moves)} moves, {100 * report.balance_share:.2f} % of the rollout's time; "
         f"{sum(move.predicted_saving_s for move in moves):.2f} s were to be saved"
     )
 

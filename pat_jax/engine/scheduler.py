@@ -14,7 +14,10 @@ from pat_jax.engine.sequences.block_tables import NO_GROUP, BlockTables, Moved
 from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE, Admitted, num_pages_for
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves, PrefillWork, Spans
-from pat_jax.planning.planner.stagger import staggered
+
+# With all samples of a prompt one after the other, the last one of the longest prompt would begin last of
+# all: on recorded responses a rollout then has up to a third more steps.
+LEADERS = 4
 
 
 class Scheduler:
@@ -52,8 +55,17 @@ class Scheduler:
         return np.array(self._queue, np.int64)
 
     def stagger(self) -> None:
-        """From now on the samples of a prompt get rows one after the other: see `planning/planner/stagger.py`."""
-        self._queue = deque(staggered(self.queue, self.contents.prompt).tolist())
+        """The first sample of each prompt gets a row first, then the second, up to so many `LEADERS`; the rest
+        follow as before. Later samples then have finished siblings to draft from.
+        """
+        order = self.queue
+        prompt = self.contents.prompt[order]
+        by_prompt = np.argsort(prompt, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[by_prompt] = np.arange(len(order)) - np.searchsorted(
+            prompt[by_prompt], prompt[by_prompt]
+        )
+        self._queue = deque(order[np.argsort(np.minimum(rank, LEADERS), kind="stable")].tolist())
 
     def _forget_homes(self) -> None:
         # The group in which a sample of each prompt got pages last.
@@ -269,11 +281,14 @@ class Scheduler:
         pages = tables.count[self.table.live]
         return options(self.table, pages, tables.free + laid_out, row_buckets)
 
-    def balance(self, group: np.ndarray) -> PageMoves:
-        """Live sequences to their `group` of the same layout, int[live]; rows are dealt out anew.
+    def balance(self, group: np.ndarray) -> tuple[np.ndarray, PageMoves]:
+        """Pages for live sequences in their `group` of the same layout, int[live]; `arrive` must follow.
 
         A sequence that finds too few pages there for all that it has stays. No group may both give
         sequences away and get some: what arrives would lie in what has not left yet.
+
+        Returns:
+          Where sequences go, int[live], and their pages.
         """
         table, tables, group = self.table, self.tables, group.copy()
         live, pools = table.live, tables.pools
@@ -292,9 +307,7 @@ class Scheduler:
             self._give(i, int(group[k]), np.concatenate([tables.of(i), more]))
             pools[old[k]].release(held)
             moves.append(adopted)
-        rows = int(np.bincount(group).max())
-        table.seat(group, num_groups=len(pools), rows_per_group=rows)
-        return PageMoves.of(moves)
+        return group, PageMoves.of(moves)
 
     def _work(self, admitted: list[tuple[int, Admitted]]) -> PrefillWork:
         i = np.array([i for i, _ in admitted], np.int64)

@@ -49,11 +49,9 @@ class Balanced:
     fullest: tuple[int, int]  # live sequences of the fullest group, before and after
     seconds: float
     predicted_saving_s: float  # decode time to the end, before the cost
-    predicted_cost_s: float  # of two stages with what groups that are even only later cost
+    predicted_cost_s: float
     bytes_moved: int = 0  # from device to device, all devices; empty slots of buffers included
     least_bytes: int = 0  # of the pages that moved
-    pages_sent: int = 0  # of them, those that were sent while all decoded on
-    steps_between: int = 0  # decode steps between its two stages; 0: it has one
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,16 @@ class RolloutTrace:
         fields = dict(fields)
         switches = tuple(Switch(**switch) for switch in fields.pop("switches"))
         balanced = tuple(
-            Balanced(**move | {"fullest": tuple(move["fullest"])})
+            Balanced(**_without_stages(move) | {"fullest": tuple(move["fullest"])})
             for move in fields.pop("balanced", ())
         )
         rest: dict[str, Any] = {name: _as_tuples(x) for name, x in fields.items()}
         return cls(**rest, switches=switches, balanced=balanced)
+
+
+def _without_stages(move: dict[str, Any]) -> dict[str, Any]:
+    """Of a trace from when a move could have two stages."""
+    return {name: x for name, x in move.items() if name not in ("pages_sent", "steps_between")}
 
 
 def _as_tuples(value: Any) -> Any:

@@ -74,10 +74,6 @@ class MemoryModel:
         held = np.array([self.held(split) for split in splits])
         return held <= max(self.usable, held.min())
 
-    def may_send(self, split: Split) -> bool:
-        """Whether pages may be on their way to other groups while it decodes."""
-        return self.held(split) + self.staging <= self.usable
-
     def may_switch(self, splits: Sequence[Split]) -> np.ndarray:
         """Where there is room to go and to be, bool[from, to]."""
         return self.has_room(splits) & (self._peaks(splits) <= self.usable)

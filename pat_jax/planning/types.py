@@ -73,16 +73,6 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Stagger:
-    """Whether the samples of a prompt begin one after the other: see `planning/planner/stagger.py`."""
-
-    is_on: bool
-    predicted_saving_s: float = 0.0  # of decoding, before the cost
-    predicted_cost_s: float = 0.0  # of prompts that are computed again
-    reason: str = "asked for"
-
-
-@dataclass(frozen=True)
 class Ran:
     """A decode burst that has run: its buckets, what it read, what it took."""
 
@@ -109,7 +99,6 @@ class Prediction:
     reslice_s: float  # of the weights
     kv_s: float  # of the KV cache
     step_s: np.ndarray | None = None  # float[layouts], a decode step afterwards; of a switch None
-    visits: int = 1  # of the host
 
 
 class DraftLimits(NamedTuple):
@@ -138,59 +127,42 @@ class DraftPrediction:
 
 @dataclass(frozen=True)
 class Plan:
+    """The planner's decision: where running sequences go, and how the next burst runs.
+
+    They move if `split` is another layout than now, or if there is a `group`.
+    """
+
     split: Split  # the layout of the next burst
     threshold: int  # end the burst when the fullest group has this many live sequences or fewer
     # In a switch, sequences with fewer tokens in the cache are recomputed, the others migrate.
     recompute_below: int = MIGRATE_ALL
-    predicted_saving_s: float = 0.0  # staying to the end minus this plan, its switches included
-    predicted_cost_s: float = 0.0  # of the switch to `split`, if it is one
+    # int[live], the data-parallel group of each from now on, in a layout that stays; None: where they are.
+    group: np.ndarray | None = field(default=None, compare=False)
+    predicted_saving_s: float = (
+        0.0  # of decoding to the end, by the move; of a switch less its cost
+    )
+    predicted_cost_s: float = 0.0  # of the move
     predicted_remaining_s: float = 0.0  # of the whole plan
     reason: str = ""
-    prediction: Prediction | None = None  # where the planner learns from what comes of a switch
+    prediction: Prediction | None = None  # where the planner learns from what comes of the move
     # Tokens of drafts that each step of the next burst is to have room for, for each row, and how likely
     # each is right, by which the room is given to them: see `Acceptance.reach`.
     budget: int = 0
     reach: np.ndarray | None = field(default=None, compare=False)
     predicted: DraftPrediction | None = None  # of these drafts
 
-
-class SendLimits(NamedTuple):
-    """Of a move's first stage."""
-
-    rounds: int = 0  # of pages that are on their way at once, at most: memory holds no more
-    every: int = 1  # steps, of which a burst makes a multiple
-    most: int = 1  # steps of a burst, at most
-
-
-class Sending(NamedTuple):
-    """The first of a move's two stages: pages that will not change any more are sent while all sequences
-    decode on where they are (RLHFSpec, arXiv 2512.04752)."""
-
-    rounds: int  # at most
-    steps: int  # of the burst meanwhile
+    def moves_from(self, current: Split) -> bool:
+        return self.group is not None or self.split != current
 
 
 @dataclass(frozen=True)
-class Balance:
-    """Sequences that are to go to other data-parallel groups of their layout, with their pages."""
+class Moved:
+    """The move of a plan, as it went."""
 
-    group: np.ndarray  # int[live], where each is to be
-    predicted_saving_s: float = 0.0  # to the end, before the cost
-    predicted_cost_s: float = 0.0
-    reason: str = ""
-    prediction: Prediction | None = None  # where the planner learns from what comes of it
-    sending: Sending | None = None  # first; None: all pages move at once
-
-
-@dataclass(frozen=True)
-class Relocated:
-    """A switch, or a move between the groups of a layout, as it went."""
-
-    decision: Plan | Balance
+    plan: Plan
     seconds: float
     carry: Carry = "migrate"
-    # Of a move: some that were to go have not, or there was no second stage.
-    came: Literal["all", "some", "none"] = "all"
+    is_whole: bool = True  # all sequences that were to go have gone
 
 
 @dataclass(frozen=True)
@@ -205,4 +177,4 @@ class Verified:
 
 
 # What came of a decision: a burst that ran and its drafts, or sequences that moved.
-Outcome = Ran | Verified | Relocated
+Outcome = Ran | Verified | Moved

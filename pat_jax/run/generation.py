@@ -20,7 +20,7 @@ from pat_jax.engine.session import WINDOW
 from pat_jax.models.policy import Params
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import Planner
-from pat_jax.planning.types import Load, Siblings, Stagger
+from pat_jax.planning.types import Load, Siblings
 from pat_jax.rl.types import FinishReason, Prompt, Rollout, RolloutGroup
 from pat_jax.run.unfinished import Batch
 from pat_jax.training.exit_head import ExitHeadTrainer
@@ -251,7 +251,6 @@ def describe_rollouts(
         **_describe_sources(report.by_source),
         "rollout/draft_saved_seconds": report.drafts.saving_s,
         "rollout/predicted_draft_saving_s": report.drafts.predicted_saving_s,
-        **_describe_stagger(report.stagger),
         "rollout/row_occupancy": report.row_occupancy,
         "rollout/prefill_padding": report.prefill_padding,
         "rollout/kv_waste": report.kv_waste,
@@ -264,17 +263,6 @@ def describe_rollouts(
         "rollout/predicted_switch_seconds": sum(s.predicted_cost_s for s in report.switches),
         **{f"timing/rollout/{stage}": seconds for stage, seconds in report.seconds.items()},
         "timing/rollout/compile": report.compile_s,
-    }
-
-
-def _describe_stagger(stagger: Stagger | None) -> dict[str, float]:
-    """Where sequences have waited for others and drafted from their siblings."""
-    if stagger is None:
-        return {}
-    predicted = stagger.predicted_saving_s - stagger.predicted_cost_s
-    return {
-        "rollout/staggered": float(stagger.is_on),
-        "rollout/predicted_stagger_saving_s": predicted,
     }
 
 

@@ -56,7 +56,6 @@ def costs_of(plant: Plant, profile: Path | None, data: Path, sums: Sums) -> Sour
         order.model,
         page_size=rollout.page_size,
         prefill_blocks=rollout.prefill_blocks,
-        is_one_process=order.target.is_one_process,
         kv_ways=kv_ways(plant.layouts),
     )
     drafts, draft = plant.drafter.drafts, order.draft_model

@@ -3,7 +3,7 @@
 Knows a profile and what to change. Says which of the loads asked about were never measured.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from pat_jax.engine.draft_choice import drafts_of
 from pat_jax.engine.memory import layouts_without_memory
 from pat_jax.models.config import ModelConfig, RopeScaling
 from pat_jax.planning.drafts import Acceptance
-from pat_jax.planning.latency.model import STAGES, LatencyModel
+from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.memory import GIB
 from pat_jax.planning.types import Split
@@ -160,23 +160,13 @@ def with_slower_links(profile: Profile, factor: float, exit_layer: int = 0) -> L
         prefill_table={
             key: seconds + more(key[0], tokens) for key, seconds in latency.prefill_table.items()
         },
-        migrate_table=_over_links(latency.migrate_table, factor),
+        migrate_table={pair: seconds * factor for pair, seconds in latency.migrate_table.items()},
         # Going up in TP sends no weights.
         reslice_table={
             pair: seconds * (factor if pair[1].tp < pair[0].tp else 1)
             for pair, seconds in latency.reslice_table.items()
         },
     )
-
-
-def _over_links(table: Mapping[tuple[Split, Split, str], float], factor: float) -> dict:
-    """Rounds of pages over links that take so many times as long; packing is the memory's."""
-    found = {}
-    for (source, target, kind), seconds in table.items():
-        packed = 0.0 if kind == STAGES[1] else table.get((source, target, STAGES[0]), 0.0)
-        packed = min(packed, seconds)  # measured apart, and so at other moments
-        found[source, target, kind] = packed + factor * (seconds - packed)
-    return found
 
 
 def sums_of(profile: Profile, layers: int = 0) -> Callable[[Split, int], float]:

@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.types import Split
 
 NOISE = 1.1  # times longer or shorter: one run differs as much from the next
 Table = Mapping[Any, float]  # seconds, by a tuple with one layout in it, or the two of a switch
-Layouts = tuple[Split | str, ...]
-PACKED = STAGES[0]
+Layouts = tuple[Split, ...]
 
 
 def changes(known: Table, again: Table) -> dict[Layouts, float]:
@@ -52,13 +50,10 @@ def describe(name: str, known: Table, again: Table) -> list[str]:
 
 
 def _named(layouts: Layouts) -> str:
-    if PACKED in layouts:
-        return f"{layouts[0]}, packing what goes between its groups,"
     if len(layouts) > len(set(layouts)):
         return f"{layouts[0]}, between its groups,"
     return " to ".join(map(str, layouts))
 
 
 def _layouts(key: tuple) -> Layouts:
-    """What packing takes changes with the memory, all else of a round with the links."""
-    return tuple(part for part in key if isinstance(part, Split) or part == PACKED)
+    return tuple(part for part in key if isinstance(part, Split))

@@ -12,7 +12,7 @@ import numpy as np
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.trace import Balanced, RolloutTrace, Switch
 from pat_jax.planning.planner.planner import CostModelPlanner, Planner
-from pat_jax.planning.types import MIGRATE_ALL, Balance, Load, Plan, Sending, SendLimits, Split
+from pat_jax.planning.types import MIGRATE_ALL, Load, Plan, Split
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
 from pat_jax.profiling.simulate.simulator import replay
@@ -46,30 +46,26 @@ class _AsTaken(Planner):
         del load
         return self.first
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        del current
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         done = self._switches_done(load)
         split, below = self.first, MIGRATE_ALL
         if done:
             split, below = self.path[done - 1][0], self.path[done - 1][1].recompute_below
+        moves = self._moves(done)
         to_come = [switch.live // split.dp for _, switch in self.path[done:]]
-        to_come += [move.fullest[0] for move in self._moves(done) if _begun(move) > load.step]
-        return Plan(split, max(to_come, default=0), below)
+        to_come += [move.fullest[0] for move in moves if move.step > load.step]
+        group = self._group(load, moves, options) if split == current else None
+        return Plan(split, max(to_come, default=0), below, group)
 
-    def balance(
-        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
-    ) -> Balance | None:
-        del plan
+    def _group(
+        self, load: Load, moves: Sequence[Balanced], options: Sequence[np.ndarray]
+    ) -> np.ndarray | None:
         fullest, step = _fullest(load.group), load.step + self.slack
-        moves = self._moves(self._switches_done(load))
-        due = [move for move in moves if _begun(move) <= step and fullest <= move.fullest[0]]
+        due = [move for move in moves if move.step <= step and fullest <= move.fullest[0]]
         least = min(due, key=lambda move: move.fullest[1], default=None)
         if not options or least is None or fullest <= least.fullest[1]:
             return None
-        group = min(options, key=lambda group: abs(_fullest(group) - least.fullest[1]))
-        if not least.steps_between:
-            return Balance(group)
-        return Balance(group, sending=Sending(limits.rounds, least.steps_between))
+        return min(options, key=lambda group: abs(_fullest(group) - least.fullest[1]))
 
     def _switches_done(self, load: Load) -> int:
         step = load.step + self.slack
@@ -79,11 +75,6 @@ class _AsTaken(Planner):
         """Moves between the last of so many switches and the next one."""
         steps = [0, *(switch.step for _, switch in self.path), math.inf]
         return [move for move in self.moves if steps[done] <= move.step <= steps[done + 1]]
-
-
-def _begun(move: Balanced) -> int:
-    """Decode steps done when its first stage began, or all of it."""
-    return move.step - move.steps_between
 
 
 def _fullest(group: np.ndarray) -> int:

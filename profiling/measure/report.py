@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pat_jax.common.picture_style import tp_colour
-from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.latency.profile import Profile
 from pat_jax.planning.types import Split
 
@@ -78,7 +77,7 @@ def _pair(key: tuple[Split, Split]) -> str:
 def _round(key: tuple[Split, Split, str]) -> str:
     source, target, senders = key
     if source == target:
-        return f"{source}, between its groups" + f", {senders}" * (senders in STAGES)
+        return f"{source}, between its groups"
     return f"{_pair((source, target))}, {senders} sending"
 
 

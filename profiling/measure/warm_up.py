@@ -17,12 +17,12 @@ import numpy as np
 from pat_jax.common.hosts.together import company
 from pat_jax.common.memory import give_back
 from pat_jax.engine.device.migration import Migration, Shifting, Traffic
-from pat_jax.engine.device.pages import Exchange, elsewhere
+from pat_jax.engine.device.pages import Exchange
 from pat_jax.engine.device.program_specs import COPIES
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.engine import RolloutEngine
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shift, Shipment
+from pat_jax.engine.relocation.rounds import ALL, SHIFT_SIZES, SIZES, Round, Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import (
@@ -33,7 +33,7 @@ from pat_jax.engine.sequences.state import (
 )
 from pat_jax.models.policy import Params
 from pat_jax.planning.drafts import KINDS, MOST
-from pat_jax.planning.latency.model import ROUNDS, STAGES, TABLES, LatencyModel
+from pat_jax.planning.latency.model import ROUNDS, TABLES, LatencyModel
 from pat_jax.planning.types import Split
 from pat_jax.profiling.measure.dummy_bursts import DummyBursts
 from pat_jax.profiling.measure.recheck import describe, rescaled
@@ -110,13 +110,7 @@ class Warmup:
         layouts = len(self.engine.layouts)
         counted = ("decode", "prefill", "exchange", "exchange_one", "shift")
         programs = sum(len(list(self.programs.keys(name))) for name in counted)
-        sending = map(self._sends, self.engine.layouts.values())
-        return programs + layouts * (layouts - 1) + len(STAGES) * sum(sending)
-
-    @staticmethod
-    def _sends(layout: Layout) -> bool:
-        """Whether pages may go to other groups of it while programs run."""
-        return layout.split.dp > 1 and layout.backend.sends_beside
+        return programs + layouts * (layouts - 1)
 
     @property
     def measured(self) -> LatencyModel:
@@ -343,56 +337,6 @@ class Warmup:
             moves = [partial(shifting.run, moves=one) for one in far]
             key = (split, split, ROUNDS[0]) if size == SHIFT_SIZES[0] else None
             pool = self._rounds(key, moves, pool)
-        return self._stages(layout, pool) if self._sends(layout) else pool
-
-    def _stages(self, layout: Layout, pool: Pool) -> Pool:
-        """Times what a round between groups is made of where it is sent beside programs: what it takes of
-        the devices' time, and its way.
-
-        Packing and unpacking it takes their time, and so does by how much programs are slower while it
-        is on its way. Those here copy pages: what sums over the same links lose is not in it.
-        """
-        split, shifting = layout.split, Shifting(self.programs, layout)
-        empty = np.full((split.dp, SHIFT_SIZES[0]), NULL_PAGE)
-        shift = Shift(1, empty, empty)
-        packed = jax.block_until_ready(shifting.pack(pool, shift))
-        for distance in range(1, split.dp):  # connections are made
-            jax.block_until_ready(elsewhere(layout, packed, distance))
-
-        def seconds(work: Callable[[], object]) -> float:
-            start = time.perf_counter()
-            jax.block_until_ready(work())
-            return time.perf_counter() - start
-
-        def send() -> float:
-            return seconds(lambda: elsewhere(layout, packed, shift.distance))
-
-        def copy() -> Pool:
-            nonlocal pool
-            pool = shifting.unpack(pool, shifting.pack(pool, shift), empty)
-            return pool
-
-        def copies(count: int, *, beside: bool = False) -> float:
-            start = time.perf_counter()
-            way = elsewhere(layout, packed, shift.distance) if beside else None
-            for _ in range(count):
-                copy()
-            jax.block_until_ready((pool, way))
-            return time.perf_counter() - start
-
-        def busy() -> float:
-            one, way, count = copies(1), send(), 1
-            while copies(count) < 2 * way:
-                count *= 2
-            # Noise only ever adds time, to either of the two.
-            alone, both = zip(
-                *((copies(count), copies(count, beside=True)) for _ in range(self.runs + 1)),
-                strict=True,
-            )
-            return one + max(0.0, min(both) - min(alone))
-
-        for kind, once in zip(STAGES, (busy, send), strict=True):
-            self._note(Timed("migrate_table", (split, split, kind), once))
         return pool
 
     def _rounds(self, key: tuple | None, moves: Sequence[Move], pool: Pool) -> Pool:

@@ -32,7 +32,7 @@ from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.models import kernel_choice
 from pat_jax.models.config import ModelConfig
 from pat_jax.models.paged_layer import reads_what_rows_hold
-from pat_jax.planning.latency.model import ROUNDS, STAGES, LatencyModel
+from pat_jax.planning.latency.model import ROUNDS, LatencyModel
 from pat_jax.planning.types import Reads, Split
 from pat_jax.profiling.predict.kernels import BYTES, HEAD_DIM, Kernels
 from pat_jax.profiling.predict.links import added, waiting_s
@@ -75,21 +75,18 @@ class Composer:
         *,
         page_size: int = PAGE_SIZE,
         prefill_blocks: int = PREFILL_BLOCKS,
-        is_one_process: bool = True,
         kv_ways: Mapping[int, int] | None = None,
     ):
         """
         Args:
           kv_ways: in how many ways the KV heads are divided at a TP degree, where that is not as many as
             divide both; the other devices of a group have copies.
-          is_one_process: has all devices: pages go to other groups beside programs.
           page_size: tokens.
           prefill_blocks: pages of a group in one call.
           unlisted: not given: that of the platform.
         """
         self.kernels, self.model, self.switch_s = kernels, model, switch_s
         self.page_size, self.prefill_blocks = page_size, prefill_blocks
-        self.is_one_process = is_one_process
         self.unlisted = unlisted or UNLISTED[kernels.chip.platform]
         self._kv_ways = kv_ways or {}
 
@@ -231,19 +228,16 @@ class Composer:
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards * (wide // narrow - 1)
         return sent / self.kernels.exchange_bytes_s(wide)
 
-    def shift(self, split: Split) -> tuple[float, float]:
-        """A round of pages to other groups: each device of a group packs its part of all of them, sends it,
-        and unpacks what comes. Seconds of packing and unpacking, and of the way."""
+    def _shifts(self, split: Split) -> dict[tuple[Split, Split, str], float]:
+        """A round of pages to other groups, as `LatencyModel.migrate_table` has it.
+
+        Each device of a group packs its part of all of them, sends it, and unpacks what comes.
+        """
         shards = self.kv_ways(split.tp)
         sent = self.round_tokens * self.model.kv_bytes_per_token / shards
-        packed = 4 * sent / self.kernels.chip.memory_bytes_s
-        return packed, sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
-
-    def _shifts(self, split: Split) -> dict[tuple[Split, Split, str], float]:
-        """As `LatencyModel.migrate_table` has them."""
-        both = self.shift(split)
-        beside = dict(zip(STAGES, both, strict=True)) if self.is_one_process else {}
-        return {(split, split, kind): s for kind, s in ({ROUNDS[0]: sum(both)} | beside).items()}
+        packed_s = 4 * sent / self.kernels.chip.memory_bytes_s
+        sent_s = sent / self.kernels.exchange_bytes_s(split.dp * split.tp)
+        return {(split, split, ROUNDS[0]): packed_s + sent_s}
 
     def _steps(
         self, split: Split, rows: Sequence[int], lengths: Sequence[int], seconds: StepSeconds

@@ -180,7 +180,6 @@ class ShardProfiler:
             self.model,
             page_size=self.config.page_size,
             prefill_blocks=self.config.prefill_blocks,
-            is_one_process=self.target.is_one_process,
             kv_ways=kv_ways(layouts_of(self.target, self.model)),
         )
 

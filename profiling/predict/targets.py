@@ -57,13 +57,6 @@ class Target:
     def num_devices(self) -> int:
         return self.devices_per_host * self.num_hosts
 
-    @property
-    def is_one_process(self) -> bool:
-        """Whether one process has all of its devices. A TPU slice is one machine up to 8 chips of a
-        two-dimensional torus and 4 of a three-dimensional one."""
-        most = {2: 8, 3: 4}.get(self.chip.dimensions, self.chip.largest_host)
-        return self.num_hosts == 1 and self.num_devices <= most
-
     def __str__(self) -> str:
         return self.text
 

@@ -219,7 +219,7 @@ class _World:
         fewer = np.maximum(rows[np.searchsorted(rows, fullest) - 1], -(-self.live // split.dp))
         rounds = (fullest - fewer) * self.least_context / self.truth.round_tokens
         rounds = np.maximum(rounds, 1.0)
-        return np.where(fewer < fullest, rounds * self.truth.least_round(split), np.inf)
+        return np.where(fewer < fullest, rounds * self.truth.shift_round(split), np.inf)
 
     def _mixed(self, source: Split, target: Split) -> np.ndarray:
         """What recomputing some sequences and migrating the others costs at least.

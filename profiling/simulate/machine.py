@@ -1,6 +1,5 @@
 """What is replayed, and where: the types of `simulator.py`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,6 @@ import numpy as np
 
 from pat_jax.config.rollout import RolloutConfig
 from pat_jax.engine.layout.buckets import NO_DRAFTS, Buckets, Drafts, Pace, Shapes
-from pat_jax.engine.relocation.rounds import SIZES
 from pat_jax.engine.sequences.page_allocator import num_pages_for
 from pat_jax.planning.drafts import Acceptance
 from pat_jax.planning.latency.model import LatencyModel
@@ -117,18 +115,7 @@ class Machine:
             assert self.memory is not None, "pools need a size"
             pages, size = self.memory.pages, self.memory.page_size
         steps = self.burst_steps, self.check_every
-        return Shapes(self.buckets, pages, size, *steps, self.drafts, self._send_rounds)
-
-    @property
-    def _send_rounds(self) -> dict[Split, int]:
-        """Packed and arrived, in the memory that pages have on their way between layouts."""
-        if (memory := self.memory) is None:
-            return {}
-        return {
-            split: memory.staging // max(1, 2 * SIZES[0] * memory.page[split])
-            for split in self.splits
-            if self.truth.shift_stages(split)[1] < math.inf
-        }
+        return Shapes(self.buckets, pages, size, *steps, self.drafts)
 
     @property
     def capacity(self) -> int:

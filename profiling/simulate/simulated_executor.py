@@ -14,13 +14,12 @@ import numpy as np
 from pat_jax.common.stopwatch import Stopwatch
 from pat_jax.engine.controller import Burst, Relocation
 from pat_jax.engine.executor import Arrival, Executor
-from pat_jax.engine.relocation.rounds import SHIFT_SIZES, Shift
 from pat_jax.engine.sequences.block_tables import BlockTables, turns
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PrefillWork, Spans
 from pat_jax.planning.drafts import NONE_DRAFTED, Acceptance
 from pat_jax.planning.held import most_held
-from pat_jax.planning.planner.balance import rounds_by_distance
+from pat_jax.planning.planner.balance import balance_seconds
 from pat_jax.planning.planner.carry import carried_seconds
 from pat_jax.planning.types import Split
 from pat_jax.profiling.simulate.drafted import DraftedRows
@@ -64,7 +63,6 @@ class SimulatedExecutor(Executor):
         self.clock = Stopwatch(lambda: self.now_s)
         self._running: deque[Burst] = deque()
         self._drawn = np.zeros(0, np.int64)  # of each group's reserve
-        self._arrive_s = 0.0  # when the pages that were sent last are there
         self._drafted = DraftedRows(machine, tables, accepts)
 
     def prefill(self, work: PrefillWork) -> int:
@@ -171,40 +169,21 @@ class SimulatedExecutor(Executor):
         self._drawn += by_group.sum(axis=1)
         return pages
 
-    def send(self, shifts: Sequence[Shift]) -> None:
-        """Packing and unpacking take the devices' time, the way does not."""
-        way_s = 0.0
-        for shift in shifts:
-            packed_s, one_s = self.machine.truth.shift_stages(self.split)
-            share = shift.old_page.shape[1] / SHIFT_SIZES[0]
-            self.now_s, way_s = self.now_s + share * packed_s, way_s + share * one_s
-        self._arrive_s = self.now_s + way_s
-
     def relocate(self, relocation: Relocation) -> Arrival:
         truth, source = self.machine.truth, relocation.source
         self.split = relocation.target
         if source != self.split:
             self.now_s += truth.reslice(source, self.split)
             return Arrival()
-        rounds = rounds_by_distance(truth, source, relocation.load, relocation.group)
-        if relocation.first is not None:
-            self.now_s = max(self.now_s, self._arrive_s)
-            # A last page of every distance follows.
-            rounds = np.maximum(rounds - self._sent_rounds(relocation), rounds > 0)
-        self.now_s += float(rounds.sum()) * truth.shift_round(source)
+        pages_s = balance_seconds(truth, source, relocation.load, relocation.group)
+        self.now_s += pages_s
         return Arrival()
-
-    def _sent_rounds(self, relocation: Relocation) -> np.ndarray:
-        """Of pages that still count, int[distances]."""
-        moves, groups = relocation.moves.part(relocation.is_sent), relocation.source.dp
-        pages = np.zeros((groups, groups))
-        np.add.at(pages, ((moves.new_group - moves.old_group) % groups, moves.old_group), 1)
-        tokens = pages.max(axis=1) * self.tables.page_size
-        return np.ceil(tokens / self.machine.truth.round_tokens).astype(int)
 
     def recompute(self, relocation: Relocation, work: PrefillWork, waits: np.ndarray) -> int:
         """Priced as the planner prices it, what migrates included: sequence by sequence."""
         load, splits = relocation.load, (relocation.source, relocation.target)
+        if splits[0] == splits[1]:
+            return 0  # all came along
         self.now_s += carried_seconds(self.machine.truth, *splits, load, relocation.is_left, ~waits)
         return self._room(work.spans)
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from pat_jax.engine.device.migration import Migration, Sent, Shifting, Traffic
+from pat_jax.engine.device.migration import Migration, Shifting, Traffic
 from pat_jax.engine.device.program_specs import COPIES, ProgramSpecs
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.relocation.rounds import Shift, Shipment
+from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import Copies, PageMoves
 from pat_jax.engine.sequences.state import Pool
@@ -25,7 +25,6 @@ class DevicePool:
     def __init__(self, specs: ProgramSpecs, programs: ProgramTable, layout: Layout):
         self.specs, self.programs, self.layout = specs, programs, layout
         self.pages: Pool = programs[Key("allocate", layout.split)]()
-        self._sent: list[Sent] = []
 
     def prefill(
         self, params: Params, tokens: np.ndarray, start: np.ndarray, tables: np.ndarray, length: int
@@ -59,20 +58,10 @@ class DevicePool:
         self.pages, traffic = migration.run(self.pages, shipments)
         return traffic
 
-    def send(self, shifts: Sequence[Shift]) -> None:
-        """Copies to other groups, on their way beside what is dispatched next; what was sent before is dropped."""
-        self._sent = Shifting(self.programs, self.layout).send(self.pages, shifts)
-
-    def shift(self, moves: PageMoves, is_sent: np.ndarray) -> Traffic:
-        """To other groups of the same layout.
-
-        Args:
-          is_sent: bool[moves], those of which `send` has brought copies; all others are dropped.
-        """
-        shifting = Shifting(self.programs, self.layout)
-        self.pages, before = shifting.put(self.pages, moves.part(is_sent), self._sent)
-        self.pages, traffic = shifting.run(self.pages, moves.part(~is_sent))
-        return before.before(traffic)
+    def shift(self, moves: PageMoves) -> Traffic:
+        """To other groups of the same layout."""
+        self.pages, traffic = Shifting(self.programs, self.layout).run(self.pages, moves)
+        return traffic
 
     def settle(self) -> None:
         """Waits until the pages are there."""
@@ -83,7 +72,6 @@ class DevicePool:
 
         Where a rollout was interrupted in the middle of a call, it has given its arrays up already.
         """
-        self._sent = []
         for leaf in jax.tree.leaves(self.pages):
             if not leaf.is_deleted():
                 jax.block_until_ready(leaf)

@@ -6,15 +6,14 @@ go where, `relocation/order.py` which pages go together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from pat_jax.engine.device.pages import Buffer, Exchange, elsewhere, part_bytes
+from pat_jax.engine.device.pages import Buffer, Exchange, part_bytes
 from pat_jax.engine.device.programs import Key, ProgramTable
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.relocation.rounds import ALL, Shift, Shipment, arriving, shifts
+from pat_jax.engine.relocation.rounds import ALL, Shipment, shifts
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.state import Pool
@@ -28,15 +27,6 @@ class Traffic:
     least_bytes: int = 0  # of the live pages
     num_rounds: int = 0
     staging_bytes: int = 0  # of one device, at most, besides the pool
-
-    def before(self, other: "Traffic") -> "Traffic":
-        """Of both, one after the other."""
-        return Traffic(
-            self.num_bytes + other.num_bytes,
-            self.least_bytes + other.least_bytes,
-            self.num_rounds + other.num_rounds,
-            max(self.staging_bytes, other.staging_bytes),
-        )
 
 
 class Migration:
@@ -108,13 +98,6 @@ class Migration:
         return [np.where(home, pages[group], NULL_PAGE)]
 
 
-class Sent(NamedTuple):
-    """Copies of pages that are in other groups, or on their way."""
-
-    shift: Shift
-    arrived: Buffer
-
-
 class Shifting:
     """Between the groups of a layout."""
 
@@ -129,71 +112,19 @@ class Shifting:
         Args:
           pool: consumed. No page that arrives lies in one that leaves.
         """
-        split, sent, count, largest = self.layout.split, 0, 0, 0
+        split, part = self.layout.split, part_bytes(self.layout, pool)
+        sent, count, largest = 0, 0, 0
         for shift in shifts(moves, split.dp):
-            pool = self.unpack(pool, self._ship(shift, pool), shift.new_page)
-            sent += shift.old_page.size
-            count += 1
-            largest = max(largest, shift.old_page.shape[1])
-        return pool, self._traffic(pool, moves, sent, count, largest)
-
-    def put(self, pool: Pool, moves: PageMoves, sent: list[Sent]) -> tuple[Pool, Traffic]:
-        """Unpacks copies that `send` has sent, as far as `moves` say where they belong.
-
-        Args:
-          pool: consumed, as in `run`.
-          sent: consumed as well: each makes room for what follows.
-        """
-        sizes = [one.shift.old_page.shape for one in sent]
-        while sent:
-            one = sent.pop()
-            pool = self.unpack(pool, one.arrived, arriving(one.shift, moves))
-        slots = sum(groups * size for groups, size in sizes)
-        return pool, self._traffic(pool, moves, slots, len(sizes), sum(n for _, n in sizes))
-
-    def _traffic(
-        self, pool: Pool, moves: PageMoves, slots: int, rounds: int, staged: int
-    ) -> Traffic:
-        """
-        Args:
-          slots: pages of all groups that were sent, empty ones included.
-          staged: pages of a group that were packed at once.
-        """
-        part, tp = part_bytes(self.layout, pool), self.layout.split.tp
-        sent, due = (part * tp * pages for pages in (slots, len(moves.old_page)))
-        return Traffic(sent, due, rounds, 2 * part * staged)
-
-    def send(self, pool: Pool, shifts: Sequence[Shift]) -> list[Sent]:
-        """Copies pages to other groups, into buffers, while other programs run.
-
-        Args:
-          pool: may be consumed by what is dispatched next.
-        """
-        packed = [self.pack(pool, shift) for shift in shifts]
-        # Their time is not that of the burst that follows.
-        jax.block_until_ready(packed)
-        return [
-            Sent(shift, elsewhere(self.layout, buffer, shift.distance))
-            for shift, buffer in zip(shifts, packed, strict=True)
-        ]
-
-    def pack(self, pool: Pool, shift: Shift) -> Buffer:
-        """Copies of pages, in one piece for each group."""
-        split, size = self.layout.split, shift.old_page.shape[1]
-        return self.programs[Key("pack", split, size, target=split)](pool, _flat(shift.old_page))
-
-    def _ship(self, shift: Shift, pool: Pool) -> Buffer:
-        packed, size = self.pack(pool, shift), shift.old_page.shape[1]
-        program = self.programs[Key("shift", self.layout.split, size)]
-        arrived = program(np.int32(shift.distance), packed)
-        if self.waits:
-            jax.block_until_ready(arrived)
-        return arrived
-
-    def unpack(self, pool: Pool, arrived: Buffer, new_page: np.ndarray) -> Pool:
-        """Copies that have arrived to their pages, int[groups, size]; NULL_PAGE: to none."""
-        program = self.programs[Key("unpack", self.layout.split, new_page.shape[1])]
-        return program(pool, arrived, _flat(new_page))
+            size = shift.old_page.shape[1]
+            pack = self.programs[Key("pack", split, size, target=split)]
+            send = self.programs[Key("shift", split, size)]
+            arrived = send(np.int32(shift.distance), pack(pool, _flat(shift.old_page)))
+            if self.waits:
+                jax.block_until_ready(arrived)
+            pool = self.programs[Key("unpack", split, size)](pool, arrived, _flat(shift.new_page))
+            sent, count, largest = sent + shift.old_page.size, count + 1, max(largest, size)
+        sent, due = (part * split.tp * pages for pages in (sent, len(moves.old_page)))
+        return pool, Traffic(sent, due, count, 2 * part * largest)
 
 
 def _flat(x: np.ndarray) -> np.ndarray:

@@ -198,19 +198,6 @@ def shift(layout: Layout) -> Callable[[Int[Array, ""], Buffer], Buffer]:
     )
 
 
-def elsewhere(layout: Layout, buffer: Buffer, distance: int) -> Buffer:
-    """As `shift`, without a program: copies that go on beside those that run. No process but this one has
-    devices of the layout."""
-    mesh = layout.mesh
-    axes = [*layout.dp_axes, *(axis for axis in mesh.axis_names if axis not in layout.dp_axes)]
-    order = [mesh.axis_names.index(axis) for axis in axes]
-    groups = mesh.devices.transpose(order).reshape(layout.split.dp, -1)
-    target = dict(zip(groups.flat, np.roll(groups, -distance, axis=0).flat, strict=True))
-    shards = [(shard.data, target[shard.device]) for shard in buffer.addressable_shards]
-    copies = jax.device_put(*map(list, zip(*shards, strict=True)))
-    return jax.make_array_from_single_device_arrays(buffer.shape, buffer.sharding, copies)
-
-
 def _in_mesh_order(layout: Layout) -> tuple[Axes, list[int]]:
     """The DP axes, and the place of each group, int[groups], as `ppermute` numbers them.
 

@@ -96,14 +96,7 @@ class ProgramSpecs:
     def shapes(self) -> Shapes:
         functions = self.functions
         steps = functions.burst_steps, functions.check_every
-        sent = {split: self._send_rounds(layout) for split, layout in self.layouts.items()}
-        return Shapes(self.buckets, self.pages, self.page_size, *steps, self.drafts, sent)
-
-    def _send_rounds(self, layout: Layout) -> int:
-        """In the memory that pages have on their way between layouts: no more is taken."""
-        if layout.split.dp == 1 or not layout.backend.sends_beside:
-            return 0
-        return self.staging_bytes // (2 * SIZES[0] * pages.part_bytes(layout, self.pool(layout)))
+        return Shapes(self.buckets, self.pages, self.page_size, *steps, self.drafts)
 
     def declare(self, table: ProgramTable) -> None:
         for layout in self.layouts.values():

@@ -17,9 +17,6 @@ class Backend:
     # loops (seen: six times the processor time of copies on the host); devices with memories and links
     # of their own run a program.
     gathers_on_host: bool
-    # Copies from device to device go on beside the programs that these run. Between processes a copy is a
-    # program itself, and CPU devices copy with the cores that decode.
-    sends_beside: bool
     # What a burst decodes with: pages where a kernel reads them, or a copy of them in one piece.
     cache: Literal["pages", "copy"]
 
@@ -38,6 +35,5 @@ class Backend:
             runs_ahead=not is_cpu,
             waits=is_cpu,
             gathers_on_host=is_cpu and not spans_processes,
-            sends_beside=not (is_cpu or spans_processes),
             cache="copy" if is_cpu and not reads_pages else "pages",
         )

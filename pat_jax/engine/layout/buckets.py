@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from pat_jax.models.config import ModelConfig
 from pat_jax.planning.types import TEXTS, DraftLimits, Split
@@ -47,8 +47,9 @@ class Drafts:
     exit_layer: int = 0
     has_model: bool = False
     cache_tokens: int = 2**16  # of a group's sequences, that a draft model's cache has room for
-    # Whether samples of a prompt begin one after the other where sequences wait; auto: where that pays.
-    stagger: Literal["auto", "on", "off"] = "auto"
+    stagger: bool = (
+        False  # whether samples of a prompt begin one after the other where sequences wait
+    )
 
     def of(self, rows: int) -> tuple[int, ...]:
         """Budgets that bursts of so many rows of a group may have, so few that little is compiled: the two
@@ -240,8 +241,6 @@ class Shapes:
     burst_steps: int  # most steps of a burst without drafts
     check_every: int  # steps between two of its tests of whether it ends
     drafts: Drafts = NO_DRAFTS
-    # Rounds of pages that memory holds on their way between groups, packed and arrived, while they decode.
-    send_rounds: Mapping[Split, int] = field(default_factory=dict)
 
     def pace(self, budget: int) -> Pace:
         return Pace.of(self.check_every, self.burst_steps, self.drafts.draft(budget))

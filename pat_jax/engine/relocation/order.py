@@ -40,8 +40,7 @@ class Placed(NamedTuple):
 def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools) -> Placed:
     """Where and when pages arrive, so that no more than `MOST_WAITING` wait.
 
-    Where more would, pages leave one by one, which is slower; and where too many still would, they
-    leave by rounds again, but a sequence with a page among those stays behind, the shortest, and so on.
+    Where more would, a sequence with a page among those stays behind, the shortest, and so on.
 
     Args:
       moves: one for each page that arrives, to as many as the pools of the new groups hold;
@@ -51,10 +50,7 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
     going, num_late = sorted(holds, key=len), 1
     while True:
         goes = np.unique(np.concatenate([np.zeros(0, int), *going]))
-        found = _tried(moves.part(goes), old, new, SIZES)
-        if len(going) == len(holds) and not isinstance(found, Placed):
-            alone = _tried(moves.part(goes), old, new, SIZES[-1:])
-            found = alone if isinstance(alone, Placed) else found
+        found = _tried(moves.part(goes), old, new)
         if isinstance(found, Placed):
             new_page = np.full(len(moves.old_page), NULL_PAGE)
             new_page[goes] = found.new_page
@@ -66,10 +62,10 @@ def placed(moves: PageMoves, holds: Sequence[np.ndarray], old: Pools, new: Pools
         num_late *= 2  # one is mostly enough
 
 
-def _tried(moves: PageMoves, old: Pools, new: Pools, sizes: tuple[int, ...]) -> Placed | np.ndarray:
+def _tried(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
     """All `moves` placed, or those, int[pages], that wait when for the first time too many do."""
     leaving = _Leaving(moves, old, new)
-    plan = leaving.rounds(sizes)
+    plan = leaving.rounds()
     slots = list(leaving.slots(plan))
     room, new_page = _Room(moves, old, new), np.full(len(moves.old_page), NULL_PAGE)
     waiting: dict[int, np.ndarray] = {}  # moves of rounds, which are numbered
@@ -104,13 +100,13 @@ class _Leaving:
         self.num_members = self.num_groups // self.num_wide
         self.old_page = moves.old_page
 
-    def rounds(self, sizes: tuple[int, ...]) -> list[Round]:
+    def rounds(self) -> list[Round]:
         """What some groups have more than others goes while it takes little memory of the others.
 
         Going up that is at the beginning: all devices get a part of what one of them loses. Going
         down it is at the end.
         """
-        plan = rounds(np.bincount(self.group, minlength=self.num_groups), sizes)
+        plan = rounds(np.bincount(self.group, minlength=self.num_groups))
         return plan[::-1] if self.is_up else plan
 
     def slots(self, plan: Sequence[Round]) -> Iterator[np.ndarray]:

@@ -103,18 +103,3 @@ def shifts(moves: PageMoves, num_groups: int) -> Iterator[Shift]:
                 shift.old_page[g, : len(now)] = moves.old_page[now]
                 shift.new_page[(g + far) % num_groups, : len(now)] = moves.new_page[now]
             yield shift
-
-
-def arriving(shift: Shift, moves: PageMoves) -> np.ndarray:
-    """Where the pages of an earlier `shift` belong, int[groups, size] by the group in which they are.
-
-    Args:
-      moves: between its groups; a page that is not among them belongs nowhere: NULL_PAGE.
-    """
-    new_page, num_groups = np.full_like(shift.old_page, NULL_PAGE), len(shift.old_page)
-    for g, pages in enumerate(shift.old_page):
-        target = (g + shift.distance) % num_groups
-        mine = (moves.old_group == g) & (moves.new_group == target)
-        where = dict(zip(moves.old_page[mine].tolist(), moves.new_page[mine].tolist(), strict=True))
-        new_page[target] = [where.get(page, NULL_PAGE) for page in pages.tolist()]
-    return new_page

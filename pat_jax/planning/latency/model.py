@@ -18,9 +18,6 @@ from pat_jax.planning.types import TEXTS, Ran, Reads, Split
 
 Numbers = float | np.ndarray
 ROUNDS = ("all", "one")  # rounds of a migration: every group takes part, or one
-# Of a round between the groups of a layout: what it takes of the devices' time, packed, unpacked and slowing
-# programs down, and its way beside these.
-STAGES = ("packed", "sent")
 TABLES = ("decode_table", "reslice_table", "migrate_table", "prefill_table", "verify_table")
 SHAPE = ("prefill_blocks", "page_size", "round_tokens")  # what one entry of a table does
 READS = "reads"  # and what of the KV cache its steps read
@@ -55,7 +52,7 @@ class LatencyModel:
     reslice_table: Mapping[tuple[Split, Split], float]  # (from, to): all weights
     migrate_table: Mapping[
         tuple[Split, Split, str], float
-    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all" or STAGES): to another group of it
+    ]  # (from, to, ROUNDS): one round of pages; (layout, itself, "all"): to another group of it
     prefill_table: Mapping[tuple[Split, int], float]  # (split, length): one prefill call
     prefill_blocks: int  # pages of a group that one call computes
     page_size: int  # tokens
@@ -154,15 +151,6 @@ class LatencyModel:
     def shift_round(self, split: Split) -> float:
         """One round of pages from groups of a layout to others of it; infinite if not measured."""
         return self.migrate_table.get((split, split, "all"), math.inf)
-
-    def shift_stages(self, split: Split) -> tuple[float, float]:
-        """The same round in `STAGES`; infinite where nothing can be sent beside programs."""
-        packed, sent = (self.migrate_table.get((split, split, x), math.inf) for x in STAGES)
-        return packed, sent
-
-    def least_round(self, split: Split) -> float:
-        """Of the same round, what it takes of the devices' time at least."""
-        return min(self.shift_round(split), self.shift_stages(split)[0])
 
     def recompute(self, target: Split, rows: float, length: int) -> float:
         """Prefill of `rows` rows a group, each of `length` tokens, in `target`.

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,13 +19,13 @@ from pat_jax.planning.latency.model import (
     READS,
     ROUNDS,
     SHAPE,
-    STAGES,
     TABLES,
     LatencyModel,
 )
 from pat_jax.planning.types import TEXTS, Reads, Split
 
 VERSION = 3
+RETIRED = ("packed", "sent")  # rounds that older versions measured as well
 # A larger bucket may be quicker: another kernel, or noise. Less than this share of the time of a
 # smaller one is neither.
 LEAST_SHARE = 0.25
@@ -33,7 +33,7 @@ MOST_S, MOST_SIZE = 1e6, 2**31 - 1  # no program takes so long, nor so many rows
 KEYS: dict[str, tuple[int, int, tuple[str, ...]]] = {  # layouts, sizes and a word name an entry
     "decode_table": (1, 2, ()),
     "reslice_table": (2, 0, ()),
-    "migrate_table": (2, 0, (*ROUNDS, *STAGES)),
+    "migrate_table": (2, 0, ROUNDS),
     "prefill_table": (1, 1, ()),
     "verify_table": (1, 3, ()),
 }
@@ -150,6 +150,8 @@ def _parsed(path: Path) -> Profile:
         # copied ones; the other tables have to be there.
         before = {READS: read, "verify_table": [], DRAFTS_FROM: TEXTS}
         latency = LatencyModel.from_json(before | content["latency"])
+        rounds = {key: s for key, s in latency.migrate_table.items() if key[-1] not in RETIRED}
+        latency = replace(latency, migrate_table=rounds)
         collectives = {(k, int(n), int(size)): s for (k, n, size), s in content["collectives"]}
         profile = Profile(
             subject,

@@ -30,14 +30,13 @@ class SeenSwitch:
     kv_s: float  # and of its KV cache
     actual_s: float
     age: int = 0  # rollouts since
-    visits: int = 1  # of the host
 
     @classmethod
     def of(cls, predicted: Prediction, carry: Carry, seconds: float) -> "SeenSwitch":
         """One that took so long, and went so."""
         layouts = predicted.source, predicted.target
         profile_s = predicted.reslice_s, predicted.kv_s
-        return cls(*layouts, carry, *profile_s, seconds, visits=predicted.visits)
+        return cls(*layouts, carry, *profile_s, seconds)
 
     @property
     def profile_s(self) -> float:
@@ -46,9 +45,9 @@ class SeenSwitch:
 
 @dataclass(frozen=True)
 class SwitchCosts:
-    """actual = visits x extra + (1 + common + pair) x re-slice + (1 + common + way) x KV, fitted to the seen.
+    """actual = extra + (1 + common + pair) x re-slice + (1 + common + way) x KV, fitted to the seen.
 
-    `extra` (seconds of one visit: draining, launching, the host) and `common` (bandwidth, a busy machine) are
+    `extra` (seconds: draining, launching, the host) and `common` (bandwidth, a busy machine) are
     those of every switch, `pair` is that of one source and target, `way` that of migrating or of
     recomputing. All are normal numbers around 0: Bayesian linear regression in its dual form
     (Rasmussen & Williams 2006, eq. 2.12). Nine tenths of what the first switch took more than
@@ -90,13 +89,11 @@ class SwitchCosts:
         )
         return max(LEAST, 1 + self._common + own)
 
-    def pages(self, profile_s: float, visits: int = 1) -> float:
-        """Believed seconds of a move of pages without any weights, on which the host looks in so often."""
+    def pages(self, profile_s: float) -> float:
+        """Believed seconds of a move of pages without any weights."""
         if not self.seen:
             return profile_s
-        # What one took less than its bytes should have is no gain of looking in once more.
-        extra = self._extra + (visits - 1) * max(0.0, self._extra)
-        return max(LEAST * profile_s, self.kv("migrate") * profile_s + extra)
+        return max(LEAST * profile_s, self.kv("migrate") * profile_s + self._extra)
 
     @property
     def ways(self) -> tuple[float, float]:
@@ -114,12 +111,8 @@ class SwitchCosts:
 
     @property
     def _extra(self) -> float:
-        """What every visit of the host takes besides the bytes, seconds."""
-        return float(self._size**2 * self._visits @ self._weights)
-
-    @cached_property
-    def _visits(self) -> np.ndarray:
-        return np.array([one.visits for one in self.seen])
+        """What every switch takes besides the bytes, seconds."""
+        return float(self._size**2 * self._weights.sum())
 
     @property
     def _common(self) -> float:
@@ -134,8 +127,7 @@ class SwitchCosts:
         )
         pairs, ways = [(one.source, one.target) for one in seen], [one.carry for one in seen]
         same_pair, same_way = (np.array([[a == b for b in x] for a in x]) for x in (pairs, ways))
-        covariance = self._size**2 * np.outer(self._visits, self._visits)
-        covariance += np.outer(profile_s, profile_s)
+        covariance = self._size**2 + np.outer(profile_s, profile_s)
         covariance += OWN**2 * same_pair * np.outer(reslice_s, reslice_s)
         covariance += OWN**2 * same_way * np.outer(kv_s, kv_s)
         noise = (

@@ -21,32 +21,27 @@ from pat_jax.planning.latency.model import LatencyModel
 from pat_jax.planning.latency.switch_costs import SeenSwitch, SwitchCosts
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.memory import MemoryModel
-from pat_jax.planning.planner.balance import MovePrices, balance_seconds
+from pat_jax.planning.planner.balance import balance_seconds, describe_balance
 from pat_jax.planning.planner.budget import RegretBudget, without_optimism
 from pat_jax.planning.planner.carry import carry_seconds, cheapest_carry
 from pat_jax.planning.planner.compilation import Uncompiled, follow
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.forecast import Forecast
 from pat_jax.planning.planner.priced import Costs
-from pat_jax.planning.planner.stagger import Queue, Schedule
-from pat_jax.planning.planner.stagger_prices import decided, scheduled_forecast
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
 from pat_jax.planning.types import (
     UNLIMITED,
     WAYS,
-    Balance,
     Carry,
     DraftLimits,
     Load,
+    Moved,
     OneWay,
     Outcome,
     Plan,
     Prediction,
     Ran,
-    Relocated,
-    SendLimits,
     Split,
-    Stagger,
     Verified,
     recompute_below,
 )
@@ -58,13 +53,12 @@ class Planner(ABC):
         """The layout in which a rollout of `load` begins (all groups counted as one: group 0)."""
 
     @abstractmethod
-    def plan(self, load: Load, current: Split) -> Plan:
-        """The layout of the next burst and when to end it."""
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        """The layout of the next burst, when to end it, and which sequences go to other groups.
 
-    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
-        """Whether the samples of a prompt begin one after the other; None where none waits for a row, or
-        nothing is known of what that is worth."""
-        del queue, current
+        Args:
+          options: int[live] each, groups of the live sequences in the current layout, evener than now.
+        """
 
     def observe(self, outcome: Outcome) -> None:
         """What came of a decision; a planner may learn from what it took."""
@@ -78,18 +72,6 @@ class Planner(ABC):
     def observe_rollout(self, lengths: LengthModel) -> None:
         """From now on responses are expected to be as `lengths` says."""
         del lengths
-
-    def balance(
-        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
-    ) -> Balance | None:
-        """Which sequences go to other groups of the layout in which `plan` stays, if that pays.
-
-        Args:
-          options: int[live] each, groups of the live sequences among which to choose.
-          limits: of what may be sent before they go.
-        """
-        del load, plan, options, limits
-        return None
 
 
 @dataclass
@@ -135,43 +117,14 @@ class CostModelPlanner(Planner):
         self._uneven = Unevenness()
         return self.splits[start]
 
-    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
-        lengths, here = queue.drawn(self.lengths), self.splits.index(current)
-        rows = self._rows(queue, current, lengths)
-        if self.acceptance is None or len(lengths) <= rows:
-            return None
-
-        def costs(schedule: Schedule) -> Costs:
-            known = self._costs(scheduled_forecast(schedule, self.splits, self.grid))
-            return self._compiled_only(known, here)
-
-        def seconds(schedule: Schedule) -> float:
-            return float(costs(schedule).cheapest(self.safety)[0][here])
-
-        def prefill_s(schedule: Schedule) -> float:
-            tokens = int(queue.load.context.mean())
-            return self.latency.recompute(current, schedule.num_alone / current.dp, tokens)
-
-        drafting = costs(Schedule.of(queue, queue.order, lengths, rows, 0.0)).drafting
-        budget = int(drafting.best[here])
-        right = drafting.predicted(here, budget, 1.0).tokens - 1 if budget else 0.0
-        priced = seconds, prefill_s
-        bars = {"safety": self.safety, "least": self.min_saving}
-        return decided(queue, lengths, rows, right, *priced, **bars)
-
-    def _rows(self, queue: Queue, current: Split, lengths: np.ndarray) -> int:
-        """Sequences that run at once: pages may be too few for all rows."""
-        if self.memory is None:
-            return queue.rows
-        size = self.memory.page_size
-        pool = current.dp * size * (self.memory.pages[current] - 1)
-        each = float((queue.load.context + lengths / 2).mean()) + size / 2
-        return max(1, min(queue.rows, int(pool / each)))
-
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
         forecast, costs = self._outlook(load, current, is_evened=self._evens(load))
         self._book(load, self.splits.index(current), costs)
-        plan = self._path(load, current, forecast, costs)
+        plan = self._drafted(self._path(load, current, forecast, costs), forecast, costs)
+        return self._evened(load, plan, options) if plan.split == current else plan
+
+    def _drafted(self, plan: Plan, forecast: Forecast, costs: Costs) -> Plan:
+        """The same, with drafts where they pay."""
         there = self.splits.index(plan.split)
         budget = costs.drafting.budget(there, self._undrafted_s)
         if not budget or self.acceptance is None:
@@ -219,10 +172,10 @@ class CostModelPlanner(Planner):
                 self._undrafted_s = 0.0 if outcome.budget else self._undrafted_s + outcome.seconds
             case Verified() if self.acceptance is not None and not self.is_frozen:
                 self.acceptance = self.acceptance.observed(outcome)
-            case Relocated(Plan() as plan):
-                self._observe_switch(plan, outcome)
-            case Relocated(Balance() as balance):
-                self._observe_balance(balance, outcome)
+            case Moved() if outcome.plan.group is None:
+                self._observe_switch(outcome)
+            case Moved():
+                self._observe_balance(outcome)
 
     @property
     def expects(self) -> LengthModel:
@@ -231,7 +184,8 @@ class CostModelPlanner(Planner):
     def observe_rollout(self, lengths: LengthModel) -> None:
         self.lengths = lengths
 
-    def _observe_switch(self, plan: Plan, outcome: Relocated) -> None:
+    def _observe_switch(self, outcome: Moved) -> None:
+        plan = outcome.plan
         assert self._regret_budget is not None and plan.prediction is not None, "planned here"
         seconds = plan.predicted_cost_s if self.is_frozen else outcome.seconds
         remaining_s = plan.predicted_remaining_s - plan.predicted_cost_s
@@ -244,46 +198,43 @@ class CostModelPlanner(Planner):
             seen = SeenSwitch.of(plan.prediction, outcome.carry, seconds)
             self.switch_costs = self.switch_costs.observed(seen)
 
-    def _observe_balance(self, balance: Balance, outcome: Relocated) -> None:
-        prediction = balance.prediction
+    def _observe_balance(self, outcome: Moved) -> None:
+        prediction = outcome.plan.prediction
         assert self._regret_budget is not None and self._burst is not None, "planned here"
         assert prediction is not None and prediction.step_s is not None
-        # What comes later for a burst between two stages is booked with that burst.
-        seconds = outcome.seconds
-        if self.is_frozen:
-            seconds = 0.0 if outcome.came == "none" else prediction.kv_s
+        seconds = prediction.kv_s if self.is_frozen else outcome.seconds
         self._regret_budget.balance(seconds)
-        if outcome.came == "none":
-            return
         self._uneven.moved()
         self._burst = prediction.step_s, self._burst[1]  # what the next burst will cost now
-        if outcome.came == "all" and not self.is_frozen:
+        if outcome.is_whole and not self.is_frozen:
             seen = SeenSwitch.of(prediction, outcome.carry, seconds)
             self.balance_costs = self.balance_costs.observed(seen)
 
-    def balance(
-        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits: SendLimits
-    ) -> Balance | None:
-        """The cheapest of the `options`, if it saves more than the `safety` times its cost."""
-        split, here = plan.split, self.splits.index(plan.split)
+    def _evened(self, load: Load, plan: Plan, options: Sequence[np.ndarray]) -> Plan:
+        """The same with the cheapest of the `options`, if one saves more than the `safety` times its cost."""
+        split = plan.split
         self._uneven.see(load, split, self._dense(), self.latency.correction.factor(split))
         options = [group for group in options if self._may_pay(load, split, group)]
         if not options or self.latency.shift_round(split) == math.inf:
-            return None
-        if self.memory is not None and not self.memory.may_send(split):
-            limits = SendLimits()
-        prices = MovePrices(self.latency, self.balance_costs, limits, self.safety)
-        stay, now_s = self._remaining(load, plan)
-        best, most = None, 0.0
+            return plan
+        stay, _ = self._remaining(load, plan)
+        best, most = plan, 0.0
         for group in options:
             left, then_s = self._remaining(replace(load, group=group), plan)
-            move = prices.cheapest(load, plan, group, (now_s[here], then_s[here]))
-            if (gain := stay - left - self.safety * move.cost_s) <= most:
+            pages_s = balance_seconds(self.latency, split, load, group)
+            cost_s = self.balance_costs.pages(pages_s)
+            if (gain := stay - left - self.safety * cost_s) <= most:
                 continue
-            why = f"{move.words}: saves {stay - left:.2f} s of {stay:.2f} s, costs {move.cost_s:.3f} s"
-            prediction = Prediction(split, split, 0.0, move.idle_s, then_s, move.visits)
             most = gain
-            best = Balance(group, stay - left, move.cost_s, why, prediction, move.sending)
+            what = describe_balance(load, split, group)
+            best = replace(
+                plan,
+                group=group,
+                predicted_saving_s=stay - left,
+                predicted_cost_s=cost_s,
+                reason=f"{what}: saves {stay - left:.2f} s of {stay:.2f} s, costs {cost_s:.3f} s",
+                prediction=Prediction(split, split, 0.0, pages_s, then_s),
+            )
         return best
 
     def _may_pay(self, load: Load, split: Split, group: np.ndarray) -> bool:
