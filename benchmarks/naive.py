@@ -23,7 +23,7 @@ class NaiveThreshold(Planner):
         del load
         return self.splits[0]
 
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
         for wider in self.splits:
             if wider.tp == 2 * current.tp:
                 merged = np.bincount(load.group % wider.dp, minlength=wider.dp)

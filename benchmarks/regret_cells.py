@@ -232,7 +232,7 @@ class Pinned(CostModelPlanner):
         del load
         return self.splits[0]
 
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
         del load
         return Plan(current, threshold=0, reason="pinned")
 

@@ -103,8 +103,8 @@ class PinnedBudget(Pinned):
     machine: Machine | None = None
     budget: int = 0
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        plan, machine = super().plan(load, current), self.machine
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan, machine = super().decide(load, current), self.machine
         assert machine is not None and self.acceptance is not None
         rows = machine.buckets.rows_for(current, int(np.bincount(load.group).max()))
         having = machine.drafts.of(rows)

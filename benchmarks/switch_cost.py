@@ -50,7 +50,7 @@ class BackAndForth(Planner):
         del load
         return self.splits[0]
 
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
         below = {"migrate": MIGRATE_ALL, "recompute": RECOMPUTE_ALL}.get(self.way)
         below = int(np.median(load.context)) if below is None else below
         self.bursts += 1
@@ -95,8 +95,8 @@ class Recorded(CostModelPlanner):
 
     switches: list[tuple[Load, Split, Split]] = field(default_factory=list, init=False)
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        plan = super().plan(load, current)
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan = super().decide(load, current)
         if plan.split != current:
             self.switches.append((load, current, plan.split))
         return plan

@@ -74,7 +74,7 @@ class AtStep(Planner):
         del load
         return self.first
 
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
         if load.step < self.step:
             return Plan(self.first, threshold=0, reason="not yet")
         if current == self.first:

@@ -109,9 +109,9 @@ class Settings:
 class Halved(ScriptedPath):
     """The shorter half of the sequences is recomputed, the longer migrates."""
 
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
         below = int(np.median(load.context))
-        return replace(super().plan(load, current), recompute_below=below)
+        return replace(super().decide(load, current), recompute_below=below)
 
 
 def _lively_adapters(lora: Lora) -> Adapters:

@@ -23,8 +23,8 @@ class NowAndThen(ScriptedPath):
 
     every: int = 3
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        plan = super().plan(load, current)
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan = super().decide(load, current)
         is_with = load.step // 8 % self.every > 0
         return replace(plan, budget=self.budget if is_with else 0)
 

@@ -7,23 +7,18 @@ from itertools import product
 import jax
 import numpy as np
 import pytest
-from compilations import counted_compilations
 from fakes import SETTINGS, subject
 from hypothesis import given
 from hypothesis import strategies as st
 from page_pools import CASES, PAGE_SIZE, assert_pages_arrived, chain, put
 
-from pat_jax.engine.device.device_pool import DevicePool
 from pat_jax.engine.device.migration import Shifting
 from pat_jax.engine.device.pages import pack, shift, unpack
 from pat_jax.engine.device.programs import Key
 from pat_jax.engine.device.sampling import sequence_key
 from pat_jax.engine.engine import RolloutEngine
-from pat_jax.engine.layout.backend import Backend
 from pat_jax.engine.layout.layout import Layout
-from pat_jax.engine.memory import shard_bytes
 from pat_jax.engine.relocation.rounds import SHIFT_SIZES, SIZES, shifts
-from pat_jax.engine.relocation.sent_pages import SentPages
 from pat_jax.engine.report import RolloutReport
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.balance import evened, options
@@ -32,11 +27,9 @@ from pat_jax.engine.sequences.page_reserve import PageReserve
 from pat_jax.engine.sequences.prefill_calls import PageMoves
 from pat_jax.engine.sequences.responses import Completion, Request, Responses
 from pat_jax.engine.sequences.sequence_table import SequenceTable
-from pat_jax.planning.latency.model import STAGES
 from pat_jax.planning.planner.planner import Planner
 from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.types import Balance, Load, Plan, Sending, Split
-from pat_jax.profiling.measure.warm_up import Warmup
+from pat_jax.planning.types import Load, Plan, Split
 from tests.lossless import EOS_IDS
 from tests.near_ties import Tally, compare
 
@@ -150,7 +143,8 @@ class TestPages:
         tables.pools.append(tables.new_pools(1, 50)[0])
         table.num_groups = 2
         before, turn = tables.rows(np.arange(4), 4), scheduler._turn.copy()
-        moves = scheduler.balance(np.array([0, 1, 1, 0]))
+        group, moves = scheduler.balance(np.array([0, 1, 1, 0]))
+        scheduler.arrive(group, np.zeros(4, bool), 4)
         after = tables.rows(np.arange(4), 4)
         np.testing.assert_array_equal(before[[0, 3]], after[[0, 3]])
         # 12 known tokens in three pages; the fourth, for the next burst, is each one's own.
@@ -160,26 +154,6 @@ class TestPages:
         assert [pool.capacity - pool.num_free for pool in tables.pools] == [3 + 2, 3 + 2]
         assert table.group(np.arange(4)).tolist() == [0, 1, 1, 0]
         np.testing.assert_array_equal(turn, scheduler._turn)
-
-    def test_who_had_to_make_room_between_two_stages_stays_where_it_came_back(self):
-        """From the first group to the second, but by then it has pages in the third."""
-        known = [tuple(range(10 * i, 10 * i + 9)) for i in range(3)]
-        requests = [Request(text, np.zeros(2, np.uint32), 9) for text in known]
-        responses = Responses.of(requests, num_groups=3, rows_per_group=4)
-        scheduler, table = Scheduler(responses, num_pages=16, page_size=4), responses.table
-        for i, group in enumerate([0, 0, 1]):
-            assert scheduler.admit_one(i, group, 1) is not None
-        table.enter(np.arange(3), np.array([0, 0, 1]))
-        sent = SentPages(scheduler.tables, np.array([1, 1, 1]), rounds=2)
-        assert [(one.old_page != NULL_PAGE).sum() for one in sent.shifts] == [2 * 2]
-        scheduler._preempt(1)
-        assert sent.groups().tolist() == [1, 1]
-        scheduler._queue.remove(1)
-        assert scheduler.admit_one(1, 2, 1) is not None
-        table.enter(np.array([1]), np.array([2]))
-        assert table.live.tolist() == [0, 1, 2] and sent.groups().tolist() == [1, 2, 1]
-        # Its copies do not count any more.
-        assert sent.is_kept().sum() == 2
 
     @given(
         st.lists(st.tuples(st.integers(0, 7), st.integers(1, 7), st.integers(1, 70)), max_size=8)
@@ -261,55 +235,18 @@ def test_pages_arrive_in_their_group_and_no_other_changes(case):
         assert traffic.least_bytes == len(old) * page <= traffic.num_bytes
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
-def test_pages_that_were_sent_before_arrive_too_and_those_that_no_longer_count_do_not(case):
-    """The pool is written over after the first stage; of what was sent some pages no longer move."""
-    rng = np.random.default_rng(case)
-    for layout in chain(*case).values():
-        dp, num_pages = layout.split.dp, 64
-        if dp == 1:
-            continue
-        old, old_page, new, new_page = moves = even_to_odd(rng, dp, num_pages, least=3)
-        was_sent, goes = rng.random((2, len(old))) < 0.7
-        x = rng.normal(size=(num_pages * dp, case[1], PAGE_SIZE, 2)).astype(np.float32)
-        later = x.copy()
-        later[(old * num_pages + old_page)[was_sent]] += 1
-        expected = later.copy()
-        to, come = new * num_pages + new_page, old * num_pages + old_page
-        expected[to[goes]] = np.where(
-            was_sent[goes, None, None, None], x[come[goes]], later[come[goes]]
-        )
-        shifting = Shifting(_Programs(layout), layout)  # type: ignore[arg-type]
-        nowhere = replace_pages(moves.part(was_sent))
-        sent = shifting.send(put(x, layout), list(shifts(nowhere, dp)))
-        moving = moves.part(goes)
-        is_sent = was_sent[goes]
-        arrived, before = shifting.put(put(later, layout), moving.part(is_sent), sent)
-        assert sent == [], "dropped one by one"
-        arrived, traffic = shifting.run(arrived, moving.part(~is_sent))
-        traffic = before.before(traffic)
-        assert_pages_arrived(arrived, np.arange(len(x)), expected, layout)
-        assert traffic.num_bytes >= traffic.least_bytes > 0
-
-
-def replace_pages(moves: PageMoves) -> PageMoves:
-    """The same, to no page yet."""
-    return moves._replace(new_page=np.full_like(moves.new_page, NULL_PAGE))
-
-
 @dataclass(frozen=True)
 class Eager(FixedLayout):
     """Takes the option with the fewest rows whenever there is one."""
 
-    seen: list[tuple[Load, Balance]] = field(default_factory=list)
-    sending: Sending | None = None  # first
+    seen: list[tuple[Load, np.ndarray]] = field(default_factory=list)
 
-    def balance(self, load: Load, plan: Plan, options, limits) -> Balance | None:
-        del plan, limits
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan = super().decide(load, current, options)
         if not options:
-            return None
-        self.seen.append((load, Balance(options[0], sending=self.sending)))
-        return self.seen[-1][1]
+            return plan
+        self.seen.append((load, options[0]))
+        return replace(plan, group=options[0])
 
 
 @cache
@@ -370,10 +307,10 @@ def test_balancing_changes_no_token(split, seed):
     # As many steps, with fewer rows.
     assert (report.tokens, report.decode_steps) == (plain.tokens, plain.decode_steps)
     assert report.total_rows < 0.8 * plain.total_rows
-    for done, (load, balance) in zip(report.balanced, planner.seen, strict=True):
-        moved = balance.group != load.group
+    for done, (load, group) in zip(report.balanced, planner.seen, strict=True):
+        moved = group != load.group
         assert done.sequences == moved.sum() > 0
-        assert done.fullest == (np.bincount(load.group).max(), np.bincount(balance.group).max())
+        assert done.fullest == (np.bincount(load.group).max(), np.bincount(group).max())
         assert done.fullest[1] < done.fullest[0]
         # The pages that are filled, less those of a prompt of which the group has some.
         size = engine().specs.page_size
@@ -381,68 +318,6 @@ def test_balancing_changes_no_token(split, seed):
         assert (filled - prompts[moved]).sum() <= done.pages <= filled.sum()
         assert done.bytes_moved >= done.least_bytes > 0
         assert done.seconds > 0
-
-
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("split", [DP8, DP4], ids=str)
-def test_balancing_in_two_stages_changes_no_token(split, runs_ahead, monkeypatch):
-    """Full pages are sent, a burst of so many steps runs, the others follow."""
-    requests, steps = uneven(0), 3
-    expected, plain = run(requests, FixedLayout(split), split)
-    monkeypatch.setattr(engine(), "runs_ahead", runs_ahead)
-    planner = Eager(split, sending=Sending(rounds=8, steps=steps))
-    found, report = run(requests, planner, split)
-    decisions = subject("kv2").judge.decisions(requests, expected)
-    total = sum(map(compare, expected, found, decisions), Tally())
-    assert total.unexplained == total.judge_disagrees == 0
-    assert total.compared > 0.95 * total.tokens > 300
-    assert 0 < len(report.balanced) <= len(planner.seen)
-    assert (report.tokens, report.preempted) == (plain.tokens, 0)
-    assert report.prefill_tokens == plain.prefill_tokens
-    assert report.total_rows < plain.total_rows
-    begun = {load.step for load, _ in planner.seen}
-    every = engine().specs.shapes.check_every
-    for done in report.balanced:
-        assert 0 < done.pages_sent < done.pages
-        # A burst of no more steps came between them; it may have ended where rows fit a smaller bucket.
-        assert 0 < done.steps_between <= every * -(-steps // every)
-        assert done.step - done.steps_between in begun
-        assert done.bytes_moved >= done.least_bytes > 0
-
-
-@dataclass(frozen=True)
-class Leaving(Eager):
-    """Goes to the other layout as soon as a move has begun."""
-
-    def plan(self, load: Load, current: Split) -> Plan:
-        return Plan(DP4 if self.seen else self.split, threshold=0)
-
-
-def test_a_switch_between_two_stages_drops_what_was_sent_and_changes_no_token(monkeypatch):
-    requests = uneven(0)
-    expected, _ = run(requests, FixedLayout(DP8), DP8)
-    planner, held = Leaving(DP8, sending=Sending(rounds=8, steps=3)), []
-    send, migrate = DevicePool.send, DevicePool.migrate
-
-    def sending(pool: DevicePool, shifts):
-        send(pool, shifts)
-        held.append(len(pool._sent))
-
-    def migrating(pool: DevicePool, *args):
-        held.append(len(pool._sent))
-        return migrate(pool, *args)
-
-    monkeypatch.setattr(DevicePool, "send", sending)
-    monkeypatch.setattr(DevicePool, "migrate", migrating)
-    found, report = run(requests, planner, DP8)
-    decisions = subject("kv2").judge.decisions(requests, expected)
-    total = sum(map(compare, expected, found, decisions), Tally())
-    assert total.unexplained == total.judge_disagrees == 0
-    assert total.compared > 0.95 * total.tokens > 300
-    assert [switch.target for switch in report.switches] == [str(DP4)]
-    first, dropped, switched, *_ = held
-    assert first > dropped == switched == 0
-    assert report.spent("balance") > sum(move.seconds for move in report.balanced)
 
 
 def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
@@ -459,44 +334,3 @@ def test_balancing_changes_no_token_with_a_burst_on_its_way(monkeypatch):
     assert 0 < len(report.balanced) < len(planner.seen)
     assert (report.tokens, report.preempted) == (plain.tokens, 0)
     assert report.total_rows < plain.total_rows
-
-
-class TestWhereCopiesGoOnBesidePrograms:
-    """As on a GPU: what it takes to send pages is measured, and memory says how many."""
-
-    @pytest.fixture(autouse=True)
-    def beside(self, monkeypatch):
-        backend = replace(Backend.of("cpu"), sends_beside=True)
-        monkeypatch.setattr(Layout, "backend", backend)
-
-    def test_the_warm_up_measures_both_stages_and_compiles_nothing(self, monkeypatch):
-        warmup = Warmup(engine())
-        total = warmup.total
-        pool = engine().programs[Key("allocate", DP8)]()
-        with counted_compilations() as events:
-            pool = warmup._shift(engine().layouts[DP8], pool)
-        assert events == []
-        jax.tree.map(lambda x: x.delete(), pool)
-        latency = warmup.measured
-        packed, sent = latency.shift_stages(DP8)
-        assert 0 < packed < 1 and 0 < sent < 1
-        monkeypatch.setattr(Layout, "backend", Backend.of("cpu"))
-        assert total == Warmup(engine()).total + 2 * len(STAGES)
-        assert warmup.done == len(SHIFT_SIZES) + len(STAGES)
-        assert latency.shift_stages(DP4) == (np.inf, np.inf)
-
-    def test_as_many_rounds_go_as_the_memory_of_a_switch_holds(self):
-        specs = engine().specs
-        page = {split: shard_bytes(specs.pool(engine().layouts[split])) for split in (DP8, DP4)}
-        page = {split: page[split] // specs.pages[split] for split in page}
-        assert specs.shapes.send_rounds == {
-            split: specs.staging_bytes // (2 * SHIFT_SIZES[0] * page[split]) for split in page
-        }
-        assert all(specs.shapes.send_rounds.values())
-
-
-def test_where_they_do_not_nothing_is_sent_before():
-    assert set(engine().specs.shapes.send_rounds.values()) == {0}
-    assert not Backend.of("cpu").sends_beside
-    assert Backend.of("gpu").sends_beside and Backend.of("tpu").sends_beside
-    assert not Backend.of("gpu", spans_processes=True).sends_beside

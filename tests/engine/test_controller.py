@@ -1,7 +1,6 @@
 """What a rollout does next: decided on host state alone, by cases with a known answer."""
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ from pat_jax.engine.sequences.contents import Contents
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.sequence_table import SequenceTable
 from pat_jax.planning.drafts import NONE_DRAFTED
-from pat_jax.planning.planner.scripts import FixedLayout
-from pat_jax.planning.planner.stagger import Queue
-from pat_jax.planning.types import Balance, Sending, Split, Stagger
 
 
 @dataclass(frozen=True)
@@ -210,20 +206,19 @@ def test_it_is_checked_only_while_no_burst_is_on_its_way():
         controller.check_integrity()
 
 
-class Asked(FixedLayout):
-    """Notes what it is asked, and says what it was told to."""
-
-    def __init__(self, found: Stagger | None):
-        super().__init__(DP2)
-        self.found, self.queues = found, list[Queue]()
-
-    def stagger(self, queue: Queue, current: Split) -> Stagger | None:
-        self.queues.append(queue)
-        return self.found
-
-
-def staggering(way: Literal["auto", "on", "off"], texts: int = 4, samples: int = 6) -> Controller:
-    """Five prompts of so many samples, before any has begun; rows for eight in each of two groups."""
+@pytest.mark.parametrize(
+    "is_on, texts, samples, first",
+    [
+        (True, 4, 6, [0, 6, 12]),
+        (False, 4, 6, [0, 1, 2]),
+        (True, 0, 6, [0, 1, 2]),
+        (True, 4, 1, [0, 1, 2]),
+    ],
+)
+def test_samples_of_a_prompt_begin_in_turn_where_others_are_drafted_from(
+    is_on, texts, samples, first
+):
+    """Five prompts, before any has begun; rows for eight in each of two groups."""
     table = SequenceTable(
         np.full(5 * samples, PROMPT),
         np.full(5 * samples, CAP),
@@ -231,154 +226,8 @@ def staggering(way: Literal["auto", "on", "off"], texts: int = 4, samples: int =
         num_groups=2,
         rows_per_group=8,
     )
-    shapes = replace(SHAPES, drafts=Drafts((1,), 1, 64, texts, stagger=way))
-    return Controller(Contents(table), shapes, DP2, runs_ahead=True)
-
-
-@pytest.mark.parametrize("found", [None, Stagger(False), Stagger(True)])
-def test_the_planner_says_whether_samples_begin_one_after_the_other(found: Stagger | None):
-    controller, planner = staggering("auto"), Asked(found)
-    assert controller.stagger(planner) is found
-    (queue,) = planner.queues
-    assert queue.order.tolist() == list(range(30)) and queue.rows == 16
-    assert queue.prompt.tolist() == np.repeat(np.arange(5), 6).tolist()
-    assert queue.load.live == 30 and queue.load.waiting == 0 and not queue.has_earlier.any()
-    first = [0, 1, 2, 3] if found is None or not found.is_on else [0, 6, 12, 18]
-    assert controller.scheduler.queue[:4].tolist() == first
+    shapes = replace(SHAPES, drafts=Drafts((1,), 1, 64, texts, stagger=is_on))
+    controller = Controller(Contents(table), shapes, DP2, runs_ahead=True)
+    assert controller.scheduler.queue[:3].tolist() == first
     controller.admit()
     controller.check_integrity()
-
-
-def test_the_option_decides_where_it_says_so():
-    planner = Asked(Stagger(False))
-    on = staggering("on")
-    found = on.stagger(planner)
-    assert found is not None and found.is_on and on.scheduler.queue[:2].tolist() == [0, 6]
-    for controller in (
-        staggering("off"),
-        staggering("auto", texts=0),
-        staggering("on", samples=1),
-    ):
-        assert controller.stagger(planner) is None
-        assert controller.scheduler.queue[:2].tolist() == [0, 1]
-    assert not planner.queues
-
-
-class TestTwoStages:
-    """Two of six go from the first group to the second, which has two; of a burst each says four tokens."""
-
-    def begun(self, steps: int) -> tuple[Controller, Balance]:
-        controller = make_controller(16, prompt=10)
-        table = controller.table
-        live, group = table.live, table.group(table.live)
-        ended = {*live[group == 0][6:].tolist(), *live[group == 1][2:].tolist()}
-        controller.end(lambda i: i in ended)
-        group = table.group(table.live)
-        group[np.flatnonzero(group == 0)[:2]] = 1
-        balance = Balance(group, sending=Sending(rounds=4, steps=steps))
-        controller.fit()
-        assert len(controller.two_stages.send(balance)) == 1
-        controller.two_stages.note_sent(0.25)
-        return controller, balance
-
-    def test_the_burst_between_them_is_as_long_as_the_way_and_has_none_behind_it(self):
-        for steps, most in ((1, 4), (4, 4), (5, 8), (1000, 16)):
-            controller, _ = self.begun(steps)
-            burst = controller.burst(at(0))
-            assert burst.max_steps == most
-            assert controller.burst_behind(burst, at(0)) is None
-
-    def test_the_second_follows_before_anything_else_is_planned(self):
-        controller, balance = self.begun(4)
-        collect(controller, controller.burst(at(0)), 4)
-        planner = NoBalance(DP2)
-        plan, second = controller.decide(planner)
-        assert plan.split == DP2 and planner.asked == 0
-        assert second is not None and second.sending is None
-        assert second.group.tolist() == balance.group.tolist()
-        relocation = controller.balance(second)
-        # Of nine tokens in three pages two were full; another one is, and begins, by now.
-        assert len(relocation.moves.old_page) == 2 * 4 and relocation.is_sent.sum() == 2 * 2
-        assert relocation.first is not None
-        first = relocation.first
-        assert (first.seconds, first.step, first.fullest, first.sequences) == (0.25, 0, 6, 2)
-        assert controller.two_stages.dropped() is None
-        assert controller.decide(planner) == (plan, None) and planner.asked == 1
-
-    def ended_meanwhile(self, *groups: int) -> tuple[Controller, "NoBalance"]:
-        """One of those that stay in the first group, or that are to be in the second, for each of `groups`."""
-        controller, balance = self.begun(4)
-        live = controller.table.live
-        gone = {int(live[np.flatnonzero(balance.group == g)[i]]) for i, g in enumerate(groups)}
-        collect(controller, controller.burst(at(0)), 4)
-        controller.end(lambda i: i in gone)
-        return controller, NoBalance(DP2)
-
-    def test_who_has_ended_does_not_go(self):
-        """Five and two: the one that is left to go still empties a bucket."""
-        controller, planner = self.ended_meanwhile(1)
-        _, second = controller.decide(planner)
-        assert second is not None and len(second.group) == 7
-        relocation = controller.balance(second)
-        assert len(relocation.moves.old_page) == 4 and relocation.is_sent.sum() == 2
-        assert relocation.first is not None and relocation.first.sequences == 2
-        assert controller.table.fullest == 4
-
-    def test_where_no_bucket_would_be_emptied_any_more_it_is_dropped(self):
-        """Of two that were to go and two that were to stay one is left each: four and two fit where two more would."""
-        controller, planner = self.ended_meanwhile(0, 0)
-        _, second = controller.decide(planner)
-        assert second is None and planner.asked == 1
-        first = controller.two_stages.dropped()
-        assert first is not None and first.seconds == 0.25
-        assert controller.two_stages.dropped() is None and not controller.two_stages.is_between
-
-    def test_it_is_dropped_where_sequences_wait(self):
-        """They get the rows that become free, and by now there may be fewer than are to come."""
-        controller, _ = self.begun(4)
-        collect(controller, controller.burst(at(0)), 4)
-        controller.scheduler._preempt(int(controller.table.live[-1]))
-        planner = NoBalance(DP2)
-        assert controller.decide(planner)[1] is None
-        assert controller.two_stages.dropped() is not None
-
-    def test_it_is_dropped_where_pages_lack_by_now(self):
-        """Each of the two needs four pages; a burst ago it had three."""
-        for spare, is_dropped in ((7, True), (8, False)):
-            controller, _ = self.begun(4)
-            collect(controller, controller.burst(at(0)), 4)
-            pool = controller.scheduler.tables.pools[1]
-            taken = pool.take(pool.num_free - spare)
-            assert taken is not None
-            _, second = controller.decide(NoBalance(DP2))
-            assert (second is None) == (controller.two_stages.dropped() is not None) == is_dropped
-
-    def test_a_switch_comes_first_and_leaves_nothing_of_it(self):
-        other, planner = Split(1, 2), NoBalance(Split(1, 2))
-        buckets = replace(SHAPES.buckets, rows={**SHAPES.buckets.rows, other: (16,)})
-        pages = {**SHAPES.pages, other: 400}
-        controller, _ = self.begun(4)
-        controller.shapes = replace(SHAPES, buckets=buckets, pages=pages)
-        collect(controller, controller.burst(at(0)), 4)
-        plan, second = controller.decide(planner)
-        assert (plan.split, second) == (other, None)
-        assert controller.two_stages.dropped() is not None
-        relocation = controller.relocate(plan)
-        assert not relocation.is_sent.any() and len(relocation.moves.old_page)
-        controller.arrive(relocation, None)
-        assert controller.decide(planner) == (plan, None) and planner.asked == 1
-
-
-@dataclass(frozen=True)
-class NoBalance(FixedLayout):
-    """Counts how often it is asked for one."""
-
-    seen: list[int] = field(default_factory=list)
-
-    @property
-    def asked(self) -> int:
-        return len(self.seen)
-
-    def balance(self, load, plan, options, limits) -> Balance | None:
-        self.seen.append(len(options))
-        return None

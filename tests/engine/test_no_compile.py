@@ -6,7 +6,7 @@ import pytest
 from compilations import counted_compilations
 from fakes import SETTINGS, SPLITS, subject
 from iterations import Iterations
-from restless import Restless, to_the_end
+from restless import Restless
 
 from pat_jax.engine.sequences.responses import Request
 from pat_jax.planning.latency.model import ROUNDS
@@ -80,8 +80,7 @@ def test_iterations_that_train_adapters_compile_nothing():
     assert all((after[name].b != before[name].b).any() for name in before)
 
 
-def test_moves_between_groups_compile_nothing(warm, monkeypatch):
-    to_the_end(monkeypatch)
+def test_moves_between_groups_compile_nothing(warm):
     with counted_compilations() as events:
         for step, split in enumerate((DP8, DP4TP2, DP2TP4)):
             planner = Restless(split)

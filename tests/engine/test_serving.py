@@ -1,16 +1,12 @@
 """Rows and pages of sequences, held against devices that write and move tokens as they are told."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from bursts import burst, carry, crowded
 from devices_draw import draw_in_a_burst
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pat_jax.engine.relocation.rounds import Shift, Shipment, arriving
-from pat_jax.engine.relocation.sent_pages import SentPages
+from pat_jax.engine.relocation.rounds import Shipment
 from pat_jax.engine.scheduler import Scheduler
 from pat_jax.engine.sequences.page_allocator import NULL_PAGE
 from pat_jax.engine.sequences.page_reserve import PageReserve
@@ -110,23 +106,6 @@ class Devices:
         for old_group, old_page, new_group, new_page in zip(*moves, strict=True):
             self.cache[new_group, new_page] = self.cache[old_group, old_page]
 
-    def send(self, shifts: Sequence[Shift]) -> None:
-        """Copies of what pages hold now, in the groups that are so much further on."""
-        groups = np.arange(len(self.tables.pools))[:, None]
-        self.sent = [
-            (one, np.roll(self.cache[groups, one.old_page], one.distance, axis=0)) for one in shifts
-        ]
-
-    def unpack(self, moves: PageMoves) -> None:
-        """What was sent, as far as `moves` say where it belongs."""
-        count = 0
-        for shift, copies in self.sent:
-            new_page = arriving(shift, moves)
-            for group, slot in np.argwhere(new_page != NULL_PAGE).tolist():
-                self.cache[group, new_page[group, slot]] = copies[group, slot]
-                count += 1
-        assert count == len(moves.old_page)
-
 
 def share_memory(
     a: tuple[int, int], b: tuple[int, int], old: tuple[int, int], new: tuple[int, int]
@@ -158,8 +137,6 @@ class Serving(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.responses, num_pages=self.num_pages, page_size=page_size)
         self.tables = self.scheduler.tables
         self.devices = Devices(self.scheduler)
-        self.sent: SentPages | None = None
-        self.num_sent = 0  # pages that were, when their sequences went
 
     has_work = precondition(lambda self: self.table.has_work)
 
@@ -216,7 +193,7 @@ class Serving(RuleBasedStateMachine):
             return
         flags = st.lists(st.booleans(), min_size=len(live), max_size=len(live))
         smallest = 1 + -(-int(table.end.max() - 1) // self.tables.page_size)
-        before, self.sent = (len(self.tables.pools), self.num_pages), None
+        before = len(self.tables.pools), self.num_pages
         self.num_pages = max(smallest, self.num_pages - fewer)
         is_recomputed = np.array(data.draw(flags))
         with crowded(waits):
@@ -237,25 +214,24 @@ class Serving(RuleBasedStateMachine):
     @rule(data=st.data(), giving=st.lists(st.booleans(), min_size=4, max_size=4))
     def balance(self, data, giving):
         """Any sequences of some groups go to any of the others; those whose pages do not fit stay."""
-        table, scheduler, self.sent = self.table, self.scheduler, None
+        table, scheduler = self.table, self.scheduler
         live, old = table.live, table.group(table.live)
-        group = self.wish(data, giving)
+        wish = self.wish(data, giving)
         getting = [g for g in range(table.num_groups) if not giving[g]]
         if not (len(live) and getting):
             return
         held = self.tables.count[live].tolist()
         free = [pool.num_free for pool in self.tables.pools]
         turn = scheduler._turn.copy()
-        moves = scheduler.balance(group)
+        group, moves = scheduler.balance(wish)
+        scheduler.arrive(group, np.zeros(len(live), bool), CHECK)
         self.rows = max(self.rows, table.rows_per_group)
         new = table.group(table.live)
         assert table.live.tolist() == live.tolist() and (turn == scheduler._turn).all()
         for g in getting:
-            lacked = [n for n, a, b in zip(held, group, new, strict=True) if a == g != b]
-            assert (
-                not lacked or sum(n for n, b in zip(held, group, strict=True) if b == g) > free[g]
-            )
-        assert ((new == group) | (new == old)).all()
+            lacked = [n for n, a, b in zip(held, wish, new, strict=True) if a == g != b]
+            assert not lacked or sum(n for n, b in zip(held, wish, strict=True) if b == g) > free[g]
+        assert ((new == wish) | (new == old)).all() and (new == group).all()
         assert self.tables.count[live].tolist() == held
         is_moved = new != old
         filled = [-(-(table.length[i] - 1) // self.tables.page_size) for i in live[is_moved]]
@@ -272,36 +248,6 @@ class Serving(RuleBasedStateMachine):
         wishes = [data.draw(wish) if giving[g] else None for g in old.tolist()]
         pairs = zip(old.tolist(), wishes, strict=True)
         return np.array([g if w is None else w for g, w in pairs], np.int64)
-
-    @has_work
-    @rule(
-        data=st.data(),
-        giving=st.lists(st.booleans(), min_size=4, max_size=4),
-        rounds=st.integers(0, 3),
-    )
-    def send(self, data, giving, rounds):
-        """Copies of full pages go where their sequences are to be, who say more, end, or make room."""
-        self.sent = SentPages(self.tables, self.wish(data, giving), rounds)
-        assert len(self.sent.shifts) <= rounds
-        self.devices.send(self.sent.shifts)
-
-    @precondition(lambda self: self.sent is not None)
-    @rule()
-    def follow(self):
-        """The other pages follow, of those that are still there."""
-        table, sent, self.sent = self.table, self.sent, None
-        assert sent is not None
-        live, group, is_kept = table.live, sent.groups(), sent.is_kept()
-        if not len(live):
-            return
-        moves = self.scheduler.balance(group)
-        self.rows = max(self.rows, table.rows_per_group)
-        is_sent = is_kept[moves.old_group, moves.new_group, moves.old_page]
-        self.num_sent = int(is_sent.sum())
-        self.devices.unpack(moves.part(is_sent))
-        self.devices.shift(moves.part(~is_sent))
-        for i, g in zip(live.tolist(), table.group(live).tolist(), strict=True):
-            self.devices.check(i, g, int(table.length[i]) - 1)
 
     @precondition(lambda self: not self.table.has_work)
     @rule()
@@ -336,43 +282,3 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-
-long_responses = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(20, 60)), min_size=4, max_size=16
-)
-
-
-def test_pages_that_are_sent_before():
-    """All sequences run for a while, so that there is something to be sent; by the rules above."""
-    num_sent = []
-
-    @settings(max_examples=100)
-    @given(
-        st.data(),
-        long_responses,
-        st.sampled_from([2, 4]),
-        st.integers(1, 3),
-        st.integers(0, 30),
-        st.integers(0, 3),
-    )
-    def example(data, lengths, num_groups, page_size, spare, bursts):
-        machine = Serving()
-        machine.begin(lengths, num_groups, page_size, spare, rows=8)
-        giving = [False] * 4
-        giving[data.draw(st.integers(0, num_groups - 1))] = True
-        machine.step(data)
-        machine.send(data, giving, rounds=3)
-        for _ in range(bursts):
-            if machine.table.has_work:
-                machine.step(data)
-        if machine.table.has_work:
-            machine.follow()
-        num_sent.append(machine.num_sent)
-        for _ in range(2):
-            machine.each_sequence_is_in_one_place()
-            machine.nothing_contradicts_itself()
-            if machine.table.has_work:
-                machine.step(data)
-
-    example()
-    assert sum(count > 0 for count in num_sent) > len(num_sent) / 5

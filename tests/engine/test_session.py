@@ -103,7 +103,7 @@ def test_the_planner_learns_how_long_responses_become_while_they_come(session: S
     moments: list[int] = []
 
     class Listening(CostModelPlanner):
-        def plan(self, load: Load, current: Split) -> Plan:
+        def decide(self, load: Load, current: Split, options=()) -> Plan:
             moments.append(round(self.lengths.baseline.ended.sum()))
             return Plan(current, threshold=0)
 

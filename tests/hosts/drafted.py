@@ -25,7 +25,7 @@ from tests.lossless import EOS_IDS, MODELS, Settings, lively_params
 
 # The devices of a TP group are of one process, so that sums are rounded as in one; those of a switch are not.
 DP4, DP2TP2 = Split(4, 1), Split(2, 2)
-COPIED = Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8, stagger="on")
+COPIED = Drafts(budgets=(3,), longest=5, most_tokens=256, texts=8, stagger=True)
 SAID = Drafts(budgets=(3,), longest=3, most_tokens=256, has_model=True)
 POLICY = Policy.from_config(MODELS["kv2"])
 
@@ -102,7 +102,6 @@ def run(
 def described(done: list[Completion], report: RolloutReport) -> Found:
     return {
         "tokens": [one.tokens.tolist() for one in done],
-        "is staggered": report.stagger is not None and report.stagger.is_on,
         "steps": report.decode_steps,
         "drafted": report.drafted,
         "accepted": report.accepted,

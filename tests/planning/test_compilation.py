@@ -47,7 +47,7 @@ class TestThePlan:
         planner = make_planner(latency, uncompiled)
         alone = make_planner(latency, splits=ready)
         load = make_load(live, current, generated=generated, budget=CAP - generated)
-        plan, expected = planner.plan(load, current), alone.plan(load, current)
+        plan, expected = planner.decide(load, current), alone.decide(load, current)
         assert (plan.split, plan.threshold, plan.recompute_below) == (
             expected.split,
             expected.threshold,
@@ -66,14 +66,14 @@ class TestThePlan:
 
         def seconds(splits) -> float:
             planner = make_planner(latency, splits=splits, min_saving=0.0)
-            return planner.plan(load, DP8).predicted_remaining_s
+            return planner.decide(load, DP8).predicted_remaining_s
 
         gain = seconds((DP8,)) - seconds((DP8, TP8))
         assert gain > 10
         for cost, is_wanted in ((50 * gain, True), (200 * gain, False)):
             uncompiled = Uncompiled({TP8: cost}, iterations_left=100)
             planner = make_planner(latency, uncompiled, (DP8, TP8), min_saving=0.0)
-            planner.start(load) if at_start else planner.plan(load, DP8)
+            planner.start(load) if at_start else planner.decide(load, DP8)
             assert uncompiled.wanted == ({TP8} if is_wanted else set())
 
     def test_a_gain_within_the_noise_is_no_reason(self):
@@ -81,7 +81,7 @@ class TestThePlan:
         for min_saving, is_wanted in ((0.02, False), (0.0, True)):
             latency = machine({**dict.fromkeys(SPLITS, 0.8), TP8: 0.79}, per_row=0.0, reslice=0.0)
             uncompiled = Uncompiled({TP8: 0.0}, 9)
-            make_planner(latency, uncompiled, min_saving=min_saving).plan(load, DP8)
+            make_planner(latency, uncompiled, min_saving=min_saving).decide(load, DP8)
             assert (TP8 in uncompiled.wanted) == is_wanted
 
 
@@ -98,11 +98,11 @@ class TestSpreading:
         tail = make_load(2, DP8, generated=60, budget=340)
         uncompiled = Uncompiled({TP8: 1e9}, 100)
         planner = make_planner(latency, uncompiled, (DP8, TP8))
-        planner.plan(make_load(1, DP8, generated=399, budget=1), DP8)
+        planner.decide(make_load(1, DP8, generated=399, budget=1), DP8)
         uncompiled.end_rollout(100)
         assert uncompiled.spread_s(TP8) == pytest.approx(1e7 / RECENT)
         for _ in range(30):
-            planner.plan(tail, DP8)
+            planner.decide(tail, DP8)
             uncompiled.end_rollout(100)
         assert uncompiled.spread_s(TP8) == pytest.approx(1e7, rel=0.01)
         assert not uncompiled.wanted
@@ -112,9 +112,9 @@ class TestSpreading:
         uncompiled = Uncompiled({TP8: 1.0, DP2TP4: 1.0}, 100)
         planner = make_planner(latency, uncompiled)
         load = make_load(2, DP8, generated=60, budget=340)
-        assert planner.plan(load, DP8).split == DP4TP2 and TP8 in uncompiled.wanted
+        assert planner.decide(load, DP8).split == DP4TP2 and TP8 in uncompiled.wanted
         uncompiled.compiled(TP8)
-        assert planner.plan(load, DP8).split == TP8
+        assert planner.decide(load, DP8).split == TP8
         assert TP8 not in uncompiled.wanted and uncompiled.spread_s(TP8) == 0.0
 
 
@@ -180,5 +180,5 @@ class TestOptimism:
             latency = optimistic(known, ROWS, (64, 512))
             uncompiled = Uncompiled(dict.fromkeys(SPLITS[1:], compile_s), 100)
             planner = make_planner(latency, uncompiled)
-            assert planner.plan(load, DP8).split == DP8
+            assert planner.decide(load, DP8).split == DP8
             assert bool(uncompiled.wanted) == is_wanted

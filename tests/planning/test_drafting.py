@@ -41,9 +41,9 @@ NOTHING = replace(Acceptance.unseen(), tried=TRIED, right=1e-3 * TRIED)
 @pytest.mark.parametrize(("live", "least"), [(2, 3), (8, 3), (30, 3), (50, 1), (100, 1), (129, 0)])
 def test_trials_are_made_with_the_smallest_budget_that_has_a_program(live: int, least: int):
     one, load = planner(NOTHING), make_load(live, TP8)
-    assert one.plan(load, TP8).budget == 0, "nothing was lost yet that a trial may cost"
+    assert one.decide(load, TP8).budget == 0, "nothing was lost yet that a trial may cost"
     one.observe(Ran(TP8, 128, 64, live, live * 20.0, 1000, 200.0))
-    assert one.plan(load, TP8).budget == least
+    assert one.decide(load, TP8).budget == least
 
 
 def test_drafts_are_planned_for_what_rows_will_have_said():
@@ -54,24 +54,24 @@ def test_drafts_are_planned_for_what_rows_will_have_said():
     (young, old), prompts = (0, 800), {"prompt": 300, "budget": 900}
     at = {age: make_load(8, TP8, generated=age, **prompts) for age in (young, old)}
     seconds = {
-        name: [each.plan(at[age], TP8).predicted_remaining_s for age in (young, old)]
+        name: [each.decide(at[age], TP8).predicted_remaining_s for age in (young, old)]
         for name, each in (("plain", plain), ("one", one), ("good", good))
     }
-    assert one.plan(at[young], TP8).budget == 0 < one.plan(at[old], TP8).budget
+    assert one.decide(at[young], TP8).budget == 0 < one.decide(at[old], TP8).budget
     assert seconds["good"][0] < seconds["one"][0] < seconds["plain"][0]
     assert seconds["good"][1] == seconds["one"][1] < seconds["plain"][1]
 
 
 def test_what_a_rollout_has_counted_is_known_when_the_next_begins():
     one, load = planner(Acceptance.unseen()), make_load(8, TP8)
-    predicted = one.plan(load, TP8).predicted
+    predicted = one.decide(load, TP8).predicted
     counts = Drafted(*(x[0] for x in NONE_DRAFTED))._replace(begun=100 * np.eye(KINDS)[0])
     one.observe(Verified(counts, 40.0, predicted, tokens=3200, row_steps=3200))
     assert one.acceptance is not None and not one.acceptance.known
     one.start(load)
     assert len(one.acceptance.known) == 1 and one.acceptance.times == 1
     # What was predicted and did not come is predicted no more of an age of which something is known.
-    predicted = one.plan(load, TP8).predicted
+    predicted = one.decide(load, TP8).predicted
     assert predicted is None or predicted.tokens < 1.1
     one.observe(
         Verified(counts, 40.0, DraftPrediction(2.0, 1.0, 1.0, 1.0), tokens=3200, row_steps=3200)
@@ -82,7 +82,7 @@ def test_what_a_rollout_has_counted_is_known_when_the_next_begins():
 def test_no_row_is_expected_to_say_more_than_its_draft():
     acceptance = AcceptanceByAge(NOTHING, {0: Acceptance.unseen()}, came=1e4, predicted=1.0)
     predicted = (
-        replace(planner(NOTHING), acceptance=acceptance).plan(make_load(8, TP8), TP8).predicted
+        replace(planner(NOTHING), acceptance=acceptance).decide(make_load(8, TP8), TP8).predicted
     )
     assert predicted is not None and predicted.tokens == 1 + DRAFTS.longest > 1 + predicted.known
 
@@ -97,15 +97,15 @@ def test_budgets_that_only_other_layouts_have_are_none():
     latency = replace(BASE, verify_table=few)
     assert [n for n, _ in CostTables.of(latency, (DP8, TP8)).verifying] == [1, 3, 7]
     assert [n for n, _ in CostTables.of(latency, (TP8,)).verifying] == [3, 7]
-    assert planner(Acceptance.unseen(), latency).plan(make_load(8, TP8), TP8).budget in (3, 7)
+    assert planner(Acceptance.unseen(), latency).decide(make_load(8, TP8), TP8).budget in (3, 7)
 
 
 def test_the_fewer_rows_of_a_bucket_are_live_the_more_each_is_expected_to_say():
     """Steps cost the same, whatever is live; 64 rows fill a bucket, 33 leave half of its room."""
     one, plain = planner(Acceptance.unseen()), planner(NOTHING)
-    seconds = {n: one.plan(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 45, 64)}
+    seconds = {n: one.decide(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 45, 64)}
     assert seconds[33] < seconds[45] < seconds[64]
-    alone = [plain.plan(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 64)]
+    alone = [plain.decide(make_load(n, TP8), TP8).predicted_remaining_s for n in (33, 64)]
     np.testing.assert_allclose(*alone, rtol=0.01)
     # Between what rows say with a budget of three and with the room that half as many have.
     tokens = [Acceptance.unseen().tokens(room, DRAFTS.longest, 64) for room in (3, 7)]
@@ -123,6 +123,6 @@ def test_sequences_that_a_draft_models_cache_has_no_room_for_draft_nothing(
     load, lengths = make_load(live, TP8, prompt=400), lengths_of((20, 900), (100, 100))
     limits = DRAFTS.limits._replace(cached=times * float(load.context.sum()))
     plain, free = (replace(planner(x), lengths=lengths) for x in (NOTHING, Acceptance.unseen()))
-    plan = replace(free, drafts=limits).plan(load, TP8)
+    plan = replace(free, drafts=limits).decide(load, TP8)
     assert (plan.budget > 0) == drafts
-    assert plan.predicted_remaining_s < plain.plan(load, TP8).predicted_remaining_s
+    assert plan.predicted_remaining_s < plain.decide(load, TP8).predicted_remaining_s

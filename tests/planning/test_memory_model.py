@@ -98,7 +98,7 @@ class TestThePlanner:
         for generated in (10, 230, 240, 400):
             load = make_load(2, DP8, generated=generated, budget=480 - generated)
             load = replace(load, group=np.zeros(2, int))
-            assert planner.plan(load, DP8).split == DP8
+            assert planner.decide(load, DP8).split == DP8
 
     @pytest.mark.parametrize("pages", [33, 66, 264])
     def test_no_plan_is_believed_to_lose(self, pages: int):
@@ -106,22 +106,22 @@ class TestThePlanner:
             load = make_load(live, current, generated=200, budget=280)
             for waiting in (0, 20):
                 planner = planner_of(make_memory(1e9, pages=pages))
-                plan = planner.plan(replace(load, waiting=waiting), current)
+                plan = planner.decide(replace(load, waiting=waiting), current)
                 assert plan.predicted_saving_s >= 0
 
     def test_a_layout_whose_weights_have_no_room_is_no_target(self):
         """It would be the fastest by far."""
         load = make_load(8, TP8, generated=200, budget=280)
         planner = planner_of(make_memory(1e9, pages=264))
-        assert planner.plan(load, TP8).split == DP8
+        assert planner.decide(load, TP8).split == DP8
         planner = planner_of(make_memory(500, page=0))
-        assert planner.plan(load, TP8).split == DP4TP2
+        assert planner.decide(load, TP8).split == DP4TP2
         planner = planner_of(make_memory(1.0, pages=33))
-        assert planner.plan(load, TP8).split == TP8 and planner.start(load) == TP8
+        assert planner.decide(load, TP8).split == TP8 and planner.start(load) == TP8
 
     def test_numbers_stay_sane_where_nothing_fits(self):
         load = make_load(8, DP8, generated=112, budget=368)
-        plan = planner_of(make_memory(1.0, pages=2)).plan(load, DP8)
+        plan = planner_of(make_memory(1.0, pages=2)).decide(load, DP8)
         assert 0 < plan.predicted_remaining_s < 1000 and abs(plan.predicted_saving_s) < 1000
 
 

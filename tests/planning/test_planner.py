@@ -37,13 +37,13 @@ class TestKnownAnswers:
         planner = make_planner(machine(SLOWER_WITH_TP))
         for live, generated in product((1, 8, 64), (0, 100, 390)):
             load = make_load(live, DP8, generated=generated, budget=CAP - generated)
-            plan = planner.plan(load, DP8)
+            plan = planner.decide(load, DP8)
             assert (plan.split, plan.predicted_saving_s, plan.threshold) == (DP8, 0.0, 0)
 
     def test_a_long_tail_switches_where_tp_is_faster(self):
         planner = make_planner(machine(FASTER_WITH_TP))
         load = make_load(2, DP8, generated=60, budget=CAP - 60)
-        plan = planner.plan(load, DP8)
+        plan = planner.decide(load, DP8)
         assert (plan.split, plan.recompute_below) == (TP8, MIGRATE_ALL)
         # 340 steps at 0.6 s less each, nearly twice the other costs of the model.
         assert plan.predicted_saving_s > 100 and plan.predicted_cost_s == pytest.approx(
@@ -54,10 +54,10 @@ class TestKnownAnswers:
     def test_the_switch_waits_for_the_tail(self):
         """Full, TP is slower by its rows; with few rows it is faster."""
         planner = make_planner(machine(FASTER_WITH_TP, per_row=0.01))
-        full = planner.plan(make_load(96, DP8, budget=CAP), DP8)
+        full = planner.decide(make_load(96, DP8, budget=CAP), DP8)
         assert full.split == DP8 and 0 < full.threshold < 12
         assert "at" in full.reason and full.predicted_cost_s == 0.0
-        tail = planner.plan(make_load(4, DP8, generated=55, budget=CAP - 55), DP8)
+        tail = planner.decide(make_load(4, DP8, generated=55, budget=CAP - 55), DP8)
         assert tail.split in (DP2TP4, TP8)
 
     @pytest.mark.parametrize("left, is_worth_it", [(10, False), (40, True)])
@@ -66,34 +66,34 @@ class TestKnownAnswers:
         planner = make_planner(machine(FASTER_WITH_TP, reslice=12.0), lengths_of((CAP, 10)))
         load = make_load(1, DP8, generated=CAP - left, budget=left)
         with without_budget():
-            assert (planner.plan(load, DP8).split != DP8) == is_worth_it
+            assert (planner.decide(load, DP8).split != DP8) == is_worth_it
 
     def test_it_goes_down_again_when_that_pays(self):
         step = {DP8: 0.8, DP4TP2: 0.5, DP2TP4: 0.3, TP8: 0.2}
         latency = machine(step, per_row=0.02)
         planner = make_planner(latency, lengths_of((CAP, 10)))
         load = make_load(96, TP8, budget=CAP)
-        assert planner.plan(load, TP8).split == DP8
-        assert planner.plan(replace_group(load, DP8), DP8).split == DP8
+        assert planner.decide(load, TP8).split == DP8
+        assert planner.decide(replace_group(load, DP8), DP8).split == DP8
 
     def test_a_saving_within_the_noise_is_no_reason(self):
         nearly = {**dict.fromkeys(SPLITS, 1.0), TP8: 0.985}
         load = make_load(2, DP8, budget=CAP)
         lengths = lengths_of((CAP, 10))
         latency = machine(nearly, reslice=0.0, migrate_per_token=0.0)
-        assert make_planner(latency, lengths).plan(load, DP8).split == DP8
-        assert make_planner(latency, lengths, min_saving=0.0).plan(load, DP8).split == TP8
+        assert make_planner(latency, lengths).decide(load, DP8).split == DP8
+        assert make_planner(latency, lengths, min_saving=0.0).decide(load, DP8).split == TP8
 
     @pytest.mark.parametrize(
         "migrate_per_token, prefill, carry", [(5e-4, 10.0, "migrate"), (0.5, 0.1, "recompute")]
     )
     def test_the_cache_is_carried_the_cheaper_way(self, migrate_per_token, prefill, carry):
         latency = machine(FASTER_WITH_TP, migrate_per_token=migrate_per_token, prefill=prefill)
-        plan = make_planner(latency).plan(make_load(2, DP8, generated=60, budget=340), DP8)
+        plan = make_planner(latency).decide(make_load(2, DP8, generated=60, budget=340), DP8)
         assert (plan.split, plan.recompute_below) == (TP8, recompute_below(carry))
         for pinned in ("migrate", "recompute"):
             planner = make_planner(latency, carry=pinned, safety=0.1)
-            plan = planner.plan(make_load(2, DP8, generated=60, budget=340), DP8)
+            plan = planner.decide(make_load(2, DP8, generated=60, budget=340), DP8)
             assert plan.recompute_below == recompute_below(pinned)
 
     def test_a_rollout_starts_where_it_will_be_cheapest(self):
@@ -111,9 +111,9 @@ class TestKnownAnswers:
         planner = make_planner(latency, lengths_of((CAP, 10)))
         even = make_load(16, DP8, budget=CAP)
         uneven = replace(even, group=np.where(np.arange(16) < 12, 0, 1))
-        assert planner.plan(even, DP8).split == DP8
-        assert planner.plan(uneven, DP8).predicted_remaining_s > (
-            planner.plan(even, DP8).predicted_remaining_s
+        assert planner.decide(even, DP8).split == DP8
+        assert planner.decide(uneven, DP8).predicted_remaining_s > (
+            planner.decide(even, DP8).predicted_remaining_s
         )
 
 
@@ -172,7 +172,7 @@ def test_the_plan_costs_what_the_best_of_all_paths_costs(data):
     current = data.draw(st.sampled_from(splits))
     load = make_load(data.draw(st.integers(1, 60)), current, budget=data.draw(st.integers(5, CAP)))
     with without_budget():
-        plan = planner.plan(load, current)
+        plan = planner.decide(load, current)
     seen = forecast(planner, load, current)
     paths = {
         path: path_seconds(planner, seen, path, current)
@@ -216,12 +216,12 @@ class TestObserving:
         load = make_load(2, TP8, budget=CAP)
         planner = self.taught()
         # Twice as slow as believed is the most that counts: 0.4 s, and so 0.3 s is better.
-        assert planner.plan(load, TP8).split == DP2TP4
+        assert planner.decide(load, TP8).split == DP2TP4
         assert planner.start(load) == DP2TP4
 
     def test_a_frozen_planner_does_not_learn(self):
         planner = self.taught(is_frozen=True)
-        assert planner.plan(make_load(2, TP8, budget=CAP), TP8).split == TP8
+        assert planner.decide(make_load(2, TP8, budget=CAP), TP8).split == TP8
         assert planner.latency.correction.factors == {}
 
     def test_one_odd_burst_hardly_counts(self):
@@ -249,7 +249,7 @@ class TestRent:
             replace(make_load(64, DP8, generated=done, budget=CAP - done), step=done)
             for done in range(0, 48, 2)
         ]
-        return {planner.plan(load, DP8).split for load in loads}
+        return {planner.decide(load, DP8).split for load in loads}
 
     def test_a_switch_that_has_to_be_taken_back_waits_for_its_rent(self):
         assert self.splits_of_a_rollout(reslice=3.5) == {DP8}
@@ -278,7 +278,7 @@ class TestNoise:
         }
         planner = make_planner(replace(latency, decode_table=jump), lengths_of((200, 5), (CAP, 5)))
         for split in SPLITS:
-            plan = planner.plan(make_load(64, split, budget=CAP), split)
+            plan = planner.decide(make_load(64, split, budget=CAP), split)
             assert plan.predicted_remaining_s <= 0.1 * (1 + 0.512) * CAP * 1.001
 
 
@@ -286,19 +286,19 @@ class TestScripts:
     def test_a_fixed_layout_stays(self):
         planner, load = FixedLayout(DP4TP2), make_load(3, DP4TP2)
         assert planner.start(load) == DP4TP2
-        assert planner.plan(load, DP4TP2).split == DP4TP2
+        assert planner.decide(load, DP4TP2).split == DP4TP2
 
     def test_a_script_is_followed_as_sequences_finish(self):
         planner = ScriptedPath(DP8, (Step(DP2TP4, 12, 7), Step(TP8, 3, 7)))
         assert planner.start(make_load(20, DP8)) == DP8
-        at = {live: planner.plan(make_load(live, DP8), DP8) for live in (20, 13, 12, 4, 3, 1)}
+        at = {live: planner.decide(make_load(live, DP8), DP8) for live in (20, 13, 12, 4, 3, 1)}
         assert [plan.split for plan in at.values()] == [DP8, DP8, DP2TP4, DP2TP4, TP8, TP8]
         assert {plan.recompute_below for plan in at.values()} == {MIGRATE_ALL, 7}
 
     def test_a_burst_ends_when_the_next_step_of_the_script_could_be_due(self):
         """The threshold counts the groups of the layout that the burst runs in."""
         planner = ScriptedPath(DP8, (Step(DP2TP4, 12), Step(TP8, 3)))
-        assert planner.plan(make_load(20, DP8), DP8).threshold == 12 // 8
-        assert planner.plan(make_load(12, DP8), DP8).threshold == 3 // 2
-        assert planner.plan(make_load(12, DP2TP4), DP2TP4).threshold == 3 // 2
-        assert planner.plan(make_load(2, TP8), TP8).threshold == 0
+        assert planner.decide(make_load(20, DP8), DP8).threshold == 12 // 8
+        assert planner.decide(make_load(12, DP8), DP8).threshold == 3 // 2
+        assert planner.decide(make_load(12, DP2TP4), DP2TP4).threshold == 3 // 2
+        assert planner.decide(make_load(2, TP8), TP8).threshold == 0

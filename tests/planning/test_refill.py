@@ -94,14 +94,14 @@ def test_the_layout_of_a_tail_is_left_for_a_queue():
     for waiting, split in ((0, TP8), (600, DP8)):
         planner = CostModelPlanner((DP8, TP8), latency, lengths)
         with patch.object(budget, "SHARE", math.inf):
-            assert planner.plan(replace(load, waiting=waiting), TP8).split == split
+            assert planner.decide(replace(load, waiting=waiting), TP8).split == split
 
 
 def test_a_script_counts_those_that_wait():
     planner = ScriptedPath(DP8, (Step(TP8, 12),))
     load = make_load(8, DP8)
-    assert planner.plan(replace(load, waiting=5), DP8).split == Split(8, 1)
-    assert planner.plan(replace(load, waiting=4), DP8).split == TP8
+    assert planner.decide(replace(load, waiting=5), DP8).split == Split(8, 1)
+    assert planner.decide(replace(load, waiting=4), DP8).split == TP8
 
 
 @pytest.mark.parametrize(("live", "waiting"), [(2, 1), (10, 5), (8, 1)])

@@ -10,7 +10,7 @@ from made_up_machines import CAP, FASTER_WITH_TP, SLOWER_WITH_TP, lengths_of, ma
 from pat_jax.planning.planner.costs import CostTables
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.uneven import Unevenness, is_within_bucket
-from pat_jax.planning.types import Load, Plan, Reads, SendLimits
+from pat_jax.planning.types import Load, Reads
 
 DP8, DP4TP2, *_ = SPLITS
 
@@ -64,7 +64,7 @@ def test_a_move_within_a_bucket_waits_until_as_much_is_lost_as_it_costs():
     costs = machine(SLOWER_WITH_TP, per_row=1e-3, shift_per_token=2e-3)
     steps = {key: s for key, s in costs.decode_table.items() if key[1] in (1, 2, 4, 8, 16, 32)}
     costs = replace(costs, decode_table=steps, reads="held")
-    planner = CostModelPlanner(SPLITS, costs, lengths_of((CAP, 1)))
+    planner = CostModelPlanner((DP4TP2,), costs, lengths_of((CAP, 1)))
     group = np.repeat(np.arange(4), [15, 3, 3, 3])
     evened = group.copy()
     evened[:6] = [1, 1, 2, 2, 3, 3]
@@ -72,7 +72,6 @@ def test_a_move_within_a_bucket_waits_until_as_much_is_lost_as_it_costs():
     for step in range(1, 40):
         alike = np.ones(len(group), int)
         now = Load(group, step * alike, 20 * alike, (CAP - step) * alike, step=step)
-        planner.plan(now, DP4TP2)
-        if planner.balance(now, Plan(DP4TP2, threshold=0), [evened], SendLimits()):
+        if planner.decide(now, DP4TP2, [evened]).group is not None:
             moved_at.append(step)
     assert moved_at and moved_at == [*range(moved_at[0], 40)] and moved_at[0] > 3

@@ -164,7 +164,7 @@ class AtSteps(Planner):
     def start(self, load: Load) -> Split:
         return self.first
 
-    def plan(self, load: Load, current: Split) -> Plan:
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
         step = int(load.generated.max())
         due = [split for at, split in self.switches if at <= step]
         split = due[-1] if due else self.first

@@ -1,7 +1,7 @@
 """Who knows every length beforehand: never slower than any planner, and what regret is held against."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from replays import (
 from pat_jax.planning.lengths.model import LengthModel
 from pat_jax.planning.planner.planner import CostModelPlanner
 from pat_jax.planning.planner.scripts import FixedLayout, ScriptedPath, Step
-from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Balance, Load, Plan
+from pat_jax.planning.types import MIGRATE_ALL, RECOMPUTE_ALL, Load, Plan, Split
 from pat_jax.profiling.measure.regret import planned_regret, regret
 from pat_jax.profiling.simulate.hindsight import clairvoyant
 from pat_jax.profiling.simulate.machine import Machine, Workload
@@ -42,11 +42,11 @@ class Restless(AtSteps):
 
     drawn: int = 0
 
-    def balance(
-        self, load: Load, plan: Plan, options: Sequence[np.ndarray], limits
-    ) -> Balance | None:
-        del load, plan, limits
-        return Balance(options[self.drawn % len(options)]) if options else None
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        plan = super().decide(load, current, options)
+        if plan.split != current or not options:
+            return plan
+        return replace(plan, group=options[self.drawn % len(options)])
 
 
 @pytest.mark.parametrize("machine", [MACHINE, make_machine(reads="held")], ids=["bucket", "held"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pat_jax.planning.types import Split
-from pat_jax.profiling.measure.recheck import NOISE, changes, describe, rescaled
+from pat_jax.profiling.measure.recheck import NOISE, changes, rescaled
 
 DP2, TP2 = Split(2, 1), Split(1, 2)
 seconds = st.floats(1e-6, 1e3)
@@ -36,16 +36,6 @@ def test_entries_that_did_not_run_again_follow_their_layout():
 def test_a_switch_is_its_pair_of_layouts_in_that_order():
     known = {(DP2, TP2, "all"): 1.0, (TP2, DP2, "all"): 1.0}
     assert changes(known, {(DP2, TP2, "all"): 9.0}) == {(DP2, TP2): 9.0}
-
-
-def test_packing_changes_with_the_memory_and_all_else_of_a_round_with_the_links():
-    known = {(DP2, DP2, "all"): 3.0, (DP2, DP2, "packed"): 1.0, (DP2, DP2, "sent"): 2.0}
-    slower = {(DP2, DP2, "all"): 9.0, (DP2, DP2, "packed"): 1.0, (DP2, DP2, "sent"): 6.0}
-    assert rescaled(known, slower) == slower
-    (line,) = describe("migrate_table", known, slower)
-    assert "dp2tp1, between its groups, takes 3.00 times" in line
-    (line,) = describe("migrate_table", known, {**known, (DP2, DP2, "packed"): 2.0})
-    assert "packing what goes between its groups, takes 2.00 times" in line
 
 
 def test_a_sample_stands_for_layouts_that_were_not_run_again():

@@ -117,9 +117,9 @@ def test_a_planner_sees_loads_and_steps_but_no_future():
 
     @dataclass
     class Watching(AtSteps):
-        def plan(self, load: Load, current: Split) -> Plan:
+        def decide(self, load: Load, current: Split, options=()) -> Plan:
             seen.append(load)
-            return super().plan(load, current)
+            return super().decide(load, current)
 
         def observe(self, outcome: Outcome) -> None:
             if isinstance(outcome, Ran):
@@ -148,8 +148,8 @@ class Noting(CostModelPlanner):
     def start(self, load: Load) -> Split:
         return super().start(replace(load, waiting=0) if self.is_blind else load)
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        plan = super().plan(replace(load, waiting=0) if self.is_blind else load, current)
+    def decide(self, load: Load, current: Split, options=()) -> Plan:
+        plan = super().decide(replace(load, waiting=0) if self.is_blind else load, current)
         if plan.split != current:
             self.switched.append((plan.split, load.waiting))
         return plan

@@ -23,19 +23,6 @@ def test_a_target_says_how_many_devices_and_how_they_are_joined(text, devices, h
     assert target.devices_per_host * hosts == devices and str(target) == text.lower()
 
 
-@pytest.mark.parametrize("text, is_one", [("h100:8", True), ("h100:8x2", False), ("a100:16", True)])
-def test_one_process_has_the_gpus_of_a_host(text, is_one):
-    assert Target.parse(text).is_one_process == is_one
-
-
-@pytest.mark.parametrize(
-    "text, is_one",
-    [("v5e:2x4", True), ("v5e:4x4", False), ("v5p:2x2x1", True), ("v5p:2x2x2", False)],
-)
-def test_one_process_has_the_chips_of_a_machine_not_of_a_slice(text, is_one):
-    assert Target.parse(text).is_one_process == is_one
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -63,20 +63,6 @@ def test_slower_links_cost_what_their_sums_cost():
     assert with_slower_links(PROFILE, 1).decode_table == pytest.approx(LATENCY.decode_table)
 
 
-def test_slower_links_do_not_pack_more_slowly():
-    """A round between groups is packed, sent and unpacked."""
-    stages = {"all": 0.5, "packed": 0.1, "sent": 0.3}
-    table = {(DP8, DP8, kind): seconds for kind, seconds in stages.items()}
-    measured = replace(PROFILE, latency=replace(LATENCY, migrate_table=table))
-    slower = with_slower_links(measured, 3).migrate_table
-    expected = {"all": 0.1 + 3 * 0.4, "packed": 0.1, "sent": 3 * 0.3}
-    assert slower == pytest.approx({(DP8, DP8, kind): s for kind, s in expected.items()})
-    # Where links are so fast that packing was measured to take longer than all of it.
-    table[DP8, DP8, "packed"] = 0.6
-    measured = replace(PROFILE, latency=replace(LATENCY, migrate_table=table))
-    assert with_slower_links(measured, 3).migrate_table[DP8, DP8, "all"] == 0.5
-
-
 def test_without_measured_sums_links_cannot_be_slower():
     with pytest.raises(UserError, match=r"sum over 2 devices.*measure it again"):
         with_slower_links(replace(PROFILE, collectives={}), 2)

@@ -14,7 +14,9 @@ from matplotlib.image import imread
 from matplotlib.legend import Legend
 
 from pat_jax.common.picture_style import tp_colour
+from pat_jax.engine.controller import Collected
 from pat_jax.engine.report import RolloutReport
+from pat_jax.engine.sequences.prefill_calls import Copies
 from pat_jax.engine.trace import RolloutTrace, Switch
 from pat_jax.planning.drafts import NONE_DRAFTED, Drafted
 from pat_jax.planning.types import DraftPrediction, Ran, Split
@@ -278,9 +280,13 @@ def test_a_report_hands_on_what_each_burst_drafted(tmp_path: Path):
         begun, tried, right, forks, *_ = NONE_DRAFTED
         drafted = Drafted(begun, tried, right, forks, DRAFTED.drafted[i], by_source)
         ran = Ran(Split(2, 1), 4, 64, 8, 100, 10, 1.0, budget=3)
-        report.add_burst(ran, float(i), tokens, row_steps, drafted)
+        nobody = np.zeros(0, int)
+        nothing = Copies(nobody, nobody, nobody)
+        done = Collected(10, tokens, row_steps, drafted, 0.0, 100, nobody, nothing)
+        report.add_burst(ran, float(i), done, None)
     assert report.trace.draft_saving_s is None  # no planner has priced them
-    report.add_drafts(ran, DraftPrediction(tokens=2.0, known=1.0, step_s=0.1, plain_s=0.15), 3.0)
+    predicted = DraftPrediction(tokens=2.0, known=1.0, step_s=0.1, plain_s=0.15)
+    report.drafts.add(ran, predicted, 3.0)
     trace = report.trace
     assert (trace.drafted, trace.accepted) == (DRAFTED.drafted, DRAFTED.accepted)
     assert trace.by_source == DRAFTED.by_source and trace.tokens_per_step == (1.0, 1.5, 3.0)

@@ -1,5 +1,6 @@
 """Planners that do not plan: one layout for good, or a path that was written down."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ class FixedLayout(Planner):
         del load
         return self.split
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        del load, current
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        del load, current, options
         return Plan(
             self.split, threshold=0, reason=self.reason, budget=self.budget, reach=self.reach
         )
@@ -50,8 +51,8 @@ class ScriptedPath(Planner):
         del load
         return self.first
 
-    def plan(self, load: Load, current: Split) -> Plan:
-        del current
+    def decide(self, load: Load, current: Split, options: Sequence[np.ndarray] = ()) -> Plan:
+        del current, options
         due = [step for step in self.steps if load.unfinished <= step.live]
         to_come = [step.live for step in self.steps if load.unfinished > step.live]
         now = due[-1] if due else Step(self.first, 0)
