@@ -55,14 +55,37 @@ class DraftSums:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class BurstRecord(Ran):
+    """A burst as it went, in its place in the rollout."""
+
+    began_s: float  # since the rollout began
+    step: int  # decode steps before it
+    tokens: int  # sampled
+    row_steps: int  # steps of single rows, each of which sampled a token, or several
+    drafted: int = 0  # draft tokens verified
+    # Of copied drafts: tokens verified, accepted, and accepted on branches, by `drafts.SOURCES`.
+    by_source: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens accepted."""
+        return self.tokens - self.row_steps
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a row."""
+        return self.tokens / max(1, self.row_steps)
+
+
 @dataclass
 class RolloutReport:
     """What a rollout did and what it cost, in seconds, tokens and switches."""
 
-    tokens: int = 0
-    decode_steps: int = 0
-    busy_rows: int = 0  # rows x steps that sampled a token, or several
-    total_rows: int = 0  # rows x steps that ran
+    bursts: list[BurstRecord] = field(default_factory=list)
+    switches: list[Switch] = field(default_factory=list)
+    balanced: list[Balanced] = field(default_factory=list)
+    drafts: DraftSums = field(default_factory=DraftSums)
     prefill_tokens: int = 0
     prefill_room: int = 0  # tokens that the calls had room for
     # Room without a token, as part of what live sequences' pages have room for, averaged over the
@@ -71,47 +94,28 @@ class RolloutReport:
     preempted: int = 0  # times that a sequence gave up its pages, to be recomputed
     expected: np.ndarray | None = None  # float[sequences], tokens of the responses, as was believed
     seconds: dict[str, float] = field(default_factory=dict)
-    times_s: list[float] = field(default_factory=list)
     total_s: float = 0.0
     compile_s: float = 0.0  # waited for programs that were needed, beside `total_s`
-    steps: list[int] = field(default_factory=list)
-    live: list[int] = field(default_factory=list)
     done_after: list[int] = field(default_factory=list)  # decode steps of each sequence
-    layouts: list[str] = field(default_factory=list)
-    switches: list[Switch] = field(default_factory=list)
-    balanced: list[Balanced] = field(default_factory=list)
-    bursts: list[Ran] = field(default_factory=list)
-    tokens_per_step: list[float] = field(default_factory=list)  # of a row, in each burst
-    drafted_in: list[int] = field(
-        default_factory=list
-    )  # tokens of drafts that each burst has verified
-    accepted_in: list[int] = field(default_factory=list)  # and of these, those that were said
-    # Of each burst: both, and those said on a branch, of drafts that are copied, by what they are copied from.
-    by_source_in: list[list[list[int]]] = field(default_factory=list)
-    drafts: DraftSums = field(default_factory=DraftSums)
     first_plan: str = ""  # where the planner went first, and why
     is_computed: bool = False  # see RolloutTrace
 
     def add_burst(
-        self, burst: Ran, began_s: float, done: Collected, predicted: DraftPrediction | None
+        self, ran: Ran, began_s: float, done: Collected, predicted: DraftPrediction | None
     ) -> None:
         """A burst that began then, what came of it, and what was predicted of its drafts."""
-        tokens_per_step = done.tokens / max(1, done.live_steps)
-        self.times_s.append(began_s)
-        self.steps.append(self.decode_steps)
-        self.live.append(burst.live)
-        self.layouts.append(str(burst.split))
+        burst = BurstRecord(
+            **vars(ran),
+            began_s=began_s,
+            step=self.decode_steps,
+            tokens=done.tokens,
+            row_steps=done.live_steps,
+            drafted=done.drafted.verified,
+            by_source=tuple(map(tuple, done.drafted.by_source.tolist())),
+        )
         self.bursts.append(burst)
-        self.tokens += done.tokens
-        self.decode_steps += burst.steps
-        self.tokens_per_step.append(tokens_per_step)
-        self.busy_rows += done.live_steps
-        self.drafted_in.append(done.drafted.verified)
-        self.accepted_in.append(done.tokens - done.live_steps)
-        self.by_source_in.append(done.drafted.by_source.tolist())
-        self.total_rows += burst.steps * burst.rows * burst.split.dp
         if predicted is not None:
-            self.drafts.add(burst, predicted, tokens_per_step)
+            self.drafts.add(ran, predicted, burst.tokens_per_step)
 
     def add_switch(
         self,
@@ -168,24 +172,42 @@ class RolloutReport:
         self.balanced.append(moved)
 
     @property
+    def decode_steps(self) -> int:
+        return self.bursts[-1].step + self.bursts[-1].steps if self.bursts else 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(burst.tokens for burst in self.bursts)
+
+    @property
+    def busy_rows(self) -> int:
+        """Rows x steps that sampled a token, or several."""
+        return sum(burst.row_steps for burst in self.bursts)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows x steps that ran."""
+        return sum(burst.steps * burst.rows * burst.split.dp for burst in self.bursts)
+
+    @property
     def tokens_per_s(self) -> float:
         """NaN where nothing was generated, as where all was on disk; so are the shares below."""
         return _ratio(self.tokens, self.total_s)
 
     @property
     def drafted(self) -> int:
-        """Tokens of drafts that were verified."""
-        return sum(self.drafted_in)
+        """Draft tokens verified."""
+        return sum(burst.drafted for burst in self.bursts)
 
     @property
     def accepted(self) -> int:
-        """And of these, those that were said."""
-        return sum(self.accepted_in)
+        """Draft tokens accepted."""
+        return sum(burst.accepted for burst in self.bursts)
 
     @property
     def by_source(self) -> list[list[int]]:
-        """Both, and those said on a branch, of drafts that are copied, by what they are copied from."""
-        return sum((np.array(one) for one in self.by_source_in), NO_SOURCES).tolist()
+        """Of all bursts, as each has it."""
+        return sum((np.array(burst.by_source) for burst in self.bursts), NO_SOURCES).tolist()
 
     @property
     def tokens_per_row_step(self) -> float:
@@ -225,20 +247,19 @@ class RolloutReport:
 
     @property
     def trace(self) -> RolloutTrace:
+        bursts, drafts = self.bursts, self.drafts
         return RolloutTrace(
-            times_s=tuple(self.times_s),
-            steps=tuple(self.steps),
-            live=tuple(self.live),
+            times_s=tuple(burst.began_s for burst in bursts),
+            steps=tuple(burst.step for burst in bursts),
+            live=tuple(burst.live for burst in bursts),
             done_after=tuple(self.done_after),
-            tokens_per_step=tuple(self.tokens_per_step),
-            drafted=tuple(self.drafted_in),
-            accepted=tuple(self.accepted_in),
-            by_source=tuple(tuple(map(tuple, one)) for one in self.by_source_in),
-            draft_saving_s=self.drafts.saving_s if self.drafts.steps else None,
-            predicted_draft_saving_s=(
-                self.drafts.predicted_saving_s if self.drafts.steps else None
-            ),
-            layout=tuple(self.layouts),
+            tokens_per_step=tuple(burst.tokens_per_step for burst in bursts),
+            drafted=tuple(burst.drafted for burst in bursts),
+            accepted=tuple(burst.accepted for burst in bursts),
+            by_source=tuple(burst.by_source for burst in bursts),
+            draft_saving_s=drafts.saving_s if drafts.steps else None,
+            predicted_draft_saving_s=drafts.predicted_saving_s if drafts.steps else None,
+            layout=tuple(str(burst.split) for burst in bursts),
             total_s=self.total_s,
             total_steps=self.decode_steps,
             switches=tuple(self.switches),

@@ -68,7 +68,7 @@ def test_waiting_and_making_room_change_no_token(below):
         found, report = run(requests, planner)
         check(requests, expected, found)
         assert report.preempted > 0
-        assert max(report.live) <= 4 and report.tokens == sum(len(x.tokens) for x in found)
+        assert max(report.trace.live) <= 4 and report.tokens == sum(len(x.tokens) for x in found)
         known = sum(len(request.tokens) - 1 for request in requests)
         assert report.prefill_tokens > known  # some of it a second time
     assert len(report.switches) == 3

@@ -76,7 +76,7 @@ def test_the_simulator_goes_the_same_way_where_rows_and_pages_are_scarce(
     small = engine(kv_pages=10, capacity=4)
     monkeypatch.setattr(small, "runs_ahead", runs_ahead)
     report = check_simulator(small, FixedLayout(DP2), seed, has_pools=True)
-    assert report.preempted > 0 and 4 in np.diff(report.steps), "half a burst"
+    assert report.preempted > 0 and 4 in np.diff(report.trace.steps), "half a burst"
     path = ScriptedPath(DP2, (Step(TP2, 7), Step(DP2, 4)))
     assert check_simulator(small, path, seed, has_pools=True).switches
 
@@ -128,8 +128,8 @@ def check_simulator(
         (b.split, b.rows) for b in report.bursts
     ]
     assert [b.held for b in simulated.bursts] == [b.held for b in report.bursts]
-    assert [b.live for b in simulated.bursts] == report.live
-    assert simulated.trace.steps == tuple(report.steps)
+    assert simulated.trace.live == report.trace.live
+    assert simulated.trace.steps == report.trace.steps
     assert [s.step for s in simulated.trace.switches] == [s.step for s in report.switches]
     assert simulated.preempted == report.preempted
     return report

@@ -108,7 +108,7 @@ def story() -> Story:
 
 def test_only_the_first_layout_is_compiled_at_first(story: Story):
     assert story.first == (DP2,) and story.wanted_at_first == {TP2}
-    assert {layout for report in story.reports[:-1] for layout in report.layouts} == {"dp2tp1"}
+    assert {layout for report in story.reports[:-1] for layout in report.trace.layout} == {"dp2tp1"}
 
 
 def test_the_wanted_layout_is_switched_to_once_it_is_there(story: Story):

@@ -54,7 +54,7 @@ class Sampler:
             groups.append(RolloutGroup(prompt, rollouts))
             for s, rollout in enumerate(rollouts):
                 on_end(i * SAMPLES + s, rollout)
-        report.total_s, report.total_rows = 1.0, 1
+        report.total_s = 1.0
         return groups, report
 
 

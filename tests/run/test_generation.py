@@ -175,7 +175,7 @@ def test_lengths_are_those_of_all_responses_and_of_those_that_ended(said: list[t
         )
         for i, (length, has_ended) in enumerate(said)
     ]
-    report = RolloutReport(total_s=1.0, total_rows=1)
+    report = RolloutReport(total_s=1.0)
     found = describe_rollouts([RolloutGroup(PROMPTS[0], rollouts)], report)
     ended = [length for length, has_ended in said if has_ended]
     for name, lengths in {"length": [n for n, _ in said], "ended_length": ended}.items():
