@@ -6,8 +6,8 @@
     elementwise  floor + bytes
 
 `kernel_coefficients.yaml` holds the shares, fitted by `benchmarks/fit_kernels.py` to published
-measurements where there are any. Other chips take over those of a relative, at their own rates,
-except for the kinds of kernels that the file has their own shares for.
+measurements where there are any. Other chips take over those of a relative, at their own rates, but
+for the kinds of kernels that the file has shares of their own for.
 """
 
 from collections.abc import Mapping
