@@ -28,7 +28,7 @@ class AdaptedWeight:
 
 
 def adapter_axes(axes: Axes, contracted: int) -> tuple[Axes, Axes]:
-    """Of a and b beside a weight of `axes`: those that its own dimensions have; the rank is never split.
+    """Axes of a and b beside a weight of `axes`: those of its own dimensions; the rank is never split.
 
     Args:
       contracted: trailing dimensions of the weight that a product sums over.

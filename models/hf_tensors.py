@@ -57,7 +57,7 @@ class HFTensor:
 
     @property
     def module(self) -> str:
-        """The layer whose weight it is; of what is no weight its own name."""
+        """The layer whose weight it is; its own name if it is not a weight."""
         return self.name.removesuffix(".weight")
 
     @property

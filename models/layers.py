@@ -37,9 +37,9 @@ def linear(
     """x · weightᵀ over the last `contracted` dimensions of both, cast to x's dtype.
 
     Args:
-      weight: [*out, *in], so that what one output sums over lies together in memory. Of a quantized
-        one the sums over its values are scaled, in float32. To the result of an adapted one
-        (x · aᵀ) · bᵀ is added.
+      weight: [*out, *in], so that what one output sums over lies together in memory. If it is quantized,
+        the sums over its values are scaled, in float32. If it is adapted, (x · aᵀ) · bᵀ is added to
+        the result.
       dtype: of the sums and the result; x's where not given.
     """
     if isinstance(weight, AdaptedWeight):

@@ -68,7 +68,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """Of the product b · a."""
+        """The factor of the product b · a."""
         return self.alpha / self.rank
 
     @property
@@ -78,7 +78,7 @@ class Lora:
 
     @property
     def num_weights(self) -> int:
-        """Of all adapters, without what pads them."""
+        """Number of weights of all adapters, without their padding."""
         return sum(map(math.prod, jax.tree.leaves(self.unpadded, is_leaf=_is_shape)))
 
     @property

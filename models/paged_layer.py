@@ -31,7 +31,7 @@ NULL_PAGE = 0  # of every pool: empty rows read and write it
 
 
 class PageKernels(NamedTuple):
-    """Of one platform."""
+    """The attention kernels of one platform."""
 
     decode: Callable[..., Array]
     blocks: Callable[..., Array]  # of prefill, and of drafts

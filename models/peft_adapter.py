@@ -78,7 +78,7 @@ def read_adapter(directory: str | Path, policy: Policy) -> Lora:
     """What adapters a directory has, once every tensor is seen to belong to `policy`.
 
     Raises:
-      UserError: it is no adapter directory, is of a kind that is not known, or of another model.
+      UserError: it is not an adapter directory, of an unknown kind, or of another model.
     """
     config, linear = read_peft_config(directory), linear_layers(policy)
     stored = _stored_tensors(Path(directory))

@@ -120,7 +120,7 @@ class PeftConfig:
 def read_peft_config(directory: str | Path) -> PeftConfig:
     """
     Raises:
-      UserError: it is no adapter directory, or of a kind that is not known.
+      UserError: it is not an adapter directory, or of an unknown kind.
     """
     path = Path(directory) / ADAPTER_CONFIG
     if not path.is_file():

@@ -95,7 +95,7 @@ class Policy:
         return jax.tree.map(named, self.abstract_params, is_leaf=_is_variable)
 
     def abstract(self, dtype: jnp.dtype) -> Params:
-        """Their shapes where they are kept in `dtype`, but for what is quantized."""
+        """Their shapes where they are kept in `dtype`, except what is quantized."""
 
         def kept(
             x: jax.ShapeDtypeStruct | QuantizedWeight,

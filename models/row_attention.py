@@ -1,8 +1,8 @@
 """Attention within rows of several sequences, without a cache: what training runs.
 
-Knows arrays alone. Positions say all that is masked. One of 0 begins a sequence; any other that is not one above
-the position before begins a branch of it: a token at position p sees the p tokens before it, of its
-own branch and, from where that begins, of the sequence's beginning.
+Knows arrays alone. Positions say all that is masked. Position 0 begins a sequence. Any other that is
+not one above the position before begins a branch of it. A token at position p sees the p tokens before
+it: those of its own branch, and those of the sequence's beginning up to where the branch begins.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
 """Attention within rows of several sequences on a GPU, forward and backward, by kernels of our own.
 
-FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2), where a loop over keys begins
-at the first one that a query of its block sees, and one over queries ends at the last that sees a key of
-its block. Queries that share a KV head read it where it lies. `docs/targets.md` says why it is none of
+FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2). A loop over keys
+begins at the first one that a query of its block sees. A loop over queries ends at the last that sees
+a key of its block. Queries that share a KV head read it where it lies. `docs/targets.md` says why it is none of
 the libraries'.
 """
 

@@ -1,6 +1,6 @@
 """Attention within rows of several sequences on a TPU: JAX's splash attention.
 
-Of a causal mask the kernel leaves out the upper triangle, by tables of the blocks that it looks at; what a
+With a causal mask the kernel leaves out the upper triangle, by tables of the blocks that it looks at; what a
 segment hides it computes and masks. Here the tables are made of the positions: they leave
 out the blocks of other sequences as well, which are not even fetched.
 """

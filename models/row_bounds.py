@@ -54,14 +54,14 @@ class Blocks(NamedTuple):
 
 
 def key_blocks(seen: Seen, *, queries: int, keys: int) -> Blocks:
-    """Of each block of so many queries, by blocks of so many keys."""
+    """Bounds of each block of so many queries, by blocks of so many keys."""
     own, first, shared = (x[:, ::queries] for x in seen)
     # Where another sequence begins in the block, what its branches share is behind `own`.
     return Blocks(own // keys, first // keys, jnp.minimum(-(-shared // keys), own // keys))
 
 
 def end_blocks(seen: Seen, *, queries: int, keys: int) -> Int[Array, "rows key_blocks"]:
-    """Of each block of so many keys, the block of queries behind the last one that sees any of them.
+    """For each block of so many keys, the block of queries behind the last one that sees any of them.
 
     The first one has the first of the keys as a query, and all between them see one.
     """

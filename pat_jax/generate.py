@@ -39,7 +39,7 @@ def session(
     Args:
       config: a YAML file, or a dictionary of options.
       run: generates with the policy that this run has learned, in the place of --model.
-      options: win over `config`, by the names that `python -m pat_jax.generate --help` lists, but for those
+      options: win over `config`, by the names that `python -m pat_jax.generate --help` lists, except those
         of its files. How to sample is where `TextSession.generate` does not say otherwise.
 
     Raises:

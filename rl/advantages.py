@@ -17,7 +17,7 @@ ROUNDING = 4 * float(np.finfo(np.float32).eps)
 def has_signal(rewards: Float[np.ndarray, "groups samples"]) -> Bool[np.ndarray, " groups"]:
     """Whether a group's rewards differ by more than rounding: else nothing is learned from it.
 
-    NaN is no reward.
+    NaN counts as no reward.
     """
     rewards = np.asarray(rewards, np.float64)
     is_missing = np.isnan(rewards)

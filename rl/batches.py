@@ -60,11 +60,11 @@ class TrainBatch:
 
     @property
     def shared(self) -> Int[np.ndarray, " responses"]:
-        """Of each response, how many tokens of its prompt another one has put into the row."""
+        """For each response, how many tokens of its prompt another one has put into the row."""
         return np.array([at.shared for at in self.places], np.int64)
 
     def by_response(self, column: str) -> list[Float[np.ndarray, " _"]]:
-        """Of each response, group by group, a column's values at its tokens."""
+        """A column's values at the tokens of each response, group by group."""
         host = [[np.asarray(micro.columns[column]) for micro in mini] for mini in self.mini_batches]
         return [host[at.mini][at.micro][at.row, at.targets] for at in self.places]
 

@@ -59,7 +59,7 @@ class ChatTemplate:
         is_closed: bool = False,
     ) -> str:
         """What the policy reads: a last message of the assistant is continued, after any other
-        one the assistant's is begun. Or, closed, what was said, and no more.
+        one the assistant's is begun. Or, closed, the messages, and no more.
 
         Raises:
           ChatTemplateError: the template refuses the messages, fails, or takes too long.

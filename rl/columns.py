@@ -48,7 +48,7 @@ def lookup(fields: Mapping[str, object], key: str) -> object:
 
 
 def missing(record: Record, key: str) -> UserError:
-    """Of a row without the column that others have."""
+    """The error for a row without the column that others have."""
     return UserError(
         f"{record.where}, has no field {key!r}, which other rows have (found: "
         f"{listed(record.fields)}); add the field to this row or remove the row."

@@ -22,7 +22,7 @@ def named_eos_ids(directory: Path) -> tuple[int, ...]:
     the field, their responses would not end at all.
 
     Raises:
-      UserError: a file is no JSON object, or its field no integers.
+      UserError: a file does not hold a JSON object, or its field does not hold integers.
     """
     for path in (directory / GENERATION_CONFIG, directory / MODEL_CONFIG):
         for where, fields in _sections(path):

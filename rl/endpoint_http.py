@@ -32,7 +32,7 @@ class Address:
     def of(cls, url: str) -> "Address":
         """
         Raises:
-          UserError: it is no address, or has a password, which would be written down with the options.
+          UserError: it is not an address, or has a password, which would be written down with the options.
         """
         is_plain = url.isascii() and url.isprintable() and " " not in url
         with contextlib.suppress(ValueError):  # of a port or a host that cannot be

@@ -28,7 +28,7 @@ class Evaluated:
 
     @property
     def num_samples(self) -> int:
-        """Of each problem."""
+        """Samples of each problem."""
         return self.rewards.shape[1]
 
     @property
@@ -57,14 +57,14 @@ class Evaluated:
         )
 
     def mean(self) -> Estimate:
-        """Of the rewards (mean@k): of a problem's samples, then of problems."""
+        """The mean reward (mean@k): of a problem's samples, then of problems."""
         is_scored = ~np.isnan(self.rewards)
         counts = is_scored.sum(axis=1)
         sums = np.where(is_scored, self.rewards, 0).sum(axis=1, dtype=np.float64)
         return Estimate.of(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
 
     def pass_at(self, k: int) -> Estimate:
-        """Of the problems with k samples that have a reward."""
+        """pass@k of the problems with k samples that have a reward."""
         scored = (~np.isnan(self.rewards)).sum(axis=1)
         return Estimate.of(pass_at_k(scored, self.passes.sum(axis=1), k))
 

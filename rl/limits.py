@@ -9,7 +9,7 @@ A_LIMIT = "a limit of"  # what a limit is called where it has no option
 
 
 def keeps_most(num_kept: int, too_long: Sequence[int | None], option: str) -> str:
-    """The smallest limit that keeps 99 %, in words to stand behind what is said of the present one.
+    """The smallest limit that keeps 99 %, in words to follow those about the present one.
 
     Empty where that one does, or where too many lengths are not known.
 

@@ -37,7 +37,7 @@ class Reduction(Enum):
         return jnp.inf if self is Reduction.MIN else 0.0
 
     def of_tokens(self, values: PerToken, weights: PerToken) -> Float[Array, ""]:
-        """Of a micro-batch; a MEAN is divided at the end."""
+        """The statistic of a micro-batch; a MEAN is divided at the end."""
         is_counted = weights > 0
         match self:
             case Reduction.MAX:
@@ -48,13 +48,13 @@ class Reduction(Enum):
                 return jnp.sum(weights * values)
 
     def join(self, one: Float[Array, ""], other: Float[Array, ""]) -> Float[Array, ""]:
-        """Of two micro-batches together."""
+        """The statistic of two micro-batches together."""
         joined = {Reduction.MAX: jnp.maximum, Reduction.MIN: jnp.minimum}.get(self, jnp.add)
         return joined(one, other)
 
     def of_steps(self, values: Sequence[float], weights: Sequence[float]) -> float:
-        """Of the optimizer steps that have tokens in the loss, on the host: the extreme, or the mean over
-        steps; NaN where there is none."""
+        """The statistic over optimizer steps that have tokens in the loss, on the host: the extreme, or the
+        mean over steps; NaN where there is none."""
         counted = [(x, w) for x, w in zip(values, weights, strict=True) if w > 0]
         if not counted:
             return math.nan
@@ -133,7 +133,7 @@ class Loss(ABC):
         return sums["loss"], jax.lax.stop_gradient({**sums, "weight": jnp.sum(weights)})
 
     def read(self, columns: Mapping[str, T]) -> dict[str, T]:
-        """Of these columns those that the loss needs.
+        """Those of these columns that the loss needs.
 
         Raises:
           ValueError: one is missing.
@@ -146,7 +146,7 @@ class Loss(ABC):
         return {name: columns[name] for name in self.needs}
 
     def zero_sums(self) -> Sums:
-        """Of no micro-batch."""
+        """The sums before any micro-batch."""
         each = {name: jnp.full((), how.of_none) for name, how in self.metrics.items()}
         return {**each, "weight": jnp.zeros(())}
 

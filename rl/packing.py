@@ -101,9 +101,9 @@ def pack_rows(
     together fewer tokens.
 
     An example goes to the first row that has its prefix and room for the rest of it, else to the first
-    with room for all of it: a prefix that is too much for one row is in several. The order is tried by
-    lengths and by prefixes, longest first, and so are rows that share nothing: what has the fewest
-    tokens in all is taken.
+    with room for all of it. A prefix that is too much for one row is in several. Three ways are tried:
+    in the order of lengths, in that of prefixes, longest first, and rows that share nothing. The one
+    with the fewest tokens in all is taken.
 
     Args:
       lengths: tokens of each example.

@@ -28,8 +28,8 @@ class Estimate:
 
             SE = √(Σᵢ (vᵢ - v̄)² / (n (n - 1)))
 
-        Samples of one problem are no independent ones: a problem's value is what all of its samples
-        say together, and problems are what is counted. Where all values are equal (none solved, say)
+        Samples of one problem are not independent: all of its samples together give a problem's value,
+        and problems are what is counted. Where all values are equal (none solved, say)
         the formula gives 0, as if nothing were uncertain: there is no interval then.
 
         Args:
@@ -77,7 +77,7 @@ def majority_passes(
 ) -> Float[np.ndarray, " problems"]:
     """Whether the most frequent answer of a problem's samples passes (maj@k, self-consistency).
 
-    Of answers that are equally frequent each is as likely to be taken. Answers are compared as texts
+    Among equally frequent answers each is as likely to be taken. Answers are compared as texts
     without spaces; a sample without an answer has no vote.
 
     Args:

@@ -43,7 +43,7 @@ class RewardEndpoint:
         waits, or those that its `Retry-After` asks for; each try has the time of a call.
       token: what `Authorization: Bearer` says; empty: nothing does. No message has it.
 
-    Raises UserError if `url` is no address.
+    Raises UserError if `url` is not an address.
     """
 
     def __init__(self, url: str, num_calls: int, retries: int, token: str = ""):

@@ -24,7 +24,7 @@ _CALLERS = [
 
 
 def read_scores(scores: object, count: int) -> Outcome:
-    """Of what was returned for `count` responses together."""
+    """Reads what was returned for `count` responses together."""
     if hasattr(scores, "tolist"):  # an array of any library
         scores = scores.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     if not isinstance(scores, Sequence) or isinstance(scores, str):
@@ -35,7 +35,7 @@ def read_scores(scores: object, count: int) -> Outcome:
 
 
 def read_results(results: Iterable[object]) -> Outcome:
-    """Of what was returned, or raised, for each response alone: a number, or a dict as of verl, whose
+    """Reads what was returned, or raised, for each response alone: a number, or a dict as of verl, whose
     `score` is the reward and whose other numbers are measured beside it."""
     scores: list[float | Failure] = []
     numbers: list[Mapping[str, float]] = []

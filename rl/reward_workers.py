@@ -1,6 +1,6 @@
 """Processes that score responses and that can be killed, children and all.
 
-Knows processes and time limits. Does not know what is said to them (`reward_channel.py`), which response
+Knows processes and time limits. Does not know what they are sent (`reward_channel.py`), which response
 is scored when, or again (`reward_scorer.py`), what a reward means, nor jax.
 """
 

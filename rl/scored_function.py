@@ -69,7 +69,7 @@ class ScoredFunction:
 
     Functions of the user see a group at a time (consecutive equal prompts).
 
-    Raises UserError if it cannot be imported, or is no address.
+    Raises UserError if it cannot be imported, or is not an address.
     """
 
     def __init__(self, spec: str, name: str, weight: float, limits: Limits):

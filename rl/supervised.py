@@ -1,4 +1,4 @@
-"""Learning by imitation: the cross-entropy of what is to be said, over packed rows.
+"""Learning by imitation: the cross-entropy of the tokens to generate, over packed rows.
 
 Knows examples and losses. Does not know files or models.
 """

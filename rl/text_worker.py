@@ -17,7 +17,7 @@ _WORKER = Path(__file__).with_name("chat_worker.py")
 
 
 class Limits(NamedTuple):
-    """Of one answer."""
+    """Limits of one answer."""
 
     seconds: float  # of the processor
     num_bytes: int  # beside what the process holds before
@@ -60,7 +60,7 @@ class TextWorker:
             self.process.stdin.flush()
 
     def answer(self) -> Answer:
-        """Of what was begun last.
+        """The answer to what was begun last.
 
         Raises:
           WorkerDied: there is none, and there will be no more.
@@ -83,7 +83,7 @@ def take() -> TextWorker:
 
 
 def give_back(worker: TextWorker) -> None:
-    """Whoever wants one next may have it."""
+    """The next caller may have it."""
     _idle.append(worker)
 
 

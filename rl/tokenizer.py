@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
 
     @property
     def checksum(self) -> int:
-        """Of what the token ids stand for."""
+        """A checksum of what the token ids stand for."""
         ...
 
     @property
@@ -182,7 +182,7 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def dropped(self) -> Mapping[int, str]:
-        """Special tokens that `decode` leaves out, with their text, but for the usual ones: those of
+        """Special tokens that `decode` leaves out, with their text, except the usual ones: those of
         beginning, end and padding."""
         usual = {*self.eos_ids, self.pad_id, *self.special.beginning}
         texts = self.special.texts if self._skips_special else {}

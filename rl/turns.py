@@ -43,7 +43,7 @@ def mark_turns(
 
     Args:
       messages: at least one of them the assistant's, from `first` on.
-      first: messages before it are context, whoever says them.
+      first: messages before it are context, of whatever role.
       variables: of the template, besides those of every chat.
 
     Raises:

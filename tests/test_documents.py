@@ -66,3 +66,10 @@ def test_readme_commands_are_all_looked_at():
         "plan",
         "simulate",
     }
+
+
+def test_how_it_works_names_files_that_are_there():
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)`", page)
+    here = [n for n in named if any((ROOT / top / n).is_file() for top in ("", "pat_jax"))]
+    assert here == named and len(named) > 12

@@ -17,7 +17,7 @@ T = TypeVar("T")
 class ResultFile:
     """Appends results; what a kill left half written is cut off when it goes on.
 
-    Of several processes the first one writes.
+    If there are several processes, the first one writes.
     """
 
     def __init__(self, path: Path, *, resume: bool):

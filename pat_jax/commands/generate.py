@@ -141,7 +141,7 @@ def recommended_overrides(directory: Path) -> SamplingOverrides:
     """The sampling that a checkpoint's authors recommend, if any. `do_sample: false` is greedy.
 
     Raises:
-      UserError: the file is no JSON object, or has a value that cannot be.
+      UserError: the file does not hold a JSON object, or holds an impossible value.
     """
     path = directory / GENERATION_CONFIG
     if not path.is_file():

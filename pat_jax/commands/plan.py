@@ -151,7 +151,7 @@ def draw(config: PlanConfig) -> Draw:
 def model_of(name: str) -> ModelConfig:
     """
     Raises:
-      UserError: it is no usable checkpoint directory and no built-in shape.
+      UserError: it is neither a usable checkpoint directory nor a built-in shape.
     """
     return checkpoint_shape(name, "model") or preset(name)
 

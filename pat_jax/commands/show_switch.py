@@ -57,7 +57,7 @@ def _tell_nothing(why: str) -> None:
 
 
 def computed_plan(command: str = PLAN) -> ComputedPlan:
-    """Of an 8B policy on eight H100s, by the tables that are shipped."""
+    """The plan for an 8B policy on eight H100s, from the shipped tables."""
     argv = shlex.split(command)[3:]
     config = parse(argv, PlanConfig, prog="python -m pat_jax.plan", presets=None)
     report = planned(question_of(config, command), None)

@@ -39,7 +39,7 @@ def shortened(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Of a text with long words, or too many, the begin and the end."""
+    """The text in one line; a long one is cut in the middle."""
     text = _LONG_WORD.sub(lambda word: _middle_cut(word[0], 240), text)
     return _middle_cut(re.sub(r"\s*\n\s*", " ", text), MOST_CHARACTERS - 100)
 

@@ -49,7 +49,7 @@ _commits: dict[tuple[_Kind, str], str] = {}  # of names that were found, as they
 
 
 def commits() -> dict[str, dict[str, str]]:
-    """Of models and of datasets, by the names that this process has found on the Hub."""
+    """Commits of models and datasets, by the names that this process has found on the Hub."""
     found: dict[str, dict[str, str]] = {}
     for (kind, name), commit in _commits.items():
         found.setdefault(kind, {})[name] = commit

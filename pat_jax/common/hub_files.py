@@ -54,7 +54,7 @@ def wanted_place(part: str, split: str, configs: set[str]) -> Place:
 
 
 def num_shards(name: str) -> int:
-    """Of how many files this is one, by its name."""
+    """The number of files that this is one of, by its name."""
     found = _SHARD.search(PurePosixPath(name).stem)
     return int(found[2]) if found and found[2] else 1
 

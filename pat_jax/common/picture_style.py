@@ -12,7 +12,7 @@ def colour(i: int) -> str:
 
 
 def tp_colour(tp: int) -> str:
-    """Of layouts with that TP degree, the same in every picture.
+    """The colour of layouts with that TP degree, the same in every picture.
 
     By the number of its prime factors: no two degrees of one mesh have as many, as each wider layout
     takes another axis.

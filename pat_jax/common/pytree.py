@@ -33,7 +33,7 @@ def on_host(x: jax.Array) -> np.ndarray:
 def pytree_dataclass(cls: type[T]) -> type[T]:
     """Registers `cls` so that its leaves may be shapes or shardings as well as arrays.
 
-    Unflattening skips `__init__`: type checkers that hook it would refuse a leaf that is no array.
+    Unflattening skips `__init__`: type checkers that hook it would refuse a leaf that is not an array.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     names = [f.name for f in dataclasses.fields(cast(Any, cls))]

@@ -2,7 +2,7 @@
 
 A burst runs in the smallest compiled bucket that holds it; where none does, the bucket that fits is compiled
 at once. A larger bucket costs time in every burst: rent. Once the rent has come to what a program takes to
-compile, the bucket that fits is compiled beside the run, which costs at most twice what would have been best
+compile, the bucket that fits is compiled beside the run. That costs at most twice the best choice
 (Karlin, Manasse, Rudolph and Sleator 1988).
 """
 

@@ -34,7 +34,7 @@ class Paged(Protocol):
 
 
 class DraftBytes(NamedTuple):
-    """Of a device."""
+    """Bytes of drafts on a device."""
 
     source: int = 0  # texts, a draft model with its cache, or the head of the policy's first layers
     steps: int = 0  # temporaries: the logits of all tokens of a line, and what is made of them
@@ -60,7 +60,7 @@ def draft_bytes(
     drafter: Drafter,
     dtype: jnp.dtype,
 ) -> dict[Split, DraftBytes]:
-    """Of each layout, what that of its programs takes that takes most; nothing where there are none.
+    """Bytes of drafts in each layout, by its largest program; empty where there are none.
 
     Args:
       model: that verifies.

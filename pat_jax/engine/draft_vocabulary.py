@@ -27,7 +27,7 @@ def other_tokens(own: ModelConfig, own_folder: str, policy: ModelConfig, policy_
     embeddings may differ by padding, see `is_padding_alone`.
 
     Args:
-      own_folder, policy_folder: of their checkpoints; what is no folder has no tokenizer.
+      own_folder, policy_folder: of their checkpoints; without a folder there is no tokenizer.
 
     Raises:
       UserError: a tokenizer's file cannot be read.

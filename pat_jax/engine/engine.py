@@ -169,7 +169,7 @@ class RolloutEngine:
 
     @property
     def layout(self) -> Layout | None:
-        """Of the weights."""
+        """The layout of the weights."""
         return self._weights and self._weights.layout
 
     def set_weights(
@@ -180,8 +180,8 @@ class RolloutEngine:
         A stream that has begun goes on with the weights that it began with.
 
         Args:
-          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is looked at
-            where the policy's first layers say drafts.
+          exit_head: float[embed, embed], see `models/exit_head.py`; zeros where not given. It is used
+            where the policy's first layers propose drafts.
         """
         self._weights = Weights(self.specs, self.programs, params, layout, exit_head)
 

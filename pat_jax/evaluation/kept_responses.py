@@ -45,11 +45,11 @@ class KeptResponses:
         return len(self._kept)
 
     def ask(self, ask: Ask, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
-        """Places of requests and their completions: first those that are there, then what `ask` says
-        to the others, each on disk before it is handed on.
+        """Places of requests and their completions: first those on disk, then those that `ask` generates
+        for the others, each on disk before it is handed on.
 
         Raises:
-          UserError: what is there was said to other requests.
+          UserError: what is on disk belongs to other requests.
         """
         for place, (line, checksum, done) in self._kept.items():
             if place >= len(requests) or requests[place].checksum != checksum:

@@ -30,7 +30,7 @@ def options_of_evaluation(
       parse: as `command_line.parse`.
 
     Raises:
-      UserError: they are wrong, or its folder is no place for it.
+      UserError: they are wrong, or its folder cannot be used.
     """
     resumed = parse(argv, only=("resume", "out"))
     if not resumed.resume:

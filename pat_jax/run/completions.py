@@ -1,4 +1,4 @@
-"""What the policy says, for people: samples at each evaluation, and all of it in a file if asked.
+"""Responses for people to read: samples at each evaluation, and all of them in a file if asked.
 
 Knows rollouts, rewards and text. Does not know how any of them comes about.
 """

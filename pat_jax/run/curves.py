@@ -75,7 +75,7 @@ def number(value: Any) -> float:
 
 
 def half_width(row: Mapping[str, Any], name: str) -> float:
-    """Of the 95 % interval around a metric; NaN where there is none."""
+    """Half of the 95 % interval around a metric; NaN where there is none."""
     return number(row.get(f"{name}_ci95"))
 
 

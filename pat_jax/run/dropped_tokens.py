@@ -1,4 +1,7 @@
-"""Special tokens that a policy says and that nobody is shown. Knows tokens. Does not know who reads texts."""
+"""Special tokens that a policy generates and that texts leave out.
+
+Knows tokens. Does not know who reads texts.
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -37,7 +37,7 @@ class EarlierIterations:
         self._files, self._tokenizer, self.responses = files, tokenizer, empty
 
     def put(self, groups: Iterable[RolloutGroup]) -> None:
-        """Takes what was said in an iteration that is over.
+        """Takes the responses of an iteration that is over.
 
         Responses that were cut at the most tokens are as good to copy from, up to there.
         """

@@ -62,7 +62,7 @@ def draw_rollouts(traces: Mapping[str, RolloutTrace]) -> "Figure":
     """One below the other, over the same seconds.
 
     Args:
-      traces: by what is said of each.
+      traces: by their titles.
     """
     from pat_jax.common.picture import Picture
 

@@ -1,4 +1,4 @@
-"""A run by its folder: what it measured, what was said, how it went, and the policy that it learned.
+"""A run by its folder: its metrics, samples and rollouts, and the policy that it learned.
 
 Reads files alone, of a run that goes on as well. Holds no device and no weights.
 """

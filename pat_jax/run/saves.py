@@ -16,7 +16,7 @@ PAUSES_S = (0.0, 2.0, 10.0)  # before each further attempt at the last checkpoin
 class Saves:
     """The checkpoints of a run of `steps`: one each `every` steps, and one at its end.
 
-    A failed one is said at once and tried again after each further step; training goes on.
+    A failed one is reported at once and tried again after each further step; training goes on.
     """
 
     def __init__(

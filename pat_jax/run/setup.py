@@ -87,7 +87,7 @@ class Setup:
     memory: MemoryModel
 
     def initial_params(self, config: RunConfig) -> Leaves:
-        """Of what is trained."""
+        """Initial values of what is trained."""
         if lora := self.trainer.trained.lora:
             return first_adapters(self.trainer, lora, config.lora, config.seed)
         return self.initial_policy(config, self.trainer.trained.weight_dtype)
@@ -103,9 +103,9 @@ class Setup:
 def build(config: RunConfig, devices: Sequence[Device]) -> Setup:
     """Raises UserError for whatever in the configuration or its files cannot work.
 
-    What is cheap to find out comes first: options, headers of files, layouts; then the tokenizer
-    and the data, which take seconds; then whether the kernels are right on these devices; last of
-    all weights, which may have to be downloaded.
+    Cheap checks come first: options, headers of files, layouts. Then come the tokenizer and the data,
+    which take seconds, and the kernels on these devices. Weights, which may have to be downloaded,
+    come last.
     """
     setup = _built(config, devices)
     kernels = other_kernels(setup.config, setup.engine, also=("rows",))
@@ -177,8 +177,8 @@ def _fingerprint(config: RunConfig, policy: Policy) -> Mapping[str, object]:
 
 
 def build_engine(config: RunConfig, model: ModelConfig, devices: Sequence[Device]) -> RolloutEngine:
-    """The rollout's part of a run alone, without its data; raises UserError as `build` does, but for
-    the weights of `config.model`, which not all who ask need."""
+    """The rollout's part of a run alone, without its data. Raises UserError as `build` does, except for
+    the weights of `config.model`, which not every caller needs."""
     engine = _built_engine(config, model, devices)
     scores = ("rows",) if config.rollout.weights != "auto" else ()  # the gap to the full weights
     kernels = other_kernels(config, engine, also=scores)
@@ -300,7 +300,7 @@ def model_config(config: RunConfig, devices: Sequence[Device]) -> ModelConfig:
     """The shape of the model, padded so that the devices have the layouts that may be asked for.
 
     Raises:
-      UserError: `config.model` is no usable checkpoint directory and no built-in shape.
+      UserError: `config.model` is neither a usable checkpoint directory nor a built-in shape.
     """
     if shape := checkpoint_shape(config.model, "model"):
         model = shape

@@ -24,7 +24,7 @@ class Skipped:
 
     Args:
       run: its folder.
-      most: so many in a row are borne; as many files are kept, the newest.
+      most: more than so many in a row end the run; as many files are kept, the newest.
       say: to a person.
     """
 

@@ -24,7 +24,7 @@ class Stopped(BaseException):
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """The second SIGINT in a program that goes on: nothing is saved any more, and all has been said."""
+    """The second SIGINT in a program that goes on: nothing is saved or printed any more."""
 
 
 class StopSignals:
@@ -121,7 +121,7 @@ def _silence(terminals: list[int]) -> None:
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Ends the process without waiting for threads, such as one that compiles for later, but for the
+    """Ends the process without waiting for threads, such as one that compiles for later. It waits for the
     other processes of the run."""
     company().leave()
     for stream in (sys.stdout, sys.stderr):

@@ -59,7 +59,7 @@ class Task:
 
     @cached_property
     def checksums(self) -> dict[str, int]:
-        """Of what is trained on and of what is held out: a resumed run should have the same."""
+        """Checksums of the training and the held-out problems: a resumed run should have the same."""
         heldout = checksum_of(prompt for one in self.heldout for prompt in one.prompts)
         return {"train": self.train.checksum, "heldout": heldout}
 
@@ -191,7 +191,7 @@ def problem_reader(
     rewards: Sequence[str],
     option: str = "--rollout.max_prompt_length",
 ) -> Callable[..., ProblemSplits]:
-    """`load_problems` as the options and the rewards want it, but for files and `heldout_share`.
+    """`load_problems` as the options and the rewards want it, without files and `heldout_share`.
 
     Args:
       option: what a person calls the limit.

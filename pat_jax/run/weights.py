@@ -71,7 +71,7 @@ def weights_of_model(config: RunConfig, model: ModelConfig, adapter: str) -> Loa
 
 
 def weights_of_run(config: RunConfig, saved: SavedPolicy, policy: Policy, layout: Layout) -> Load:
-    """Of a run's checkpoint; with LoRA its adapters, merged into their base, which is --model.
+    """Weights of a run's checkpoint; with LoRA its adapters, merged into their base, which is --model.
 
     Args:
       policy: of that model; nothing of it is quantized.

@@ -2,8 +2,8 @@
 
     Σ_arrays (2 · number + 1) · Σ_values mix(bits ^ SPREAD · place)   modulo 2^32, place counted in its array
 
-As `mix` is one to one, a single value that differs always shows; values that changed places, as the
-shards of a wrong resharding, show but for one case in 2^32.
+As `mix` is one to one, a single value that differs always shows. Values that changed places, as the
+shards of a wrong resharding, show except in one case of 2^32.
 
 One program for each kind of array, which layers share: one program for all arrays of a model takes as
 long to compile as a training step.
@@ -70,12 +70,12 @@ class TreeChecksum:
 
 
 def checksum(params: Any) -> int:
-    """Of a tree of arrays, without programs that were compiled before."""
+    """The checksum of a tree of arrays, without programs that were compiled before."""
     return _total(map(array_sums, jax.tree.leaves(params)))
 
 
 def base_checksum(policy: Policy, params: Params) -> int:
-    """Of the values of a policy that is frozen: the same in bfloat16 and float32, and however many
+    """The checksum of a frozen policy's values: the same in bfloat16 and float32, and however many
     devices it is padded for."""
     leaves = jax.tree.leaves(params)
     return _total(one(x) for one, x in zip(base_sums(policy), leaves, strict=True))
@@ -92,7 +92,7 @@ def base_sums(policy: Policy) -> list[Counted]:
 
 
 def array_sums(x: Any) -> Any:
-    """Of each array of a tree the sum over its values, modulo 2^32."""
+    """The sum over the values of each array of a tree, modulo 2^32."""
     return jax.tree.map(lambda leaf: _array_sum(leaf, leaf.shape), x)
 
 

@@ -1,4 +1,4 @@
-"""Keeps the head behind the policy's first layers near the policy, by what the policy has said.
+"""Keeps the head behind the policy's first layers near the policy, by the policy's own samples.
 
 The head (`models/exit_head.py`) is all that is trained here: the layers before it are the policy's own and change
 with it. Its loss is the cross-entropy of the policy's own samples, so its optimum is the policy's distribution

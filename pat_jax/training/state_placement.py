@@ -47,7 +47,7 @@ class StatePlacement:
         return state.params, opt_state, state.step
 
     def offloaded(self, state: TrainState) -> list[Params]:
-        """Of a state what comes from the host's memory before a step and goes back after it."""
+        """The part of a state that comes from the host's memory before a step and goes back after it."""
         if not self.is_offloaded:
             return []
         nodes = jax.tree.leaves(state.opt_state, is_leaf=self._is_like_params)

@@ -48,7 +48,7 @@ def build_supervised_trainer(
 
 
 def row_shapes(config: SftConfig, num_shards: int) -> list[Shape]:
-    """Of micro-batches, the longest of whose rows hold an example of `max_length`."""
+    """Shapes of micro-batches, the longest of whose rows hold an example of `max_length`."""
     shortest = min(SHORTEST_ROW, config.max_length)
     whole = largest_length(config.max_length, shortest)
     return shapes(ladder(shortest, whole), config.tokens_per_micro_batch, num_shards)

@@ -47,7 +47,7 @@ class Trained:
 
     @cached_property
     def abstract_frozen(self) -> Leaves:
-        """Of the base; nothing where all is trained."""
+        """Shapes of the base; empty where all is trained."""
         if not self.lora:
             return {}
         return with_sharding(self.policy.abstract(self.base_dtype), self.base_shardings)
@@ -68,12 +68,12 @@ class Trained:
         return self.lora.attach(frozen, params) if self.lora else params
 
     def unscaled(self, frozen: Leaves, params: Leaves) -> Leaves:
-        """The same of arrays or of shapes, but for the scale of the adapters: see `factors`."""
+        """The same of arrays or of shapes, without the scale of the adapters: see `factors`."""
         return self.lora.beside_each(frozen, params) if self.lora else params
 
     @property
     def factors(self) -> list[float]:
-        """Of each array of `unscaled`, what it is multiplied by in `whole`."""
+        """What each array of `unscaled` is multiplied by in `whole`."""
         if not self.lora:
             return [1.0] * len(jax.tree.leaves(self.abstract))
         return jax.tree.leaves(self.lora.factors)

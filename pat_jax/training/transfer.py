@@ -34,7 +34,7 @@ EXACT_GAP, ROUNDED_GAP = 1e-3, 0.5
 
 @dataclass(frozen=True)
 class Checksums:
-    """Of what goes to the rollout, those that compare both ends."""
+    """Checksums of what goes to the rollout, which compare both ends."""
 
     base: TreeChecksum | None  # of the frozen policy; None: all of it is trained
     sent: TreeChecksum | None  # of what is trained and its base, as they are sent; None: to nobody

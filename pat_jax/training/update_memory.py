@@ -103,7 +103,7 @@ def stages_of(trainer: Trainer, taken: Mapping[Key, int]) -> list[Stage]:
 
 
 def fetched_bytes(trainer: Trainer) -> int:
-    """Of a device during an optimizer's step, beside what is resident."""
+    """Bytes of a device during an optimizer's step, beside what is resident."""
     return shard_bytes(trainer.offloaded)
 
 
@@ -179,7 +179,7 @@ def shortage(stage: Stage, limit: float, config: UpdateOptions, *, is_least: boo
 
 
 def tightness(stage: Stage, limit: float, config: UpdateOptions) -> str:
-    """What is to be said where a device has hardly more; empty where it has."""
+    """A warning where a device has hardly more memory; else empty."""
     if stage.total <= USABLE * limit:
         return ""
     return (

@@ -120,7 +120,7 @@ def read_responses(path: Path, vocab_size: int, encode: Encode | None) -> Record
       encode: text to tokens; None: there is no tokenizer.
 
     Raises:
-      UserError: the file cannot be read, or has a row that is no response, or none with a token.
+      UserError: the file cannot be read, has a row that is not a response, or none with a token.
     """
     if not path.is_file() or path.suffix.lower() not in SUFFIXES:
         raise UserError(

@@ -1,7 +1,7 @@
 """What a model takes of devices that need not be there, by the engine's own layouts and accounts.
 
-Nothing is compiled and no array is made: temporaries of programs are not known here, but for the
-tenth of a device that `planning/memory.py` leaves to them.
+Nothing is compiled and no array is made. Temporaries of programs are not known here:
+`planning/memory.py` leaves a tenth of a device to them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

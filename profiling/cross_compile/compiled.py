@@ -38,7 +38,7 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """One program, or the parts of a re-slice together. Bytes are of one device.
+    """One program, or the parts of a reshard together. Bytes are of one device.
 
     `flops` and `bytes_accessed` are of one run; of `decode`, of one step. Both are counted from the
     program's text, of matrix products alone and without kernels of attention (see `hlo_costs`).
@@ -114,7 +114,7 @@ def as_sent(counts: Mapping[tuple[str, int, int, int, int], int]) -> tuple[Sent,
 
 
 def together(parts: Sequence[CompiledProgram]) -> CompiledProgram:
-    """The parts of one re-slice, which run one after the other, as one record."""
+    """The parts of one reshard, which run one after the other, as one record."""
     sent: Counter[tuple[str, int, int, int, int]] = Counter()
     kernels: Counter[str] = Counter()
     for part in parts:
@@ -141,7 +141,7 @@ def at_depth(programs: Iterable[CompiledProgram], layers: int) -> CompiledProgra
     """One program at `layers`, from what was compiled of it: whole, or at two smaller depths.
 
     Every number is taken to be affine in the layers. Arguments, results, products and sums are;
-    temporaries are a maximum of sums, so they may come out too small, never too large, where what is
+    temporaries are a maximum of sums. They may come out too small, never too large, where what is
     largest in a deep model is not in the shallow ones.
     """
     found = sorted(programs, key=lambda program: program.layers)

@@ -2,10 +2,10 @@
 
 A GPU's compiler reports neither; a TPU's counts every loop's body once, and both sides of every
 choice. Here a loop whose trips the compiler knows, or whose counter goes from one constant to another,
-counts as often; one whose trips only the run knows counts once; of branches the cheapest counts (a
-search for top-p, say, is only for those who ask for it). Left out: elementwise arithmetic; what stays in
-a TPU's vector memory; and all that kernels do which are not XLA's own (paged attention reads as much as
-the sequences are long, which no text says).
+counts as often; one whose trips only the run knows counts once. The cheapest of several branches counts:
+a search for top-p, say, is only for those who ask for it. Left out are elementwise arithmetic, what stays
+in a TPU's vector memory, and kernels that are not XLA's own (paged attention reads as much as the
+sequences are long, which no text says).
 """
 
 import math
@@ -44,7 +44,7 @@ class Counts:
 
     @classmethod
     def of(cls, flops: int, num_bytes: int) -> "Counts":
-        """Of one instruction."""
+        """The costs of one instruction."""
         return cls(flops, num_bytes, num_bytes if flops else 0, 1)
 
     def __add__(self, other: "Counts") -> "Counts":

@@ -20,7 +20,7 @@ from pat_jax.profiling.cross_compile.plant import Plant
 
 @dataclass(frozen=True)
 class CompileJob:
-    """One record to be: a program, or the parts of a re-slice."""
+    """One record to be: a program, or the parts of a reshard."""
 
     record: CompiledProgram  # with nothing in it yet but what it is of
     parts: tuple[Callable[[], jax.stages.Lowered], ...]

@@ -164,7 +164,7 @@ class Plant:
 
     @cached_property
     def drafter(self) -> Drafter:
-        """Of the drafts that bursts may verify there."""
+        """The drafts that bursts may verify there, and their model."""
         order = self.order
         drafts = drafts_of(order.config.speculation, order.target.chip.platform)
         return Drafter(drafts, order.draft_model and _draft_policy(order.draft_model))
@@ -181,7 +181,7 @@ class Plant:
 
     @property
     def micro_shapes(self) -> list[tuple[int, int]]:
-        """Of the update's micro-batches, smallest first."""
+        """Shapes of the update's micro-batches, smallest first."""
         layout = next(iter(self.layouts.values()))
         return micro_shapes(self.order.config, layout.split.dp, layout.platform)
 

@@ -21,7 +21,7 @@ LONGEST = 400  # characters of what a driver or a compiler says
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one part."""
+    """The finding about one part."""
 
     sentence: str
     figures: Mapping[str, Any] = field(default_factory=dict)

@@ -29,7 +29,7 @@ SHARP = 2.0  # of scores: with more even ones a key too few would not show
 
 @dataclass(frozen=True)
 class Part:
-    """Of a model's attention, what one device computes."""
+    """The part of a model's attention that one device computes."""
 
     kv_heads: int
     queries_per_kv: int
@@ -45,7 +45,7 @@ class Part:
 def parts_of(
     layouts: Iterable[Layout], model: ModelConfig, page_size: int, dtype: jnp.dtype
 ) -> list[Part]:
-    """Of the layouts with the least TP and with the most: the kernels of those between are theirs."""
+    """Parts of the layouts with the least and the most TP: those between have the same kernels."""
     first, *_, last = [*layouts] * 2
     parts = [
         Part(

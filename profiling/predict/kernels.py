@@ -49,7 +49,7 @@ class Kernels(Protocol):
         ...
 
     def all_reduce(self, devices: int, elements: int) -> float:
-        """Milliseconds of summing `elements` bfloat16 numbers over a tensor-parallel group."""
+        """Milliseconds of summing `elements` bfloat16 numbers over the devices of a replica."""
         ...
 
     def all_gather(self, devices: int, elements: int) -> float:

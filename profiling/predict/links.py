@@ -48,7 +48,7 @@ def links_of(target: Target, sums: Sums = "one-shot") -> Links:
 
 
 def launch_s(sums: Sums) -> float:
-    """Seconds that launching a sum takes where it is no part of a CUDA graph."""
+    """Seconds that launching a sum takes where it is not part of a CUDA graph."""
     return 1e-6 * coefficients()["ungraphed"]["launch_us"] if sums == "ungraphed" else 0.0
 
 

@@ -1,8 +1,8 @@
 """What the programs of an update take on a machine that is not here. Seconds.
 
 Composed: products at the rate that this model's own products of as many tokens have in the kernels of
-the chip; what is no product at the memory's rate, as its elementwise kernels; collectives by the links'
-model (`links.py`), NCCL's on GPUs, whose numbers are large; attention at a share of the peak.
+the chip. Everything else runs at the memory's rate, as its elementwise kernels do. Collectives follow the
+links' model (`links.py`), on GPUs NCCL's large ones. Attention runs at a share of the peak.
 
 Assumed: those shares (`ATTENTION`); that gradients multiply as fast as the forward pass; that on a GPU
 nothing goes on while devices send, and on a TPU as much as `links.added` says. What a host takes to
@@ -31,7 +31,7 @@ ATTENTION: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class Seconds:
-    """Of a program, by what they go to."""
+    """Seconds of a program, by what they go to."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -84,7 +84,7 @@ class UpdateTimes:
         return 1e3 * flops / self.composer.products_ms(tokens, 1)
 
     def sent_s(self, one: Collective) -> float:
-        """Of one collective. A scattered sum takes as long as gathering what it sums."""
+        """Seconds of one collective. A scattered sum takes as long as gathering what it sums."""
         if one.group == 1:
             return 0.0
         match one.kind:

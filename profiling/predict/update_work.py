@@ -9,7 +9,7 @@ tokens: 2 products forward and 7 backward, for its kernels compute scores and th
 queries and once more for keys (`models/row_kernels_gpu.py`, JAX's splash attention). What kernels compute
 beyond that in blocks at the diagonal is left out.
 
-What is no product was read off programs compiled for H100s (docs/costs.md).
+Work other than products was read off programs compiled for H100s (docs/costs.md).
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Of one device, in one run of a program."""
+    """Work of one device, in one run of a program."""
 
     flops: float = 0.0  # of matrix products; attention's left out
     num_bytes: float = 0.0  # read and written by all that is no product
@@ -62,7 +62,7 @@ class Work:
     host_bytes: float = 0.0  # to and from the host's memory
 
     def times(self, count: int) -> Self:
-        """Of a program that does this so often."""
+        """Work of a program that does this so often."""
         return replace(
             self,
             flops=count * self.flops,
@@ -219,7 +219,7 @@ def transfer_work(params: int, gathered: int, kept: int, fsdp: int) -> Work:
 
 
 def checksum_work(params: int, kept: int) -> Work:
-    """Of what is sent and of what arrives; bytes on one device."""
+    """Work of checksums on what is sent and what arrives; bytes on one device."""
     return Work(num_bytes=float(params + kept))
 
 

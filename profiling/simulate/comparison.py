@@ -34,7 +34,7 @@ SumSeconds = Callable[
 class StepParts:
     """Seconds of decoding, by what they grow with.
 
-    Sums and the host are what they were said to take; the rest is divided as the step model does it
+    The times of sums and of the host are given; the rest is divided as the step model does it
     (`planning/latency/step_model.py`).
     """
 
@@ -101,7 +101,7 @@ class Comparison:
 
     @property
     def share_after_switch(self) -> float:
-        """Of the adaptive rollouts' time, what comes after the first switch."""
+        """The share of the adaptive rollouts' time that comes after the first switch."""
         after = [t.total_s - t.switches[0].at_s for t in self.traces if t.switches]
         return sum(after) / sum(self.adaptive.total_s)
 
@@ -154,7 +154,7 @@ class Series:
     growth: float = 0.0  # by which the logarithm of lengths grows from one to the next
 
     def workload(self, lengths: ResponseLengths, number: int) -> Workload:
-        """Of the rollout of that number; -1 is the one before, which the planner has seen."""
+        """The workload of that rollout; -1 is the one before, which the planner has seen."""
         return lengths.draw(self.draw.later(number, self.growth))
 
 

@@ -82,7 +82,7 @@ class Steps:
 class Record:
     """The texts of some prompts in one array: each response behind its prompt, then earlier ones alike.
 
-    A place is a column of that array; the run before it is what was said last when it came.
+    A place is a column of that array; the run before it are the newest tokens when it came.
 
     Args:
       context: most tokens of a match.
@@ -308,7 +308,7 @@ def right_of(accepted: np.ndarray, branched: np.ndarray, branch: int) -> np.ndar
 
 
 def verify(record: Record, rules: Rules) -> Steps:
-    """All steps until every response has been said."""
+    """All steps until every response is complete."""
     lockstep, found, step = _Lockstep(record, rules), [], 0
     while np.any(lockstep.at < lockstep.stop):
         if lockstep.others and rules.burst and step % rules.burst == 0:

@@ -40,7 +40,7 @@ class InRuns(NamedTuple):
         return cls(steps.group, steps.step, steps.accepted, begun, place, goes_on, last, *branches)
 
     def counts(self, draft: int, part: np.ndarray, parts: int) -> tuple[np.ndarray, ...]:
-        """Of parts of the steps: what `Drafted` has but for sources, with an axis for the parts in front.
+        """Counts of parts of the steps: those of `Drafted` without sources, with a first axis for the parts.
 
         Args:
           part: int[steps], from 0.
@@ -68,6 +68,6 @@ class InRuns(NamedTuple):
 
 
 def counts_of(steps: Steps, draft: int) -> Drafted:
-    """Of all of them."""
+    """Counts of all steps."""
     of_one = InRuns.of(steps, draft).counts(draft, np.zeros(len(steps), int), 1)
     return Drafted(*(x[0] for x in of_one))

@@ -1,5 +1,6 @@
-"""Where rollouts may have drafts from, and how often these are right: counted in recorded responses, built in, or
-assumed of those that a model says.
+"""Where rollouts may have drafts from, and how often these are accepted.
+
+The acceptance is counted in recorded responses, built in, or assumed for drafts by a model.
 
 Knows token ids and tables. Does not know files, nor what a step costs.
 """
@@ -169,7 +170,7 @@ class DraftSources:
 
 
 def said(right: float) -> Acceptance:
-    """Of drafts that a model says: each token is as likely `right`, where those before it are."""
+    """Acceptance of drafts by a model: each token is as likely `right`, where those before it are."""
     begun, tried = np.eye(KINDS)[SAID], np.full((2, KINDS, MOST), SURE)
     return Acceptance(begun, tried, right * tried, np.array(PRIOR_FORKS), is_said=True)
 

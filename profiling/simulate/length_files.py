@@ -1,7 +1,7 @@
 """Files of response lengths: CSV, JSON or JSON lines; one response an entry, or a histogram.
 
-An entry is a whole number of tokens, or has it under one of `LENGTHS`; with one of `COUNTS` beside it
-the entry stands for so many responses, and one of `PROMPTS` says how long the prompt was. What
+An entry is a whole number of tokens, or has it under one of `LENGTHS`. With one of `COUNTS` beside it the
+entry stands for so many responses; one of `PROMPTS` says how long the prompt was. What
 `python -m pat_jax.generate` writes can be read as it is. Responses of no token are left out.
 """
 
@@ -58,7 +58,7 @@ def find_lengths(name: str) -> ResponseLengths:
 def read_lengths(path: Path) -> ResponseLengths:
     """
     Raises:
-      UserError: the file cannot be read, has no entries, or one that is no length.
+      UserError: the file cannot be read, has no entries, or one that is not a length.
     """
     readers = {".csv": _csv_entries, ".json": _json_entries, ".jsonl": _jsonl_entries}
     if path.suffix not in readers:

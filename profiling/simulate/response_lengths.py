@@ -1,8 +1,8 @@
 """How long responses become: a distribution, from a file or built in, and rollouts drawn from it.
 
 Knows numbers of tokens. Does not know machines or planners. The built-in ones are quantiles of public
-sets (no response of theirs is kept here); between two of them the logarithm of the length is a
-straight line over the normal score, as in a lognormal distribution.
+sets; no response of theirs is kept here. Between two quantiles the logarithm of the length is a straight
+line over the normal score, as in a lognormal distribution.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 """Messages between the processes of a run, beside what their devices send each other.
 
-A star: every process has one connection to the first. Each end says that it is alive four times a
-`SILENCE_S`, and where its main thread is; who is not heard of for so long, or whose connection breaks
-before it has taken its leave, is given up. Values of Python are sent as pickles, each with a code that
-only a process of this run can make: nothing is unpickled before that is checked. Knows nothing of what is
-said.
+A star: every process has one connection to the first. Each end sends a heartbeat four times a
+`SILENCE_S`, with the place of its main thread. A peer that is silent for so long, or whose connection
+breaks before it has taken its leave, is given up. Values of Python are sent as pickles, each with a code
+that only a process of this run can make: nothing is unpickled before that is checked. Does not know what
+the messages mean.
 """
 
 import hmac
@@ -73,7 +73,7 @@ class Link:
     """One process's connections: of the first to all others, of each other one to the first.
 
     Args:
-      heard: told of what is no value, on a thread of the peer.
+      heard: told of every message that is not a value, on a thread of the peer.
       lost: told, on some thread, of a peer that is given up and why.
       beat: called with each heartbeat: where this process's main thread is.
     """

@@ -29,7 +29,7 @@ _MOST_PORT = 65_535
 
 
 class Place(NamedTuple):
-    """Of one process among those of a run."""
+    """The place of one process among those of a run."""
 
     coordinator: str | None  # host:port; None: JAX finds the processes by itself
     index: int = 0

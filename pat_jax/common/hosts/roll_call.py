@@ -1,9 +1,9 @@
-"""Whether all processes of a run are there, asked before JAX is: what JAX does where one is missing is to
-end the process by an abort, in C++, without a word that a user can read.
+"""Checks that all processes of a run are there, before JAX does. If one is missing, JAX aborts the process in
+C++, without a message for the user.
 
-The first process listens at the coordinator's address until every other one has said who it is, and tells
-all to go on, or why not. Then the port is JAX's. Nothing is decided by what is said here but that: no secret
-is told, and nothing but JSON is read.
+The first process listens at the coordinator's address until every other one has given its name, and tells
+all to go on, or why not. Then the port is JAX's. The messages decide nothing else: no secret is told, and
+only JSON is read.
 """
 
 import errno
@@ -40,7 +40,7 @@ def roll_call(place: Place, wait_s: float) -> str | None:
       place: of this one, with a coordinator.
 
     Returns:
-      Of the first process, the address on which alone the others reach it; None where that is not known.
+      The only address at which the others reach the first process; None where it is not known.
 
     Raises:
       UserError: one of them did not come within `wait_s`, or was started as another.

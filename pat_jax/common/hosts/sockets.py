@@ -1,8 +1,8 @@
-"""Ports that the processes of a run open, and what is said there first: one line of JSON at a time.
+"""Ports that the processes of a run open, and their first messages: one line of JSON at a time.
 
-Whoever connects may be anybody: a scanner, a browser, a process of another run. So nothing but short JSON is
-read, each visitor has a thread and a few seconds of its own, and one that says nothing or the wrong thing is
-dropped and disturbs nobody. Knows sockets. Does not know what is said.
+Anybody may connect: a scanner, a browser, a process of another run. So only short JSON is read, and each
+visitor has a thread and a few seconds of its own. One that sends nothing or the wrong thing is dropped.
+Knows sockets. Does not know what the messages mean.
 """
 
 import errno
@@ -90,7 +90,7 @@ def hear(of: socket.socket, until: float) -> dict[str, Any]:
 
     Raises:
       OSError, EOFError: it does not come.
-      ValueError: it is no object of JSON.
+      ValueError: it is not a JSON object.
     """
     line = bytearray()
     while not line.endswith(b"\n"):

@@ -66,7 +66,7 @@ class Company:
 
     @property
     def is_ending(self) -> bool:
-        """Why has been said: what else goes wrong meanwhile follows from it."""
+        """The reason has been printed: what else goes wrong meanwhile follows from it."""
         return self._ends.locked()
 
     def agree(self, name: str, make: Callable[[], T]) -> T:

@@ -55,7 +55,7 @@ class At(NamedTuple):
 
 
 class Wait:
-    """Of one process for another, from now on.
+    """One process waits for another, from now on.
 
     Args:
       me, other: who waits for whom, in words.
@@ -93,7 +93,7 @@ class Wait:
         return now - self._since > self._patience_s
 
     def line(self, at: At) -> str:
-        """What is waited for, each time that nothing was said for long enough; else empty."""
+        """What is waited for, each time that nothing was printed for long enough; else empty."""
         if (now := time.monotonic()) - self._said < LINE_S:
             return ""
         self._said = now
@@ -111,7 +111,7 @@ class Wait:
 
 
 class Stall:
-    """Of all processes at once: where one hangs, the others mostly wait on their devices for what it
+    """All processes at once: where one hangs, the others mostly wait on their devices for what it
     never starts."""
 
     def __init__(self, patience_s: float):

@@ -189,7 +189,7 @@ def unknown(name: str, options: Collection[str], where: str = "") -> UserError:
 
 
 def is_not_offered(name: str) -> bool:
-    """Whether others sample by it, so that it is no mistake of typing where nothing here has the name."""
+    """Whether other projects have this sampling option: then it is not a typing mistake."""
     return name.rpartition(".")[2] in _NOT_OFFERED
 
 

@@ -1,9 +1,9 @@
 """The functions that run on the devices during generation, before compilation.
 
 Each is written for one device's shard and wrapped in `shard_map`, so that every collective in the
-compiled program is one that is written here or in the model: two sums a layer, one for the
-embedding, one gather of the logits, and once in `check_every` steps how many rows are live and
-whether there are pages for more.
+compiled program is written here or in the model. These are two sums a layer, one for the embedding,
+one gather of the logits, and one sum every `check_every` steps: how many rows are live, and whether
+there are pages for more.
 """
 
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class Moving(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Of each row, or of each token of a line."""
+    """The tokens drawn, one for each row or for each token of a line."""
 
     tokens: Int[Array, "*each"]
     logprobs: Float[Array, "*each"]
@@ -202,8 +202,8 @@ def noted(
     after: RowState,
     said: Int[Array, " rows"] | None = None,
 ) -> BurstOutput:
-    """With what each row has said: one token in the column of the step, or, of rows that say different
-    numbers of them, `said` behind what it had. What lies behind that is written over."""
+    """Writes each row's new tokens: one in the column of the step, or, where rows generate different
+    numbers of tokens, `said` of them at the row's own offset. What lies behind is written over."""
 
     def put(name: str) -> Array:
         buffer, new = getattr(output, name), getattr(drawn, name)

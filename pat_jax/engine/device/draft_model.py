@@ -1,4 +1,4 @@
-"""A draft model's cache: which sequences have pages in it, and how it catches up with what has been said.
+"""A draft model's cache: which sequences have pages in it, and how it catches up with generated tokens.
 
 What bursts without drafts, switches and preemptions have left out is computed before the next burst with
 drafts: for a small model that is cheaper than to keep up with large batches whose drafts would not pay.

@@ -42,7 +42,7 @@ class DraftSpecs:
     prefill_blocks: int
 
     def pages(self, split: Split) -> int:
-        """Of a group."""
+        """Pages of the draft model's cache in a replica."""
         return self.buckets.draft_pages(split, self.drafts, self.page_size)
 
     def width(self, length: int) -> int:

@@ -82,7 +82,7 @@ def log_prob(
     divisor: Float[Array, " rows"],
     tokens: Int[Array, " rows"],
 ) -> Float[Array, " rows"]:
-    """Of each row's token under softmax(logits / divisor), nats; never above 0."""
+    """Log-probability of each row's token under softmax(logits / divisor), nats; never above 0."""
     largest = jnp.max(logits, axis=-1)
     total = jnp.sum(jnp.exp(scaled(logits, largest, divisor)), axis=-1)
     return scaled(_pick(logits, tokens), largest, divisor) - jnp.log(total)
@@ -95,8 +95,8 @@ def scaled(
 ) -> Float[Array, "rows ..."]:
     """Logits below the largest one, over the temperature: exactly 0 for that one.
 
-    The other way round the quotients would be rounded apart by as much as 1e-7 of them, where XLA fuses one
-    of them with the difference: at a temperature of 1e-6 that is more than a nat.
+    The other way round, XLA may fuse one quotient with the difference, and round the two apart by as much as
+    1e-7 of their size. At a temperature of 1e-6 that is more than a nat.
     """
     shape = (-1, *[1] * (logits.ndim - 1))
     return (logits - jnp.reshape(largest, shape)) / jnp.reshape(divisor, shape)

@@ -2,9 +2,9 @@
 
 A step has room for a line of so many tokens. What drafts are worth differs by row: behind a long match
 eight tokens are likelier right than two behind a short one. So the room goes to the tokens that are
-likeliest right, whoever's they are; a token behind another of its draft never is likelier than that one.
-A row's branch, which begins with another token than its draft, has room where a token of it is likelier
-right than one far behind in a draft: the two are a tree, of which one path at most is right.
+likeliest right, of any row; a token behind another of its draft is never likelier than that one. A row's
+branch begins with another token than its draft. It gets room where a token of it is likelier right than
+one far behind in a draft. The two are a tree, of which one path at most is right.
 
 How likely that is follows from the run that a draft is a part of (`planning/drafts.py`): the match with which
 it began, and how many of its tokens have been right.
@@ -55,7 +55,7 @@ def left_by(
 
 
 class Counts(NamedTuple):
-    """Of runs, see `planning.drafts.Drafted`."""
+    """Counts of runs, see `planning.drafts.Drafted`."""
 
     begun: Int[Array, "1 kinds"]
     tried: Int[Array, "1 2 kinds places"]
@@ -114,8 +114,8 @@ class Counts(NamedTuple):
         Args:
           kind: of the run that each row's draft is a part of.
           length, right: tokens of its branch that were verified, and that were right.
-          drawn: the first token that the row said: it tells of a branch's first token, verified or not,
-            whether it is right.
+          drawn: the first sampled token. It shows whether a branch's first token would have been accepted,
+            even if it was not verified.
         """
         has_draft, own = live & (draft.matched > 0), kind_of(branch)
         is_fork = has_draft & (branch.matched > 0) & (draft.tokens[:, 0] != drawn)
@@ -145,7 +145,7 @@ class Counts(NamedTuple):
         Args:
           source: of each row's draft or branch, see `planning.drafts.SOURCES`.
           length: tokens of it that were verified.
-          accepted: and of these, those that were said.
+          accepted: the accepted ones among these.
         """
         more = jnp.stack([length, accepted, accepted * is_branch], axis=1)
         return self._replace(by_source=self.by_source.at[0, source].add(more))

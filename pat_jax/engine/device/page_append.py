@@ -1,7 +1,7 @@
 """Pages for the tokens of a burst: rows draw them on the devices, from a reserve that the host lays out.
 
 So a row holds pages for its next few tokens, not for a burst that it may not live to see. Functions of
-one data-parallel group's arrays; `page_reserve.py` says which pages are in the reserve.
+one replica's arrays; `page_reserve.py` says which pages are in the reserve.
 """
 
 import jax.numpy as jnp

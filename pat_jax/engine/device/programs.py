@@ -143,7 +143,7 @@ class ProgramTable:
         return [key for key in self if key.name == name]
 
     def bytes_taken(self, key: Key) -> int | None:
-        """Of a device while that program runs, beside what it is given: temporaries, and results that
+        """Bytes of a device while that program runs, beside its arguments: temporaries, and results that
         take no argument's place. None where the backend does not tell."""
         stats = self[key].memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
         if stats is None:

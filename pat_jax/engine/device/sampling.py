@@ -1,8 +1,8 @@
 """From logits to a token: penalties, temperature, filters, noise of the token's own (`gumbel.py`).
 
 Every option is an array with one entry a row, so that no option compiles anything. The noise that
-a token is drawn with is a function of its sequence's key and its position alone: neither the row nor
-the device nor the batch that a sequence happens to be in can change what is sampled.
+a token is drawn with is a function of its sequence's key and its position alone. Row, device and
+batch of a sequence cannot change what is sampled.
 
 A logit that is not a number makes every log-probability of its row NaN, whatever the options are:
 filters are written so that a NaN survives them.
@@ -25,7 +25,7 @@ Seen = UInt32[Array, "rows 2 words"]
 
 
 class Ahead(NamedTuple):
-    """Of tokens that are drawn before it is known whether those before them are said."""
+    """Tokens that are drawn before it is known whether those before them are accepted."""
 
     row: Int[Array, " rows"]  # the row of `Seen` of each
     said: Int[Array, "rows few"]  # the tokens of its response behind those, negative ones for none
@@ -48,8 +48,8 @@ def sample(
 ) -> tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]:
     """Draws a token a row from p = softmax(filter(penalize(logits)) / temperature), as `gumbel.draw` says.
 
-    Where any row has an option, another program sums up the probabilities of all: to the same values but for
-    rounding, so that a row without one may draw another token at a near-tie.
+    Where any row has an option, another program sums up the probabilities of all. Its values are the same up
+    to rounding, so that a row without one may draw another token at a near-tie.
 
     Args:
       keys: of each token's noise, see `gumbel.position_keys`.

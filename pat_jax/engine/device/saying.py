@@ -1,4 +1,4 @@
-"""Drafts that a model says: the policy's own first layers, or a draft model with a cache of its own."""
+"""Drafts by a model: the policy's own first layers, or a draft model with a cache of its own."""
 
 from typing import NamedTuple
 
@@ -69,10 +69,10 @@ def asking(
     *,
     count: int,
 ) -> tuple[Guess, Moving]:
-    """What a draft model says, `count` tokens of each row.
+    """Drafts by a draft model, `count` tokens of each row.
 
-    Each pass takes a row's newest token and the one before it: of a draft that was right to its end
-    the last token has not been in a pass. Where one of them is beyond the model's vocabulary its
+    Each pass takes a row's newest token and the one before it: after a fully accepted draft its last
+    token has not been in a pass. Where one of them is beyond the model's vocabulary its
     embedding is zeros (`Transformer._embed`).
     """
     rows, asked, row = moving.rows, moving.asking, jnp.arange(len(moving.rows.live))

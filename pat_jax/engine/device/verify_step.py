@@ -1,9 +1,9 @@
 """A decode step that verifies drafts: as many tokens of each row as are accepted.
 
-A draft is verified by drawing every position's token with its own noise, as without a draft, and going on
-as long as the token drawn is the draft's; of two that begin otherwise, along the one that the first token
-drawn is of. So what is said does not depend on what is drafted: a guess only says which logits are worth
-computing ahead. For a guess that comes from texts this accepts as often as rejection sampling does
+A draft is verified by drawing every position's token with its own noise, as without a draft, for as long as
+the token drawn is the draft's. With a branch beside the draft, the first token drawn chooses between them.
+So the output does not depend on the drafts: a proposal only chooses which logits to compute ahead. For
+n-gram drafts this accepts as often as rejection sampling does
 (arXiv 2211.17192, with a draft distribution of one token).
 """
 

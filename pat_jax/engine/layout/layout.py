@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def crosses_hosts(self) -> bool:
-        """Whether a TP group has devices of several hosts."""
+        """Whether a replica has devices of several hosts."""
         hosts = np.array(hosts_of(list(self.mesh.devices.flat)))
         groups = hosts.reshape(-1, self.split.tp)  # TP takes the trailing axes
         return any(len(set(group)) > 1 for group in groups.tolist())

@@ -15,7 +15,7 @@ from pat_jax.models.config import ModelConfig
 
 
 def hosts_of(devices: Sequence[Device]) -> list[int]:
-    """Of each device its host, by a number: devices of the same one are joined by fast links.
+    """The host of each device, as a number: devices of one host are joined by fast links.
 
     A TPU slice is one whatever number of machines it spans, and JAX numbers the hosts of GPUs the
     same way (`slice_index`, where a host may have several processes); elsewhere a process is a host.

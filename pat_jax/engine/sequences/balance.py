@@ -1,7 +1,7 @@
-"""Even loads: which live sequences go to other data-parallel groups of the layout they are in.
+"""Even loads: which live sequences go to other replicas of the layout they are in.
 
-The fullest group sets the step time. Host accounts in NumPy. Whether it
-pays the planner says, what happens to the pages the scheduler.
+The fullest replica sets the step time. Host accounts in NumPy. The planner decides whether it pays, the
+scheduler moves the pages.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which sequence holds which pages, in the pool of its data-parallel group. All on the host.
+"""Which sequence holds which pages, in the pool of its replica. All on the host.
 
 The scheduler says who gets pages and who has to give them back.
 """
@@ -32,7 +32,7 @@ def pages_with(table: SequenceTable, tokens: int, page_size: int) -> np.ndarray:
 
 
 class BlockTables:
-    """The pages of a table's sequences; each data-parallel group has a pool of them."""
+    """The pages of a table's sequences; each replica has a pool of them."""
 
     def __init__(self, table: SequenceTable, *, num_pages: int, page_size: int):
         """

@@ -82,5 +82,5 @@ class Contents:
         return []
 
     def take(self, output: RowsOutput) -> None:
-        """Notes what the live sequences have said in a burst, before the table is told."""
+        """Notes the tokens that a burst generated for the live sequences, before the table is told."""
         del output

@@ -1,7 +1,7 @@
 """Responses of earlier iterations, by prompt: what drafts are copied from when a prompt comes again.
 
 All on the host, in NumPy. Bounded in tokens, and a function of what was put in alone. Does not know
-which policy said them, nor files.
+which policy generated them, nor files.
 """
 
 import zlib
@@ -30,10 +30,10 @@ class EarlierResponses:
         self._texts: OrderedDict[bytes, list[np.ndarray]] = OrderedDict()  # met last, comes last
 
     def put(self, prompt: Prompt, responses: Sequence[np.ndarray]) -> None:
-        """Takes what was said to a prompt just now.
+        """Takes the newest responses to a prompt.
 
-        Of these and those of before as many are kept, from the first, as find room; one that was said
-        again counts once.
+        As many of these and of the earlier ones are kept, from the first, as find room; equal ones
+        count once.
 
         Args:
           responses: int[tokens] each, the best to draft from first.
@@ -68,7 +68,7 @@ class EarlierResponses:
 
     @property
     def checksum(self) -> int:
-        """Of everything that drafts may come from."""
+        """A checksum of everything that drafts may come from."""
         crc = 0
         for key, texts in self._texts.items():
             for part in (key, *(text.tobytes() for text in texts)):

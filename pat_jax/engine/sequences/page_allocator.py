@@ -32,11 +32,11 @@ class Admitted:
 
 
 class PageAllocator:
-    """The pages of one data-parallel group, counted by their holders.
+    """The pages of one replica, counted by their holders.
 
     A page of known tokens that nobody holds any more can still be found, until it is needed for
-    something else: the one let go longest ago first. Of a sequence the last pages are let go first,
-    and who holds a page holds those before it: no page is ever found without those before it.
+    something else: the one let go longest ago first. A sequence lets go its last pages first, and the
+    holder of a page holds those before it: no page is ever found without those before it.
 
     A round of admissions is to be prefilled, then copied, before anything is released: pages found
     may be of a sequence admitted in the same round.

@@ -80,7 +80,7 @@ class PrefillCall(NamedTuple):
         return int((self.start + self.length).max())
 
     def tokens(self, known: np.ndarray, page_size: int) -> np.ndarray:
-        """Of each block, int32[groups * blocks, page_size], zeros behind the last.
+        """The tokens of each block, int32[groups * blocks, page_size], zeros behind the last.
 
         Args:
           known: int[sequences, tokens].

@@ -29,7 +29,7 @@ class Request:
 
     @property
     def checksum(self) -> int:
-        """Of all that a response depends on, beside the model."""
+        """A checksum of all that a response depends on, beside the model."""
         drawn = self.key.tolist(), astuple(self.sampling)
         whole = self.tokens, self.max_new_tokens, self.ignore_eos, *drawn
         return zlib.crc32(repr(whole).encode())
@@ -131,9 +131,9 @@ class Responses(Contents):
         return words
 
     def take(self, output: BurstOutput) -> None:
-        """Notes what the live sequences have said in a burst, before the table is told.
+        """Notes the tokens that a burst generated for the live sequences, before the table is told.
 
-        Nothing that it says of rows given up since it began matters any more.
+        Tokens of rows that were given up since it began do not matter any more.
         """
         table = self.table
         rows, length = table.row[table.live], table.length[table.live]

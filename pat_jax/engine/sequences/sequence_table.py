@@ -87,7 +87,7 @@ class SequenceTable:
         return self._load(self.live, self.group(self.live), len(self.waiting))
 
     def whole_load(self) -> Load:
-        """Of all sequences, as though each had a row of group 0."""
+        """The load of all sequences, as though each had a row of replica 0."""
         return self._load(np.arange(len(self)), np.zeros(len(self), int), 0)
 
     def _load(self, live: np.ndarray, group: np.ndarray, waiting: int) -> Load:
@@ -112,7 +112,7 @@ class SequenceTable:
         )
 
     def group(self, sequences: np.ndarray) -> np.ndarray:
-        """The data-parallel group of each of some live sequences."""
+        """The replica of each of some live sequences."""
         return self.row[sequences] // self.rows_per_group
 
     def enter(self, sequences: np.ndarray, group: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """What a decode step carries and a switch moves. What is not in `DecodeState` does not move.
 
-Arrays have one entry a row. The rows of data-parallel group g are g·R … (g + 1)·R - 1, where R is
-the row bucket: the number of rows that the compiled programs work on in each group.
+Arrays have one entry a row. The rows of replica g are g·R … (g + 1)·R - 1, where R is the row
+bucket: the number of rows that the compiled programs work on in each replica.
 """
 
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class RowState:
 
 
 class LayerPages(NamedTuple):
-    """The pages of one layer, those of all data-parallel groups one after the other."""
+    """The pages of one layer, those of all replicas one after the other."""
 
     keys: Float[Array, "pages kv_heads page_size head_dim"]
     values: Float[Array, "pages kv_heads page_size head_dim"]
@@ -82,7 +82,7 @@ class Drafting(NamedTuple):
 
 
 class ModelDrafting(NamedTuple):
-    """What a draft model says drafts from; it comes and goes on in the same way."""
+    """What a draft model proposes from; it comes and goes on in the same way."""
 
     pool: Pool
     tables: Int[Array, "rows width"]  # the pages of each row in it
@@ -157,7 +157,7 @@ def abstract_seen(config: ModelConfig, layout: Layout, rows_per_group: int) -> A
 
 
 def own_columns(length: int, draft: int) -> int:
-    """Of a row's text, for its own tokens: `length` of them, and what a last step may write behind."""
+    """Columns of a row's text for its own tokens: `length`, and what a last step may write behind."""
     return length + 1 + draft
 
 

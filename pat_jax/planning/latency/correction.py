@@ -28,10 +28,10 @@ MOST = 2.0  # times; a machine further than this from its profile needs a new on
 class Correction:
     """measured = factor[split] · profiled + per_sequence_s · live
 
-    What every layout pays for each live sequence (the host's work, above all) is a term of its own:
-    as a factor it would outlive the sequences, and a layout that ran with many of them would look
-    slow when few are left. A term for each step would be told from the factors by nothing: where
-    few sequences are left, most of a step is fixed as well.
+    What every layout pays for each live sequence (the host's work, above all) is a term of its own. As
+    a factor it would outlive the sequences, and a layout that ran with many of them would look slow
+    when few are left. A term for each step could not be told from the factors: where few sequences
+    are left, most of a step is fixed as well.
 
     Both are followed by one Kalman filter (Harvey 1989, section 3.2) of the ratio of measured to
     profiled time. At first the term takes nearly all of what is unexpected, which favours no layout;

@@ -15,7 +15,7 @@ from pat_jax.planning.types import Load, Split
 
 @dataclass
 class Unevenness:
-    """Of one rollout."""
+    """How uneven the replicas of one rollout have been."""
 
     lost_s: float = 0.0
     next_s: float = 0.0  # that a burst as long as the last one would lose
@@ -41,7 +41,7 @@ class Unevenness:
 
 
 def step_seconds(tables: CostTables, split: Split, load: Load, fullest: int) -> float:
-    """Of a decode step with so many sequences in the fullest group, each as long as they are on average."""
+    """Seconds of a decode step with so many sequences in the fullest replica, of average length."""
     rows = np.full((len(tables.splits), 1), float(fullest))
     context, mean = np.full_like(rows, load.context.max()), np.full_like(rows, load.context.mean())
     return float(tables.steps(rows, context, mean)[tables.splits.index(split), 0])

@@ -56,7 +56,7 @@ class SftSetup:
     memory: float  # bytes of a device
 
     def initial_params(self, config: SftConfig) -> Leaves:
-        """Of what is trained."""
+        """Initial values of what is trained."""
         if lora := self.trainer.trained.lora:
             return first_adapters(self.trainer, lora, config.lora, config.seed)
         return self.initial_policy(config, self.trainer.trained.weight_dtype)

@@ -21,7 +21,7 @@ class Tracker(Protocol):
 
 
 class Guarded:
-    """A tracker that ends no run: its first failure is said, and it is tried again with each write."""
+    """A tracker that ends no run: its first failure is printed, and it is tried again with each write."""
 
     def __init__(self, name: str, tracker: Tracker, say: Callable[[str], None]):
         self._name, self._tracker, self._say = name, tracker, say

@@ -1,0 +1,113 @@
+"""The pages use the words of docs/glossary.md, in short sentences and short lines."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "notebook"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+LONGEST_LINE = 100  # characters; tables, links and code may be longer
+LONGEST_SENTENCE = 35  # words; aim for 25
+
+GENERATES = "rows?|sequences?|responses?|samples?|siblings?|policy|policies|models?|layers|steps?"
+NOT_USED = {
+    "generate": rf"\b({GENERATES}) (has |have |had )?sa(y|ys|id)\b",
+    "generate (a token)": r"\bsa(y|ys|id) (a|one|its|the|several|more|most) (\w+ )?tokens?\b",
+    "generated (tokens)": r"\bsaid tokens?\b|\btokens? (that (was|were) )?said\b",
+    "print, log, generate": r"\b(is|are|was|were|be|been) said\b",
+    "predict": r"\bfore(tell\w*|told|see\w*|saw)\b",
+    "oracle": r"\bclairvoyant\w*",
+    "reshard": r"\bre-?slic\w+",
+    "replica": r"\b(DP|TP|data-parallel|tensor-parallel) groups?\b",
+    "at launch": r"\bas of launch\b",
+    "carried": r"\bborne\b",
+    "who, what": r"\bwhoever\b",
+    "is not": r"(?<!there )\bis no\b(?! (longer|larger|smaller|faster|slower|more|less|better)\b)",
+    "except": r"\bbut for\b",
+    "among, for": r"(^|[.!?:] )(?-i:Of [a-z])",
+}
+
+
+def without_code(page: str) -> str:
+    """The page's own words: no blocks of code, comments and addresses, X for each code span."""
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    page = re.sub(r"(?<=\n\n)(    .*\n|\n(?=    ))+", "", page)
+    page = re.sub(r"`[^`]*`", "X", page)
+    return re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", page)
+
+
+def paragraphs(page: str) -> list[str]:
+    """Each paragraph, list item, heading and row of a table in one line."""
+    begins = r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)"
+    return [" ".join(part.split()) for part in re.split(begins, without_code(page)) if part.strip()]
+
+
+def wrong_words(page: str) -> list[str]:
+    return [
+        f"{found[0].strip()!r}: {instead}? … {part[max(0, found.start() - 30) :][:90]}"
+        for part in paragraphs(page)
+        for instead, pattern in NOT_USED.items()
+        for found in re.finditer(pattern, re.sub(r"^([-*#]+|\d+\.) ", "", part), re.IGNORECASE)
+    ]
+
+
+def long_sentences(page: str) -> list[str]:
+    prose = (part for part in paragraphs(page) if not part.startswith("|"))
+    sentences = (one for part in prose for one in re.split(r"(?<=[.!?])[)*]* ", part))
+    return [one for one in sentences if len(re.findall(r"\w\S*", one)) > LONGEST_SENTENCE]
+
+
+def long_lines(page: str) -> list[str]:
+    lines = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE).splitlines()
+    may_be_long = re.compile(r"\s*\||.*\]\(|    ")
+    return [line for line in lines if len(line) > LONGEST_LINE and not may_be_long.match(line)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_has_the_words_of_the_glossary(path: Path):
+    assert wrong_words(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_has_short_sentences_and_lines(path: Path):
+    page = path.read_text(encoding="utf-8")
+    assert [*long_sentences(page), *long_lines(page)] == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "What a row says is kept.",
+        "The policy has said\nthree tokens.",
+        "- Of copied drafts the longest counts.",
+        "It ends. Of these, two are right.",
+        "| a cell | what is foretold |",
+        "A tie is no error.",
+        "Tokens that were said are pages' contents.",
+    ],
+)
+def test_a_word_that_is_not_used_is_found(sentence: str):
+    assert wrong_words(f"# A page\n\n{sentence}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The log says how many tokens were generated.",
+        "There is no GPU. It is no longer needed.",
+        "`what a row says` is an older name.",
+        "```\nwhat a row says\n```",
+        "Most of these, and one of those.",
+    ],
+)
+def test_plain_english_and_code_are_let_alone(text: str):
+    assert not wrong_words(f"# A page\n\n{text}\n")
+
+
+def test_long_sentences_and_lines_are_found():
+    long, short = " ".join(["word"] * 36), " ".join(["word"] * 35)
+    assert long_sentences(f"{short}. It ends.\n\n- {long}.\n") == [f"- {long}."]
+    assert long_lines(f"{'x' * 101}\n{'x' * 100}\n| {'x' * 101} |\n") == ["x" * 101]
