@@ -73,3 +73,16 @@ def test_how_it_works_names_files_that_are_there():
     named = re.findall(r"`([\w/]+\.py)`", page)
     here = [n for n in named if any((ROOT / top / n).is_file() for top in ("", "pat_jax"))]
     assert here == named and len(named) > 12
+
+
+def test_the_loop_of_the_readme_is_that_of_the_code():
+    """Whatever the indentation."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = (ROOT / "pat_jax/engine/rollout.py").read_text(encoding="utf-8")
+    lines = [line.strip() for line in code.splitlines()]
+    shown = re.findall(r"```python\n(.*?)```", readme.partition("## How a rollout moves")[2], re.S)
+    assert len(shown) == 2
+    for snippet in shown:
+        wanted = [line.strip() for line in snippet.splitlines()]
+        starts = [i for i, line in enumerate(lines) if line == wanted[0]]
+        assert any(lines[i : i + len(wanted)] == wanted for i in starts), snippet

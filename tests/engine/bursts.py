@@ -73,14 +73,10 @@ def crowded(waits: list[int]) -> Iterator[None]:
     and may not: as in large pools whose free memory lies scattered."""
     tried, left = order._tried, list(waits)
 
-    def once(
-        moves: PageMoves, old: Pools, new: Pools, sizes: tuple[int, ...]
-    ) -> Placed | np.ndarray:
-        if sizes != order.SIZES:
-            return np.zeros(1, int)  # nor one by one
+    def once(moves: PageMoves, old: Pools, new: Pools) -> Placed | np.ndarray:
         if left and len(moves.old_page):
             return np.array([left.pop() % len(moves.old_page)])
-        return tried(moves, old, new, sizes)
+        return tried(moves, old, new)
 
     with patch.object(order, "_tried", once):
         yield

@@ -63,7 +63,7 @@ def test_a_rule_is_written_once(rule, broken, monkeypatch):
     monkeypatch.setattr(Controller, rule, broken)
     other = check_simulator(engine(), planner, seed=0, has_pools=False)
     rows = [[burst.rows for burst in report.bursts] for report in (whole, other)]
-    assert (other.steps, rows[1]) != (whole.steps, rows[0])
+    assert (other.trace.steps, rows[1]) != (whole.trace.steps, rows[0])
 
 
 @pytest.mark.slow  # compiles an engine of its own

@@ -70,12 +70,16 @@ def test_it_moves_nothing_for_nothing():
 
 
 def test_what_a_switch_will_merge_need_not_be_even():
-    """All go to TP8 at the next moment: what is in one group then was even before."""
-    alone = make_planner(0.05, step=FASTER_WITH_TP, reslice=1e-6)
-    assert asked(alone, ONE).group is not None
-    merges = make_planner(0.05, step=FASTER_WITH_TP, reslice=1e-6, splits=(DP4TP2, TP8))
-    plan = asked(merges, ONE)
-    assert plan.threshold > 0 and plan.group is None
+    """Most end in ten steps, and the others go to TP8 then: groups are even for those steps alone."""
+    moves = {"row_s": 0.01, "step": FASTER_WITH_TP, "reslice": 1e-6}
+    plans = []
+    for splits in ((DP4TP2,), (DP4TP2, TP8)):
+        planner = make_planner(0.05, splits=splits, **moves)
+        planner.lengths = lengths_of((GENERATED + 10, 90), (CAP, 10))
+        plans.append(asked(planner, ONE))
+    stays, merges = plans
+    assert stays.threshold == 0 and stays.group is not None
+    assert merges.threshold > 0 and merges.group is None
 
 
 def test_what_moves_took_is_believed():
