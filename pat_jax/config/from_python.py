@@ -83,11 +83,11 @@ def _text(name: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):  # of an option that is a JSON object
-        try:
+    try:
+        if isinstance(value, int | float):
+            return repr(value)
+        if isinstance(value, Mapping):  # of an option that is a JSON object
             return json.dumps(dict(value))
-        except (TypeError, ValueError):
-            pass
+    except (TypeError, ValueError):  # no JSON, or an integer of more digits than Python writes
+        pass
     raise OptionError(name, value, "a number, text, true or false, or several of them in a list")

@@ -56,6 +56,10 @@ def refused(call: Any) -> str:
     return sentence
 
 
+def test_an_integer_of_more_digits_than_python_writes():
+    assert "thousands of digits" in refused(lambda: pat_jax.train(seed=10**5000))
+
+
 @pytest.fixture(autouse=True)
 def nothing_begins(monkeypatch):
     for name in ("train", "plan", "generate", "profile"):
