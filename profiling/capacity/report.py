@@ -77,6 +77,12 @@ class Memory:
     layouts: tuple[LayoutMemory, ...]
     undivided: tuple[str, ...]  # why other layouts do not divide the model
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why layouts are not used, one after the other."""
+        refused = [f"{one.split}: {one.refusal}" for one in self.layouts if one.refusal]
+        return [*refused, *self.undivided]
+
 
 @dataclass(frozen=True)
 class StepTimes:
