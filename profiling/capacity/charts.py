@@ -17,27 +17,21 @@ from pat_jax.profiling.predict.update_times import Seconds
 
 
 def rollouts(report: PlanReport) -> Bars:
-    means = [
-        (each, map(fmean, (each.prefill_s, each.decode_s, each.switch_s)))
-        for each in report.comparison.systems
-    ]
-    names = "prefill", "decoding", "switches"
-    return Bars(
-        [
-            Bar(each.name, dict(zip(names, parts, strict=True)), f"{shown(each.mean_s)} s")
-            for each, parts in means
-        ]
-    )
+    bars = []
+    for x in report.comparison.systems:
+        parts = {"prefill": x.prefill_s, "decoding": x.decode_s, "switches": x.switch_s}
+        means = {name: fmean(seconds) for name, seconds in parts.items()}
+        bars.append(Bar(x.name, means, f"{shown(x.mean_s)} s"))
+    return Bars(bars)
 
 
 def iterations(report: PlanReport, update: Update) -> Bars:
     stages = {name: seconds.total for name, seconds in stage_seconds(update).items()}
-    return Bars(
-        [
-            Bar(each.name, {"rollout": each.rollout_s, **stages}, f"{shown(each.total_s)} s")
-            for each in report.iterations
-        ]
-    )
+    bars = [
+        Bar(each.name, {"rollout": each.rollout_s, **stages}, f"{shown(each.total_s)} s")
+        for each in report.iterations
+    ]
+    return Bars(bars)
 
 
 def update_seconds(update: Update) -> Bars:

@@ -197,26 +197,11 @@ class PlanReport:
         ]
 
     def to_json(self) -> str:
-        content = {
-            "version": self.version,
-            "command": self.command,
-            "sources": {
-                **SOURCES,
-                self.steps.source: self.steps.explained,
-                "seconds": self.steps.reliance,
-            },
-            "subject": asdict(self.subject),
-            "memory": asdict(self.memory),
-            "programs": [program.to_json() for program in self.programs],
-            "versions": dict(self.versions),
-            "steps": asdict(self.steps),
-            "lengths": asdict(self.lengths),
+        steps = self.steps
+        content = asdict(self) | {
+            "sources": {**SOURCES, steps.source: steps.explained, "seconds": steps.reliance},
             "comparison": self.comparison.to_json(),
-            "update": asdict(self.update) if self.update else None,
             "iterations": [asdict(each) for each in self.iterations],
-            "limits": self.limits,
-            "notes": self.notes,
-            "warnings": self.warnings,
         }
         return json.dumps(content, indent=1) + "\n"
 

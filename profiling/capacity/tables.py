@@ -15,25 +15,19 @@ from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
 
 UNCOMPILED = "–"
 IN_A_STEP = 2  # loops around what happens in every decode step
-ADAPTING = ADAPTIVE, DRAFTING
 
 
 def memory(report: PlanReport) -> Table:
     layouts, is_compiled = report.memory.layouts, report.memory.source == "compiler"
-    has_drafts = any(layout.drafts for layout in layouts)
+    has_drafts = any(one.drafts for one in layouts)
     header = ["layout", "weights", "optimizer", "KV cache", *["drafts"] * has_drafts]
-    rows = [
-        [
-            str(layout.split),
-            *(n / GIB for n in (layout.weights, layout.optimizer, layout.kv_cache)),
-            *[layout.drafts / GIB] * has_drafts,
-            layout.programs / GIB if is_compiled else None,
-            layout.total / GIB,
-            layout.whole,
-            "fits" if layout.is_used else "not used",
-        ]
-        for layout in layouts
-    ]
+    rows = []
+    for one in layouts:
+        parts = [n / GIB for n in (one.weights, one.optimizer, one.kv_cache)]
+        parts += [one.drafts / GIB] * has_drafts
+        programs = one.programs / GIB if is_compiled else None
+        use = "fits" if one.is_used else "not used"
+        rows.append([str(one.split), *parts, programs, one.total / GIB, one.whole, use])
     return Table([*header, "programs", "all", "whole", ""], rows)
 
 
@@ -43,23 +37,6 @@ def compiles(report: PlanReport) -> Table:
     found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
     rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
     return Table(["layout", *next(iter(found.values()))], rows)
-
-
-def programs(report: PlanReport) -> Table:
-    header = ["program", "rows", "length", "arguments GiB", "temporary GiB", "Gflop", "compiled s"]
-    rows = [
-        [
-            f"{program}" + (f": {program.error}" if program.error else ""),
-            program.rows,
-            program.length,
-            program.argument_bytes / GIB,
-            program.temp_bytes / GIB,
-            program.flops / 1e9,
-            program.compile_s,
-        ]
-        for program in report.programs
-    ]
-    return Table(header, rows)
 
 
 def sent(report: PlanReport) -> Table:
@@ -74,8 +51,9 @@ def sent(report: PlanReport) -> Table:
 
 def _collectives(program: CompiledProgram) -> list[list[Cell]]:
     found = [each for each in program.collectives if each.depth >= IN_A_STEP and each.group > 1]
-    cells: list[list[Cell]] = [[each.kind, each.count, each.group, each.num_bytes] for each in found]
-    return cells or [["nothing", None, None, None]]
+    return [[x.kind, x.count, x.group, x.num_bytes] for x in found] or [
+        ["nothing", None, None, None]
+    ]
 
 
 def between_hosts(report: PlanReport) -> Table:
@@ -124,18 +102,10 @@ def _marked(seconds: float | None, line: tuple[float | None, ...]) -> str:
 
 def gains(report: PlanReport) -> Table:
     found = report.comparison
+    saved = {ADAPTIVE: "", DRAFTING: ""} | {x.name: percent(found.gain(x)) for x in found.static}
     header = ["system", "seconds", "prefill", "switches", "preempted", "saved by adapting"]
-    rows = [
-        [
-            system.name,
-            system.mean_s,
-            fmean(system.prefill_s),
-            fmean(system.switch_s),
-            sum(system.num_preempted),
-            percent(found.gain(system)) if system in found.static else "",
-        ]
-        for system in found.systems
-    ]
+    means = {x.name: [x.mean_s, fmean(x.prefill_s), fmean(x.switch_s)] for x in found.systems}
+    rows = [[x.name, *means[x.name], sum(x.num_preempted), saved[x.name]] for x in found.systems]
     return Table(header, rows)
 
 
@@ -195,17 +165,12 @@ def update_memory(memory: UpdateMemory) -> Table:
 
 
 def iterations(report: PlanReport) -> Table:
+    adaptive, *_ = every = report.iterations
+    saved = {x.name: percent(1 - adaptive.total_s / x.total_s) for x in every}
+    saved |= {ADAPTIVE: "", DRAFTING: ""}
     header = ["system", "rollout s", "update s", "all", "rollout's share", "saved by adapting"]
-    adaptive, *_ = report.iterations
     rows = [
-        [
-            each.name,
-            each.rollout_s,
-            each.update_s,
-            each.total_s,
-            percent(each.rollout_share),
-            "" if each.name in ADAPTING else percent(1 - adaptive.total_s / each.total_s),
-        ]
-        for each in report.iterations
+        [x.name, x.rollout_s, x.update_s, x.total_s, percent(x.rollout_share), saved[x.name]]
+        for x in every
     ]
     return Table(header, rows)

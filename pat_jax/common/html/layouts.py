@@ -67,9 +67,7 @@ class Ribbon:
         each = max(1, -(-len(self.paths) // MOST_COLUMNS))
         parts = [self.paths[i : i + each] for i in range(0, len(self.paths), each)]
         most = [Counter(path for _, path in part).most_common(1)[0][0] for part in parts]
-        return [
-            (part[0][0] - 1, part[-1][0], path) for part, path in zip(parts, most, strict=True)
-        ]
+        return [(part[0][0] - 1, part[-1][0], path) for part, path in zip(parts, most, strict=True)]
 
     @property
     def colours(self) -> dict[str, str]:
