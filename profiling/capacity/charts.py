@@ -5,7 +5,6 @@ from dataclasses import asdict
 from statistics import fmean
 
 from pat_jax.common.html.charts import Axis, Bar, Bars, Line, Plot
-from pat_jax.common.html.layouts import live_plot
 from pat_jax.common.picture_style import COMPUTED, colour, tp_colour
 from pat_jax.common.text_table import shown
 from pat_jax.planning.memory import GIB
@@ -69,14 +68,6 @@ def limits(report: PlanReport) -> Bars:
     """Percent of the time of decoding, by what it grows with."""
     parts = shares(report.comparison.adaptive.parts)
     return Bars([Bar("decoding", {NAMES[k]: 100 * x for k, x in parts.items() if x > 0}, "")])
-
-
-def trace(report: PlanReport) -> Plot:
-    """Live sequences over time, and the layout in force."""
-    first = report.comparison.traces[0]
-    edges = [*first.times_s, first.total_s]
-    live = [*zip(edges, [*first.live, 0], strict=True)]
-    return live_plot(live, edges, first.layout, [switch.at_s for switch in first.switches])
 
 
 def steps(report: PlanReport) -> Iterator[Plot]:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import fields
-from math import log10
 from statistics import fmean
 
-from pat_jax.common.text_table import Cell, Table, percent
+from pat_jax.common.text_table import Cell, Table, percent, shown
 from pat_jax.planning.memory import GIB
 from pat_jax.profiling.capacity.report import PlanReport, StepTimes
 from pat_jax.profiling.capacity.update_report import STAGES, Update, UpdateMemory
@@ -72,18 +71,8 @@ def between_hosts(report: PlanReport) -> Table:
     return Table(["program", "of a", "MiB leave a host", "ms at the links' rate"], rows)
 
 
-def steps(report: PlanReport) -> Table:
-    times = report.steps
-    rows = [
-        [context, live, *(None if s is None else 1e3 * s for s in line)]
-        for context, table in zip(times.contexts, times.seconds, strict=True)
-        for live, line in zip(times.live, table, strict=True)
-    ]
-    return Table(["context", "live", *(f"{split} ms" for split in times.splits)], rows)
-
-
-def marked_steps(times: StepTimes) -> Iterator[Table]:
-    """One for each context, with a star at the fastest layout of each line."""
+def steps(times: StepTimes) -> Iterator[Table]:
+    """One for each context, in ms, with a star at the fastest layout of each line."""
     for context, table in zip(times.contexts, times.seconds, strict=True):
         rows = [
             [str(live), *(_marked(s, line) for s in line)]
@@ -95,9 +84,7 @@ def marked_steps(times: StepTimes) -> Iterator[Table]:
 def _marked(seconds: float | None, line: tuple[float | None, ...]) -> str:
     if seconds is None:
         return ""
-    ms = 1e3 * seconds
-    digits = max(0, 2 - int(log10(ms))) if ms >= 1 else 2
-    return f"{ms:.{digits}f}" + "*" * (seconds == min(s for s in line if s is not None))
+    return shown(1e3 * seconds) + "*" * (seconds == min(s for s in line if s is not None))
 
 
 def gains(report: PlanReport) -> Table:

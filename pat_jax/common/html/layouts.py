@@ -1,51 +1,17 @@
-"""Charts of the layouts that rollouts were in: one rollout over time, many over the steps of a run."""
+"""A chart of the layouts that rollouts were in, over the steps of a run."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from pat_jax.common.html.charts import Axis, Band, Line, Plot, Points
-from pat_jax.common.picture_style import COMPUTED, colour, layout_colour
+from pat_jax.common.html.charts import Axis
+from pat_jax.common.picture_style import layout_colour
 
 MOST_COLUMNS = 400  # of a ribbon; of more steps several share one
 _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 Path = tuple[str, ...]  # of layouts, one after the other
-
-
-def live_plot(
-    live: Points,
-    edges: Sequence[float],
-    layouts: Sequence[str],
-    switches: Sequence[float],
-    *,
-    note: str = COMPUTED,
-) -> Plot:
-    """Live sequences over time, and the layout in force.
-
-    Args:
-      live: seconds, and sequences from there on.
-      edges: seconds at which each burst begins, and the last one ends.
-      layouts: of each burst.
-      switches: when there were some.
-    """
-    bands, start = [Band("prefill", 0, edges[0], colour(6))] if edges[0] > 0 else [], 0
-    for layout, bursts in groupby(layouts):
-        stop = start + len(list(bursts))
-        bands.append(Band(layout, edges[start], edges[stop], layout_colour(layout)))
-        start = stop
-    return Plot(
-        [Line("", live, "currentColor", is_step=True)],
-        across=Axis.over(edges),
-        up=Axis.over([count for _, count in live]),
-        across_words="seconds since the rollout began",
-        up_words="live sequences, and the layout in force",
-        bands=bands,
-        marks=switches,
-        note=note,
-    )
 
 
 def read_path(text: object) -> Path:

@@ -3,11 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from pat_jax.common.html.charts import Plot
-from pat_jax.common.html.layouts import live_plot
-from pat_jax.common.picture_style import COMPUTED
-from pat_jax.engine.trace import RolloutTrace
-from pat_jax.run.plot import live_curve
 from pat_jax.run.rollouts import KeptRollout
 from pat_jax.run.samples import Sample
 
@@ -18,18 +13,6 @@ def by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
     for name, one in kept.items():
         names.setdefault(one.step, []).append(name)
     return {" and ".join(same): kept[same[0]] for same in names.values()}
-
-
-def live(trace: RolloutTrace) -> Plot:
-    """Live requests over time, above the layouts in force."""
-    edges = [*trace.times_s, trace.total_s]
-    return live_plot(
-        [*zip(*live_curve(trace, edges), strict=True)],
-        edges,
-        trace.layout,
-        [switch.at_s for switch in trace.switches],
-        note=COMPUTED if trace.is_computed else "",
-    )
 
 
 def asked(

@@ -6,7 +6,7 @@ Knows files of a run. Does not know what the run computes.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +16,9 @@ import yaml
 
 from pat_jax.common.files import replace_text
 from pat_jax.common.html.render import rendered
+from pat_jax.engine.live_plot import live_plot
 from pat_jax.engine.trace import RolloutTrace
-from pat_jax.run.curves import Rows
-from pat_jax.run.folder import PAGE_FILE
+from pat_jax.run.folder import CONFIG_FILE, PAGE_FILE
 from pat_jax.run.metrics import METRICS_FILE, read_metrics
 from pat_jax.run.page import curves, numbers, records
 from pat_jax.run.rollouts import KeptRollouts, read_rollouts
@@ -79,11 +79,14 @@ def run_page(folder: Path) -> str:
     return rendered(
         TEMPLATE,
         name=folder.resolve().name,
-        subject=_subject(folder, rows),
+        now=f"{datetime.now():%Y-%m-%d %H:%M}",
+        read_options=lambda: _options(folder),
+        file_name=lambda path: Path(path).name,
         rows=rows,
         curves=curves,
         numbers=numbers,
         records=records,
+        live_plot=live_plot,
         read_rollouts=lambda: read_rollouts(folder),
         read_samples=lambda: read_samples(folder),
         read_switch=lambda: read_switch(folder),
@@ -100,22 +103,6 @@ def _drawn(section: Callable[[], str]) -> str | None:
         return None
 
 
-def _subject(folder: Path, rows: Rows) -> str:
-    """What learns of what, and how far it is."""
-    options = _options(folder / "config.yaml")
-    model, data = options.get("model"), options.get("data")
-    files = data.get("files") if isinstance(data, dict) else None
-    told = [f"model {Path(model).name}"] if isinstance(model, str) else []
-    if isinstance(files, list):
-        told.append(f"data {', '.join(Path(str(each)).name for each in files)}")
-    steps, last = options.get("steps"), max([0, *(row["step"] for row in rows)])
-    told.append(f"step {last:,}" + (f" of {steps:,}" if isinstance(steps, int) and steps else ""))
-    return f"{'; '.join(told)}. Written {datetime.now():%Y-%m-%d %H:%M}."
-
-
-def _options(path: Path) -> Mapping[str, Any]:
-    try:
-        options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return options if isinstance(options, dict) else {}
+def _options(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    return (path.is_file() and yaml.safe_load(path.read_text(encoding="utf-8"))) or {}
