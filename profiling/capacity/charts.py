@@ -41,27 +41,19 @@ def update_seconds(update: Update) -> Bars:
 
 def update_memory(memory: UpdateMemory) -> Bars:
     bar = Bar("update", update_parts(memory), shown(memory.total / GIB))
-    return _within([bar], memory.limit)
+    return Bars([bar], memory.limit / GIB)
 
 
 def memory(report: PlanReport) -> Bars:
     bars = []
     for layout in report.memory.layouts:
-        parts = {
-            "weights": layout.weights,
-            "optimizer and master weights": layout.optimizer,
-            "KV cache": layout.kv_cache,
-            **({"drafts": layout.drafts} if layout.drafts else {}),
-            **({"programs": layout.programs} if report.programs else {}),
-        }
+        parts = {"weights": layout.weights, "optimizer and master weights": layout.optimizer}
+        parts |= {"KV cache": layout.kv_cache}
+        parts |= {"drafts": layout.drafts} if layout.drafts else {}
+        parts |= {"programs": layout.programs} if report.programs else {}
         words = shown(layout.total / GIB) + ("" if layout.is_used else ", not used")
         bars.append(Bar(str(layout.split), {k: n / GIB for k, n in parts.items()}, words))
-    return _within(bars, report.memory.limit)
-
-
-def _within(bars: list[Bar], limit: int) -> Bars:
-    """Bars of GiB, of a device that has `limit` bytes."""
-    return Bars(bars, limit / GIB, f"a device has {shown(limit / GIB)}")
+    return Bars(bars, report.memory.limit / GIB)
 
 
 def limits(report: PlanReport) -> Bars:

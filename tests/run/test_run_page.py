@@ -13,7 +13,6 @@ from xml.etree.ElementTree import Element
 import pytest
 from pages import parsed, words_of
 
-from pat_jax.common.html import layouts
 from pat_jax.common.picture_style import layout_colour
 from pat_jax.config.command_line import dump, parse
 from pat_jax.engine.trace import RolloutTrace, Switch
@@ -214,7 +213,7 @@ def test_of_a_run_that_has_just_begun_there_is_a_page_too(folder: Path, files: t
 
 def test_a_long_run_has_a_page_as_small(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(curves, "MOST_POINTS", 20)
-    monkeypatch.setattr(layouts, "MOST_COLUMNS", 20)
+    monkeypatch.setattr(curves, "MOST_COLUMNS", 20)
     (short := tmp_path / "short").mkdir()
     (long := tmp_path / "long").mkdir()
     write_run(short, steps=20)

@@ -21,11 +21,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked bars of one scale; a limit above 0 is marked in each."""
+    """Stacked bars of one scale."""
 
     bars: Sequence[Bar]
-    limit: float = 0.0
-    limit_words: str = ""
+    limit: float = 0.0  # what a device has, marked in each bar; 0: none is
 
     def at(self, value: float) -> float:
         """In percent of the longest bar, or of the limit."""

@@ -1,16 +1,20 @@
 """Curves of a run's page: metrics over the steps, and the layouts of each rollout."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from statistics import fmean
+from typing import Any
 
 from pat_jax.common.html.charts import Axis, Line, Plot, Points
-from pat_jax.common.html.layouts import Ribbon, read_path
 from pat_jax.common.picture_style import colour
 from pat_jax.run.curves import PANELS, Rows, drawn_names, half_width, number
 
 MOST_POINTS = 400  # of a curve; of more steps several are one point, their mean
 MOST_DOTS = 30  # points that are marked one by one
+MOST_COLUMNS = 400  # of a ribbon; of more steps several share one
+_LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
 def panels(rows: Rows) -> Iterator[Plot]:
@@ -30,11 +34,11 @@ def plot(curves: dict[str, Points], rows: Rows, words: str) -> Plot:
     drawn = [point for line in lines for point in (*line.points, *line.interval)]
     heights = [y for _, *ys in drawn for y in ys if isfinite(y)]
     up = Axis.over(heights or [0.0])
-    return Plot(lines, _steps(rows), up, across_words="step", up_words=words, note="")
+    return Plot(lines, steps_axis(rows), up, across_words="step", up_words=words, note="")
 
 
 def _line(name: str, points: Points, i: int) -> Line:
-    few = _thinned(points)
+    few = [tuple(map(_mean, zip(*part, strict=True))) for part in _parts(points, MOST_POINTS)]
     return Line(
         name,
         [point[:2] for point in few],
@@ -57,21 +61,32 @@ def numbers(rows: Rows, name: str) -> list[float]:
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
 
 
-def layouts(rows: Rows) -> Ribbon:
-    paths = [(row["step"], read_path(row.get("rollout/layouts"))) for row in rows]
-    return Ribbon([(step, path) for step, path in paths if path], _steps(rows))
+def _path(text: object) -> tuple[str, ...]:
+    """Of a text such as `dp2tp1 -> dp1tp2`; of what is none nothing."""
+    names = text.split(" -> ") if isinstance(text, str) else []
+    return tuple(names) if all(map(_LAYOUT.fullmatch, names)) else ()
 
 
-def _steps(rows: Rows) -> Axis:
+def layouts(rows: Rows) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Between which steps a rollout was in which layouts, one after the other; of very many steps some
+    share the layouts of most."""
+    known = [(row["step"], path) for row in rows if (path := _path(row.get("rollout/layouts")))]
+    return [
+        (part[0][0] - 1, part[-1][0], Counter(path for _, path in part).most_common(1)[0][0])
+        for part in _parts(known, MOST_COLUMNS)
+    ]
+
+
+def steps_axis(rows: Rows) -> Axis:
     steps = [row["step"] for row in rows]
     low, high = min([0, *steps]), max([0, *steps])
     return Axis(low, high if high > low else low + 1, is_whole=True)
 
 
-def _thinned(points: Points) -> Points:
-    each = max(1, -(-len(points) // MOST_POINTS))
-    parts = (points[i : i + each] for i in range(0, len(points), each))
-    return [tuple(map(_mean, zip(*part, strict=True))) for part in parts]
+def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """Equally many together, so that there are at most so many parts."""
+    each = max(1, -(-len(items) // most))
+    return [items[i : i + each] for i in range(0, len(items), each)]
 
 
 def _mean(values: Sequence[float]) -> float:
