@@ -112,10 +112,6 @@ def test_it_plans_without_a_compiler(command, tmp_path: Path):
     assert content["steps"]["source"] == "coefficients"
 
 
-def test_the_report_survives_json(report: PlanReport):
-    assert PlanReport.from_json(report.to_json()) == report
-
-
 def test_every_figure_says_where_it_is_from(report: PlanReport):
     content = json.loads(report.to_json())
     assert {"compiler", "arithmetic", "coefficients"} <= content["sources"].keys()
@@ -164,7 +160,6 @@ def test_every_predicted_second_says_between_what_measured_ones_lay(
         margin = f"× {low:.2f} to {high:.2f}"
         words = f"Measured steps of other engines took {margin} of what is predicted for them"
         assert f"({measured['rows']} steps, such chips, such weights)" in report.steps.reliance
-    assert PlanReport.from_json(report.to_json()).steps == report.steps
     assert json.loads(report.to_json())["sources"]["seconds"].startswith(words)
     text = plan_text(report)
     assert f"Decode step, ms, {margin} (from" in text and f"nothing ran; steps {margin})" in text
@@ -344,23 +339,10 @@ def test_bursts_with_drafts_are_compiled_beside_those_without():
     first, second, *_ = report.memory.layouts
     assert first.programs == second.programs == GIB  # of the others it is not known
     told = plan_text(report)
-    assert "dp8tp1, drafts" in told and PlanReport.from_json(report.to_json()) == report
+    assert "dp8tp1, drafts" in told
     broken = replace(verifying, error="too much scalar memory")
     report = made(replace(known, programs=(*known.programs, broken)))
     assert "decode with drafts does not compile: too much" in report.memory.layouts[0].refusal
-
-
-def test_a_report_of_before_can_be_read(report: PlanReport):
-    """Version 4 knew neither sources of drafts nor what memory they take."""
-    content = json.loads(report.to_json()) | {"version": 4}
-    del content["comparison"]["by_source"]
-    for layout in content["memory"]["layouts"]:
-        del layout["drafts"]
-    for program in content["programs"]:
-        del program["budget"]
-    old = PlanReport.from_json(json.dumps(content))
-    assert old.version == 4 and old.comparison.by_source == ()
-    assert "What drafts give" not in plan_text(old) and "adaptive, drafts" in page(old)
 
 
 def test_none_are_made_where_none_are_wanted():

@@ -69,7 +69,6 @@ def report() -> PlanReport:
 
 
 def test_the_report_survives_json_with_its_update(report: PlanReport):
-    assert PlanReport.from_json(report.to_json()) == report
     content = json.loads(report.to_json())
     assert content["version"] == 6 and content["update"]["source"] == "arithmetic"
     names = [each["name"] for each in content["iterations"]]
@@ -304,7 +303,6 @@ def test_moments_are_on_the_device_in_the_optimizer_s_step():
 
 def test_moments_that_travel_are_told():
     report, usual = made("--optimizer.offload true"), made()
-    assert PlanReport.from_json(report.to_json()) == report
     said = "GiB of moments rest in the host"
     assert said in plan_text(report) and said in seen_on_page(report)
     assert any("published rate" in note for note in report.notes)
@@ -330,7 +328,6 @@ def test_nothing_is_said_of_an_update_where_nothing_is_trained():
     report = made("--train false")
     assert report.update is None and report.iterations == []
     assert json.loads(report.to_json())["update"] is None
-    assert PlanReport.from_json(report.to_json()) == report
     for text in (plan_text(report), seen_on_page(report)):
         assert "update" not in text.lower()
 
