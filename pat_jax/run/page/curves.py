@@ -13,7 +13,7 @@ from pat_jax.run.curves import PANELS, Rows, drawn_names, half_width, number
 
 MOST_POINTS = 400  # of a curve; of more steps several are one point, their mean
 MOST_DOTS = 30  # points that are marked one by one
-MOST_COLUMNS = 400  # of a ribbon; of more steps several share one
+MOST_COLUMNS = 200  # of a ribbon; of more steps several share one
 _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 

@@ -81,7 +81,7 @@ def run_page(folder: Path) -> str:
         name=folder.resolve().name,
         now=f"{datetime.now():%Y-%m-%d %H:%M}",
         read_options=lambda: _options(folder),
-        file_name=lambda path: Path(path).name,
+        file_name=lambda path: Path(str(path)).name,
         rows=rows,
         curves=curves,
         numbers=numbers,
