@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, nan
 from statistics import fmean
 from typing import Any
@@ -24,7 +24,7 @@ def panels(rows: Rows) -> Iterator[Plot]:
             yield plot({name: curve(rows, name) for name in names}, rows, panel.words)
 
 
-def plot(curves: dict[str, Points], rows: Rows, words: str) -> Plot:
+def plot(curves: Mapping[str, Points], rows: Rows, words: str) -> Plot:
     """Lines over the steps of all rows.
 
     Args:
