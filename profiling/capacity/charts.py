@@ -76,7 +76,7 @@ def steps(report: PlanReport) -> Iterator[Plot]:
             lines,
             across=across,
             up=up,
-            across_words="live sequences, evenly over the groups",
+            across_words="live sequences, evenly over the replicas",
             up_words=f"ms, contexts of {context:,} tokens",
             note=COMPUTED if times.source != "profile" else "by a measured profile",
         )

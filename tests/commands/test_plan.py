@@ -231,7 +231,7 @@ def test_a_layout_that_does_not_compile_is_not_used():
     assert report.compiles(Split(2, 4))["decode"] is True
     for text in (plan_text(report), seen_on_page(report)):
         assert "refused: decode dp1tp8: too much scalar memory" in text
-        assert "–: not compiled for it." in text
+        assert "–: not compiled for this layout." in text
     # A long reason stands below the table of memory: in a cell it would make the line a tower.
     body = parsed(page(report))
     lines = [x.text for x in body.iter("li")]

@@ -152,7 +152,7 @@ def test_a_mean_of_nothing_is_a_gap_in_its_curve(folder: Path):
 
 
 def test_layouts_are_a_ribbon_over_the_steps(folder: Path):
-    caption = "layouts of each rollout, the first at the bottom; heights are no times"
+    caption = "layouts of each rollout, the first at the bottom; heights are not times"
     boxes = [each.attrib for each in chart_of(parsed(run_page(folder)), caption).iter("rect")]
     narrow, wide = layout_colour("dp2tp1"), layout_colour("dp1tp2")
     found = [(float(box["x"]), float(box["y"]), box["fill"]) for box in boxes]
@@ -176,9 +176,8 @@ def test_one_rollout_may_be_all_three(tmp_path: Path):
 def test_drafts_and_failed_rewards_are_counted(folder: Path):
     told = seen_in(folder)
     assert "all 1,600 400 25.0 % own text 1,600 400 25.0 %" in told
-    assert (
-        "Saved 2 s against what the planner believes of steps without; 3 s were expected." in told
-    )
+    assert "Drafts saved 2 s, by the planner's estimate of steps without them." in told
+    assert "It had predicted 3 s." in told
     assert "timeout 8 4" in told and "held-out, any cause 1 4" in told
 
 

@@ -95,7 +95,7 @@ def section(folder: Path, shown: ShownSwitch) -> str:
 def test_tokens_cost_and_both_rollouts_are_on_the_page(tmp_path: Path):
     assert "The same rollout twice" not in run_page(tmp_path)
     told = section(tmp_path, SHOWN)
-    assert "The rollout that step 61 would have made" in told
+    assert "The rollout of step 61" in told
     assert "2,999 of 3,000 tokens are the same" in told
     assert "the switch took 0.062 s (weights resliced, KV cache migrated, 1.0 MiB moved)" in told
     assert "2.50 s with it, 2.00 s as planned" in told

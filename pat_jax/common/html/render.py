@@ -20,8 +20,8 @@ SHARED = Path(__file__).parent
 def rendered(template: Path, **values: Any) -> str:
     """
     Args:
-      template: named `*.html.jinja` or `*.txt.jinja`. It finds those beside it and those of this folder.
-      values: what it prints.
+      template: `*.html.jinja` or `*.txt.jinja`. It can extend and import templates beside it and here.
+      values: its variables.
     """
     environment = _environment(template.parent, ".html" in template.suffixes)
     text = environment.get_template(template.name).render(values)

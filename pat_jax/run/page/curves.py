@@ -13,7 +13,7 @@ from pat_jax.run.curves import PANELS, Rows, drawn_names, half_width, number
 
 MOST_POINTS = 400  # of a curve; of more steps several are one point, their mean
 MOST_DOTS = 30  # points that are marked one by one
-MOST_COLUMNS = 200  # of a ribbon; of more steps several share one
+MOST_COLUMNS = 200  # of a ribbon; of more steps several share a column
 _LAYOUT = re.compile(r"dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 
 
@@ -51,25 +51,27 @@ def _line(name: str, points: Points, i: int) -> Line:
 def curve(rows: Rows, name: str) -> list[tuple[float, float, float]]:
     """(step, value, half of its interval) of the steps that have the metric.
 
-    What is no number is NaN.
+    A value that is not a number becomes NaN.
     """
     return [(row["step"], number(row[name]), half_width(row, name)) for row in rows if name in row]
 
 
 def numbers(rows: Rows, name: str) -> list[float]:
-    """What the steps measured, in their order, without what is no number."""
+    """The finite values of a metric, in the order of the steps."""
     return [value for _, value, _ in curve(rows, name) if isfinite(value)]
 
 
 def _path(text: object) -> tuple[str, ...]:
-    """Of a text such as `dp2tp1 -> dp1tp2`; of what is none nothing."""
+    """Parses `dp2tp1 -> dp1tp2`; empty for anything else."""
     names = text.split(" -> ") if isinstance(text, str) else []
     return tuple(names) if all(map(_LAYOUT.fullmatch, names)) else ()
 
 
 def layouts(rows: Rows) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Between which steps a rollout was in which layouts, one after the other; of very many steps some
-    share the layouts of most."""
+    """Columns of the ribbon: where each begins and ends, and the layouts of its rollout, in order.
+
+    With very many steps a column covers several and has the layouts of most of them.
+    """
     known = [(row["step"], path) for row in rows if (path := _path(row.get("rollout/layouts")))]
     return [
         (part[0][0] - 1, part[-1][0], Counter(path for _, path in part).most_common(1)[0][0])
@@ -84,12 +86,12 @@ def steps_axis(rows: Rows) -> Axis:
 
 
 def _parts(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
-    """Equally many together, so that there are at most so many parts."""
+    """Equal parts, at most `most` of them."""
     each = max(1, -(-len(items) // most))
     return [items[i : i + each] for i in range(0, len(items), each)]
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Of what is a number."""
+    """The mean of the finite values; NaN without any."""
     known = [value for value in values if isfinite(value)]
     return fmean(known) if known else nan

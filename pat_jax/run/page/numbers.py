@@ -20,7 +20,7 @@ def total(rows: Rows, name: str) -> float:
 
 
 def facts(rows: Rows) -> Iterator[Fact]:
-    """What a run is looked at for, as far as it is measured."""
+    """The main numbers of a run, as far as they are measured."""
     yield from _heldout(rows)
     tokens, rollout_s = total(rows, "rollout/tokens"), total(rows, "timing/rollout")
     if tokens and rollout_s:
@@ -50,7 +50,7 @@ def _heldout(rows: Rows) -> Iterator[Fact]:
 
 
 def drafts(rows: Rows) -> Table:
-    """What drafts gave, by where they are from; without rows where none were verified."""
+    """Accepted draft tokens by source; without rows where none were verified."""
     found: list[list[Cell]] = []
     for key, source in SOURCES.items():
         verified, accepted = (total(rows, f"rollout/{x}{key}") for x in ("drafted", "accepted"))
@@ -66,18 +66,18 @@ def draft_plots(rows: Rows) -> Iterator[Plot]:
         for source, points in shares.items()
         if any(isfinite(share) for _, share, _ in points)
     }
-    yield plot(known, rows, "acceptance: tokens of drafts, share of those verified")
+    yield plot(known, rows, "acceptance rate: accepted share of the draft tokens")
     lengths = {"": curve(rows, "rollout/tokens_per_row_step")}
-    yield plot(lengths, rows, "tokens of a sequence in a decode step")
+    yield plot(lengths, rows, "acceptance length: tokens of a sequence in a decode step")
 
 
 def _acceptance(rows: Rows, key: str) -> list[tuple[float, float, float]]:
-    """The share of each step; a gap where nothing was drafted."""
+    """The acceptance rate of each step; a gap where nothing was drafted."""
     drafted = {step: value for step, value, _ in curve(rows, f"rollout/drafted{key}")}
     accepted = curve(rows, f"rollout/accepted{key}")
     return [
-        (step, said / drafted[step] if drafted.get(step) else nan, nan)
-        for step, said, _ in accepted
+        (step, count / drafted[step] if drafted.get(step) else nan, nan)
+        for step, count, _ in accepted
     ]
 
 

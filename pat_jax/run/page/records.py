@@ -8,7 +8,7 @@ from pat_jax.run.samples import Sample
 
 
 def by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
-    """One that is the first and the slowest is shown once."""
+    """A rollout that is both the first and the slowest comes once, under both names."""
     names: dict[int, list[str]] = {}
     for name, one in kept.items():
         names.setdefault(one.step, []).append(name)
@@ -18,7 +18,7 @@ def by_title(kept: Mapping[str, KeptRollout]) -> dict[str, KeptRollout]:
 def asked(
     few: Sequence[Sample],
 ) -> Iterator[tuple[str, str | None, list[tuple[Sample, int]]]]:
-    """Prompts, right answers, and responses with how often each is there: equal ones come once."""
+    """Prompts, right answers, and distinct responses with their counts."""
     for (prompt, answer), group in groupby(few, key=lambda sample: (sample.prompt, sample.answer)):
         every = [*group]
         once = [sample for i, sample in enumerate(every) if sample not in every[:i]]

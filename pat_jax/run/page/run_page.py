@@ -1,4 +1,4 @@
-"""run.html: how a run goes, made of what its folder holds.
+"""run.html: how a run goes, rendered from the files in its folder.
 
 Knows files of a run. Does not know what the run computes.
 """
@@ -73,7 +73,7 @@ class RunPage:
 
 
 def run_page(folder: Path) -> str:
-    """Of the files in a run's folder, as far as they are there."""
+    """Renders the files in a run's folder, as far as they are there."""
     path = folder / METRICS_FILE
     rows = read_metrics(path) if path.is_file() else []
     return rendered(
@@ -95,7 +95,7 @@ def run_page(folder: Path) -> str:
 
 
 def _drawn(section: Callable[[], str]) -> str | None:
-    """None where it cannot be drawn, by a number that no axis has: that takes no other with it."""
+    """None if the section raises, such as for a number that no axis has: the others are still drawn."""
     try:
         return section()
     except Exception as error:
