@@ -12,7 +12,6 @@ from pat_jax.profiling.cross_compile.compiled import CompiledProgram
 from pat_jax.profiling.predict.update_times import Seconds
 from pat_jax.profiling.simulate.comparison import ADAPTIVE, DRAFTING, Comparison
 
-UNCOMPILED = "–"
 IN_A_STEP = 2  # loops around what happens in every decode step
 
 
@@ -32,7 +31,7 @@ def memory(report: PlanReport) -> Table:
 
 def compiles(report: PlanReport) -> Table:
     """Of each layout yes and no, and a dash where nothing was compiled for it."""
-    words = {True: "yes", False: "no", None: UNCOMPILED}
+    words = {True: "yes", False: "no", None: "–"}
     found = {layout.split: report.compiles(layout.split) for layout in report.memory.layouts}
     rows = [[str(split), *(words[can] for can in kinds.values())] for split, kinds in found.items()]
     return Table(["layout", *next(iter(found.values()))], rows)
